@@ -1,0 +1,1 @@
+"""Dovetail: an LLM inference and serving framework made of plugins."""

@@ -1,0 +1,136 @@
+"""What a configuration came to: every choice made, nothing left to decide. It pickles, and is all that
+a worker is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.contracts.scheduler import SchedulerLimits
+from dovetail.contracts.weights import ModelFiles
+
+
+@dataclass(frozen=True)
+class Component:
+    """A chosen plugin, named so that any process can import the same one."""
+
+    kind: str
+    name: str
+    """What the config says: an entry point's name, "dist:name", "package.module:Class" or "./file.py:Class"."""
+    reference: str
+    """What to import: "package.module:Class" or "/absolute/file.py:Class"."""
+    distribution: str | None = None
+    """Distribution that brought the entry point; None for a direct reference."""
+    version: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Validated by the plugin's own `Options`; plain data."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A value that came out other than it was asked for, or that `auto` was asked to choose."""
+
+    key: str
+    asked: Any
+    got: Any
+    reason: str
+    candidates: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Each candidate with its reasons against; no reasons for those that would do."""
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """The model: files, config and sizes."""
+
+    files: ModelFiles
+    hf_config: Mapping[str, Any]
+    """Keys of Hugging Face's config.json, overrides applied, "generation_config" among them."""
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: str | None
+    """Directory of a tokenizer other than the model's own."""
+    tokenizer_mode: str
+    """"auto", "slow" or "none"."""
+    seed: int
+    max_logprobs: int
+
+
+@dataclass(frozen=True)
+class ResolvedCache:
+    """The KV memory."""
+
+    block_size: int
+    dtype: str
+    prefix_caching: bool
+    memory_bytes: int | None
+    """KV memory per rank where the config gives it; None: sized from what the worker reports."""
+    memory_fraction: float
+    num_blocks: int | None
+    swap_bytes: int
+
+
+@dataclass(frozen=True)
+class ResolvedDrafter:
+    """One configured drafter."""
+
+    name: str
+    component: Component
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class ResolvedSpeculation:
+    """Drafters by name, the default one, and the rule."""
+
+    drafters: Mapping[str, ResolvedDrafter]
+    default: str | None
+    acceptance: Component
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration with every choice made."""
+
+    model: ResolvedModel
+    cache: ResolvedCache
+    device_type: str
+    tensor_parallel: int
+    num_threads: int | None
+    executor: Component
+    attention: Component
+    scheduler: Component
+    limits: SchedulerLimits
+    model_family: Component
+    weight_format: Component
+    model_source: Component
+    quantization: Component | None
+    speculation: ResolvedSpeculation | None
+    logits_processors: Mapping[str, Component]
+    telemetry: tuple[Component, ...]
+    decisions: tuple[Decision, ...]
+    plugin_hash: str
+    """Hash of the chosen components with their versions; every process compares its own."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The resolved tree as plain data (the sections of the config file), for manifests and hooks."""
+
+    def components(self) -> list[Component]:
+        """Every chosen component, for bootstrap and hashing."""
+        chosen = [
+            self.executor,
+            self.attention,
+            self.scheduler,
+            self.model_family,
+            self.weight_format,
+            self.model_source,
+            *self.logits_processors.values(),
+            *self.telemetry,
+        ]
+        if self.quantization is not None:
+            chosen.append(self.quantization)
+        if self.speculation is not None:
+            chosen.extend(drafter.component for drafter in self.speculation.drafters.values())
+            chosen.append(self.speculation.acceptance)
+        return chosen

@@ -1,0 +1,171 @@
+"""Attention backend: the KV page layout, the per-step plan, and attention over paged KV.
+
+One backend object serves one KV group on one worker (and, beside it, another object may serve the drafter's
+layers). Call order::
+
+    backend = Backend(options, setup)            once, before weights are bound
+    shape = backend.kv_cache_shape(num_blocks)   once per layer; the host allocates the storage
+    each step:
+        backend.plan(batch)                      once; reads host arrays, fills buffers the backend owns
+        backend.forward(layer, q, k, v, cache)   once per layer; reads only what plan() prepared
+
+`plan` may look at host values; `forward` must not synchronise with the device, so that a step can be captured
+in a graph where the backend declares `graph_capture`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.plugin import Plugin, PluginOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+@dataclass(frozen=True)
+class AttentionCapabilities:
+    """What a backend can do. The host asks these, never the backend's name."""
+
+    device_types: frozenset[str]
+    dtypes: frozenset[str]
+    """dtypes of query, key and value, in torch's spelling ("float32", "bfloat16", ...)."""
+    head_sizes: frozenset[int] | None = None
+    """Head sizes served; None: any."""
+    block_size_multiple: int = 1
+    """Block sizes must be multiples of this."""
+    sliding_window: bool = False
+    soft_cap: bool = False
+    alibi: bool = False
+    trees: bool = False
+    """Verify rows may carry `AttentionBatch.tree_masks`; `move_slots` is implemented."""
+    graph_capture: bool = False
+    batch_invariant: bool = False
+    """A row's output bits do not depend on which other rows are in the batch."""
+
+
+@dataclass(frozen=True)
+class AttentionNeed:
+    """What one KV group asks of a backend; the argument of `check`."""
+
+    device_type: str
+    dtype: str
+    block_size: int
+    head_sizes: frozenset[int]
+    sliding_window: bool = False
+    soft_cap: bool = False
+    alibi: bool = False
+    trees: bool = False
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention layer as the backend sees it, on one tensor-parallel rank."""
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    """Factor on the dot products, usually head_size ** -0.5."""
+    window: int | None = None
+    """Sliding window as in `KVSpec.window`."""
+    soft_cap: float | None = None
+    """Scores s become soft_cap * tanh(s / soft_cap) before the softmax (Gemma 2, section 2)."""
+    alibi_slopes: tuple[float, ...] | None = None
+    """One slope m per head: m * (key position - query position) is added to the scaled score (ALiBi, section 3)."""
+
+
+@dataclass(frozen=True)
+class AttentionSetup:
+    """Facts that do not change while the backend lives: the sizes of the buffers it should own."""
+
+    layers: tuple[AttentionLayer, ...]
+    spec: KVSpec
+    """Cache of each layer of the group."""
+    block_size: int
+    dtype: str
+    device: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """The rows of one step, on the host.
+
+    R requests with T query tokens in all. Arrays are views into buffers that the host owns and overwrites in the
+    next step: copy what must live longer. The query tokens of request r are rows query_start[r] ..
+    query_start[r + 1] - 1 and are its last tokens: the i-th of them stands at key position
+    seq_lens[r] - query_len[r] + i. Prefill, chunked prefill, decode and verify rows come mixed, in any order.
+    """
+
+    query_start: np.ndarray
+    """[R + 1] int32, query_start[0] == 0, query_start[R] == T. No request has an empty query."""
+    seq_lens: np.ndarray
+    """[R] int32: keys that exist after this step, the query's own included."""
+    block_table: np.ndarray
+    """[R, max_blocks] int32: block_table[r, j] holds positions j * block_size .. of request r. Entries beyond
+    the sequence, and those that a sliding window has freed, are 0 and must not be read."""
+    slot_mapping: np.ndarray
+    """[T] int64: where key and value of each query token are written: block id * block_size + offset."""
+    max_query_len: int
+    max_seq_len: int
+    tree_masks: Mapping[int, np.ndarray] = field(default_factory=dict)
+    """Request index r -> bool [query_len, query_len]: entry (i, j) says whether query token i sees query token
+    j. Every query token sees all keys before the query. Absent: the usual causal rule."""
+
+
+class AttentionBackend(Plugin):
+    """Attention over paged keys and values for every kind of row in one batch."""
+
+    capabilities: ClassVar[AttentionCapabilities]
+
+    def __init__(self, options: PluginOptions, setup: AttentionSetup):
+        self.options = options
+        self.setup = setup
+
+    @abstractmethod
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's cache, in elements of `setup.spec.dtype`.
+
+        Dimension 0 must be `num_blocks`, and each page must take `setup.spec.page_bytes(block_size)` bytes, so that
+        the host can copy, swap and account for pages without knowing their inside. The host hands back a
+        zero-initialised tensor of this shape whose pages are contiguous; the stride of dimension 0 may be larger
+        than a page.
+        """
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepares the step: turns `batch` into whatever `forward` needs, in buffers that the backend owns."""
+
+    @abstractmethod
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Writes the new keys and values into the pages, then attends.
+
+        query is [T, num_heads, head_size], key and value [T, num_kv_heads, head_size], rotated already;
+        head h reads key head h // (num_heads // num_kv_heads). Returns [T, num_heads, head_size] in query's
+        dtype. `kv_cache` is the layer's tensor of `kv_cache_shape`.
+        """
+
+    def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies keys and values of single tokens: slot source[i] to slot target[i] (int64 [n]).
+
+        Called after a tree was verified, to bring the accepted path into consecutive slots. Sources are read
+        before targets are written. Required of backends that declare `trees`.
+        """
+        raise TypeError(f"{type(self).__name__} declares no tree support, so it cannot move slots")

@@ -1,0 +1,35 @@
+"""The errors that cross a contract. Each message says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+
+class DovetailError(Exception):
+    """Base of every error that Dovetail raises on purpose."""
+
+
+class ConfigError(DovetailError, ValueError):
+    """The configuration cannot be used: unknown key, bad value, or a combination that is refused."""
+
+
+class PluginError(DovetailError):
+    """A plugin that was named could not be found, imported, or does not speak this host's contract."""
+
+
+class ModelError(DovetailError):
+    """A model could not be found, read or built: missing files, truncated weights, unknown architecture."""
+
+
+class RequestError(DovetailError, ValueError):
+    """One request is invalid. The engine is unharmed and other requests go on."""
+
+
+class CapacityError(DovetailError):
+    """Memory does not suffice; the message says how much is missing and what would fit."""
+
+
+class WorkerError(DovetailError):
+    """A worker died or failed in mid-run. The executor that raises it has stopped all its workers."""
+
+    def __init__(self, message: str, *, rank: int | None = None):
+        super().__init__(message)
+        self.rank = rank

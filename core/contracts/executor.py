@@ -1,0 +1,110 @@
+"""Executor: where workers run, how steps and calls reach them, what happens when one dies.
+
+An executor is handed a `WorkerSpec` that can build a worker in any process (it pickles), places one worker per
+rank, and passes plans to all of them. It knows nothing of models or tokens. Life of an executor::
+
+    executor = Executor(options, spec)
+    executor.start()                        workers exist and hold their weights
+    executor.call("memory_report")          per rank, in rank order
+    executor.call("initialize_cache", num_blocks, num_host_blocks)
+    executor.execute(plan).result()         once per step, in order
+    executor.shutdown()                     idempotent; leaves no process and no shared memory
+
+After a `WorkerError` an executor is dead: every later call raises it again, and only `shutdown` is allowed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class ExecutorNeed:
+    """What the config asks of an executor; the argument of `check`."""
+
+    device_type: str
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which worker this is."""
+
+    rank: int
+    world_size: int
+    device: str
+    """torch device string: "cpu", "cuda:0"."""
+    init_method: str | None = None
+    """torch.distributed rendezvous ("tcp://127.0.0.1:port", "file://..."); None where world_size is 1."""
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """What a worker can give to the KV cache, once its weights are loaded."""
+
+    weight_bytes: int
+    available_bytes: int
+    """Bytes that the device has left for KV pages, after weights and the activations of the largest step."""
+
+
+class Worker(Protocol):
+    """One rank: a model shard, its KV pages and the model runner. Built by `WorkerSpec.create`."""
+
+    def load(self) -> None:
+        """Reads weights. Raises `ModelError`."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step. Every rank of a tensor-parallel group runs the same plans in the same order and
+        returns the same tokens."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls one of the worker's named operations: "memory_report" -> MemoryReport,
+        "initialize_cache"(num_blocks, num_host_blocks), "plugin_hash" -> str, "ping"."""
+
+    def close(self) -> None:
+        """Frees what the worker holds. Idempotent."""
+
+
+class WorkerSpec(Protocol):
+    """How to build a worker, in this process or another. Pickles small: it holds the resolved config only."""
+
+    num_threads: int | None
+    """Threads that torch should use in each worker; None: the executor's choice."""
+
+    def create(self, placement: Placement) -> Worker:
+        """Loads the chosen plugins and builds the worker of one rank. Raises `PluginError` where this process lacks
+        a plugin that the config names, before weights are read."""
+
+
+class Executor(Plugin):
+    """Runs steps on workers."""
+
+    def __init__(self, options: PluginOptions, spec: WorkerSpec, need: ExecutorNeed):
+        self.options = options
+        self.spec = spec
+        self.need = need
+
+    @abstractmethod
+    def start(self) -> None:
+        """Creates the workers and has each load its weights. Raises what a worker raised; nothing is left
+        behind then."""
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        """Hands a plan to every worker. Plans run in the order in which they are handed over. The future fails with
+        `WorkerError` if a worker dies, naming its rank."""
+
+    @abstractmethod
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """Calls `Worker.call` on every rank and returns the answers in rank order. Not while a step runs."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stops the workers and frees what they held. Idempotent; never raises for a worker that is gone."""

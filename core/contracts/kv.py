@@ -1,0 +1,93 @@
+"""What a layer caches, how many bytes a page of it takes, and which layers share a block table.
+
+A KV **block** (page) holds the keys and values of `block_size` consecutive tokens of one request in one
+layer. Layers whose pages live equally long form a **group**: they share one block table per
+request. Full attention keeps every page while the request lives; a sliding window of W frees those
+that no later query can see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+"""Bytes per element of the dtypes that contracts name, in torch's spelling."""
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """Keys and values of one attention layer, on one tensor-parallel rank."""
+
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+    window: int | None = None
+    """Sliding window: the query at position p sees positions p - window + 1 .. p. None: all of 0 .. p."""
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of one page: 2 (key, value) x block_size x num_kv_heads x head_size x bytes per element.
+
+        Backends must lay pages out in exactly this many bytes; swap and memory estimates rely on it.
+        """
+        return 2 * block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A recurrent state of fixed size, one per request (Mamba, RWKV, linear attention)."""
+
+    num_elements: int
+    dtype: str
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of the state; it does not depend on the block size."""
+        return self.num_elements * DTYPE_BYTES[self.dtype]
+
+
+LayerCache = KVSpec | StateSpec
+"""What one layer keeps between steps. A layer that keeps nothing declares nothing."""
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers that share one block table per request."""
+
+    group_id: int
+    layer_ids: tuple[int, ...]
+    """Ids of the layers in the order in which the model registered them."""
+    window: int | None
+    """Pages whose last token is further back than this are freed; None keeps all."""
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """How the KV memory of one engine is cut up: made once, from the model's layers and the cache config.
+
+    All groups draw from one pool of `num_blocks` block ids. Layer i of each group shares the storage of
+    "lane" i, so a block id used by one group is never used by another at the same time.
+    """
+
+    block_size: int
+    groups: tuple[KVGroup, ...]
+    page_bytes: int
+    """Bytes of one page of one lane: the largest page of any layer."""
+    num_lanes: int
+    """Layers of the largest group."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that one block id costs: a page in each lane."""
+        return self.page_bytes * self.num_lanes
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks of one group that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,96 @@
+"""What every plugin has in common: a contract version, options, and an answer to "can you do this here?".
+
+A plugin is a class that a distribution names in an entry point. The group is
+``dovetail.<kind>.v<major>``, so the major version of the contract is known before
+anything is imported::
+
+    [project.entry-points."dovetail.draft_worker.v1"]
+    my_method = "my_package.drafter:MyDrafter"
+
+The host lists plugins from metadata, imports only those that a config chooses, and
+creates each component once per process that needs it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class PluginOptions(BaseModel):
+    """Base of a plugin's own options: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class ContractVersion:
+    """Version of one plugin contract.
+
+    A change that breaks an implementation raises ``major`` (and the name of the entry-point
+    group); an addition with a default raises ``minor``.
+    """
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One accelerator that torch can see."""
+
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine as a plugin may ask about it. Plain facts, gathered once per process."""
+
+    device_type: str
+    """Device that the engine will run on, as torch names it: "cpu", "cuda"."""
+    num_cpus: int
+    memory_bytes: int
+    """Host memory in bytes."""
+    cpu_features: frozenset[str] = frozenset()
+    """Instruction sets in the spelling of /proc/cpuinfo: "avx2", "avx512_bf16", "amx_tile", ..."""
+    devices: tuple[DeviceInfo, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Installed distributions that matter to selection: name -> version."""
+
+
+class Plugin(ABC):
+    """Base class of every component kind.
+
+    Subclasses are constructed by the host only; what ``__init__`` is handed is part of each
+    kind's contract.
+    """
+
+    contract: ClassVar[tuple[int, int]]
+    """(major, minor) of the kind's contract that the class was written for; every plugin states it. A host that
+    speaks another major, or a lower minor, refuses the plugin with one line that says what to do."""
+
+    Options: ClassVar[type[PluginOptions]] = PluginOptions
+    """Model that validates the options that stand beside the name in the config."""
+
+    stability: ClassVar[str] = "provisional"
+    """"experimental", "provisional" or "stable": what `dovetail plugins list` promises to users."""
+
+    @classmethod
+    def check(cls, need: Any, options: Any, environment: Environment) -> list[str]:
+        """Reasons why this component cannot serve `need`; an empty list means that it can.
+
+        Called before any weight is read, possibly in a process that never creates the component.
+        `need` is the kind's own record of what is asked (`AttentionNeed`, `ExecutorNeed`, ...), `options`
+        an instance of `cls.Options`. Must not raise for a need that it merely cannot serve, and must
+        not allocate device memory. Each reason is one sentence for the user, shown as it is.
+        """
+        return []

@@ -1,0 +1,147 @@
+"""What a request asks of sampling: validated once, when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.contracts.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends.
+
+    Field names and defaults are vLLM's. Raises `RequestError`, naming the field and its range, for a value that
+    cannot be served.
+    """
+
+    n: int = 1
+    """Completions returned per prompt."""
+    best_of: int | None = None
+    """Completions generated, of which the `n` with the highest cumulative log probability are returned."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """CTRL, section 4.1: scores of tokens seen in prompt or output are divided (if positive) or multiplied by it."""
+    seed: int | None = None
+    """The same seed gives the same tokens whatever else is in the batch."""
+    stop: str | list[str] | tuple[str, ...] = ()
+    stop_token_ids: list[int] | tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    """End-of-sequence and stop tokens cannot be sampled before this many output tokens."""
+    max_tokens: int | None = 16
+    """None: until the model's length is reached."""
+    ignore_eos: bool = False
+    bad_words: list[str] | tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: list[int] | tuple[int, ...] | None = None
+    logprobs: int | None = None
+    """Alternatives reported per token beside the sampled one, taken from the raw distribution (before
+    temperature, penalties and masks). 0: only the sampled token. -1: the whole vocabulary."""
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Keep only the last this many tokens of the prompt."""
+    speculation: str | None = None
+    """Name of a configured drafter, "off", or None for the config's default."""
+    processors: Mapping[str, Any] = field(default_factory=dict)
+    """Options for configured logits processors: name -> what that processor takes."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Values for plugins that read requests; the engine hands them on and reads none."""
+
+    def __post_init__(self) -> None:
+        # Sequences become tuples, so that one object can be shared between requests.
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        set_ = object.__setattr__
+        set_(self, "stop", stop)
+        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_(self, "bad_words", tuple(self.bad_words or ()))
+        if self.allowed_token_ids is not None:
+            set_(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        _check_sampling_params(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def num_sequences(self) -> int:
+        """Completions to generate: `best_of` where it is given, else `n`."""
+        return self.best_of if self.best_of is not None else self.n
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Beam search: keep the `beam_width` sequences of highest cumulative log probability.
+
+    The score that ranks finished beams is cumulative_logprob / length ** length_penalty, as in Hugging Face
+    transformers.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """Divides the logits before the log-softmax; 0 leaves them as they are."""
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _require("beam_width", self.beam_width, self.beam_width >= 1, "at least 1")
+        _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _require("temperature", self.temperature, self.temperature >= 0, "0 or more")
+
+
+def _require(name: str, value: object, holds: bool, range_: str) -> None:
+    if not holds:
+        raise RequestError(f"{name} must be {range_}, got {value!r}")
+
+
+def _check_sampling_params(p: SamplingParams) -> None:
+    _require("n", p.n, isinstance(p.n, int) and p.n >= 1, "an integer of at least 1")
+    _require("best_of", p.best_of, p.best_of is None or p.best_of >= p.n, f"at least n ({p.n})")
+    _require("temperature", p.temperature, p.temperature >= 0, "0 (greedy) or more")
+    _require("top_p", p.top_p, 0 < p.top_p <= 1, "in (0, 1]")
+    _require("top_k", p.top_k, isinstance(p.top_k, int) and p.top_k >= -1, "-1 or 0 (all tokens), or at least 1")
+    _require("min_p", p.min_p, 0 <= p.min_p <= 1, "in [0, 1]")
+    _require("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "in [-2, 2]")
+    _require("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "in [-2, 2]")
+    _require("repetition_penalty", p.repetition_penalty, p.repetition_penalty > 0, "more than 0")
+    _require("min_tokens", p.min_tokens, p.min_tokens >= 0, "0 or more")
+    if p.max_tokens is not None:
+        _require("max_tokens", p.max_tokens, p.max_tokens >= 1, "at least 1, or None for the model's length")
+        _require("min_tokens", p.min_tokens, p.min_tokens <= p.max_tokens, f"at most max_tokens ({p.max_tokens})")
+    _require("logprobs", p.logprobs, p.logprobs is None or p.logprobs >= -1, "None, -1 (all) or at least 0")
+    _require(
+        "prompt_logprobs",
+        p.prompt_logprobs,
+        p.prompt_logprobs is None or p.prompt_logprobs >= -1,
+        "None, -1 (all) or at least 0",
+    )
+    _require(
+        "truncate_prompt_tokens",
+        p.truncate_prompt_tokens,
+        p.truncate_prompt_tokens is None or p.truncate_prompt_tokens >= 1,
+        "None or at least 1",
+    )
+    _require("seed", p.seed, p.seed is None or isinstance(p.seed, int), "None or an integer")
+    _require("stop", p.stop, all(isinstance(s, str) and s for s in p.stop), "a list of non-empty strings")
+    if p.stop and not p.detokenize:
+        raise RequestError("stop strings need detokenize=True; use stop_token_ids to stop on tokens")
+    if p.allowed_token_ids is not None:
+        _require("allowed_token_ids", p.allowed_token_ids, len(p.allowed_token_ids) > 0, "None or a non-empty list")
+    if p.logit_bias is not None:
+        holds = all(-100 <= bias <= 100 for bias in p.logit_bias.values())
+        _require("logit_bias", dict(p.logit_bias), holds, "a mapping of token id to a bias in [-100, 100]")

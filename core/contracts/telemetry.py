@@ -1,0 +1,73 @@
+"""Telemetry sink: where measurements go. Sinks are told after each step and each request, in the engine process.
+
+A sink must return quickly (it runs between two steps) and must not raise; one that raises is reported once and
+switched off, and the engine goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.step import StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One step of the engine."""
+
+    step_id: int
+    time: float
+    """time.monotonic() at the end of the step, in seconds."""
+    duration: float
+    """Seconds from scheduling to committed tokens."""
+    num_running: int
+    num_waiting: int
+    num_prompt_tokens: int
+    """Tokens computed in this step that belong to prompts."""
+    num_generated_tokens: int
+    num_preempted: int
+    num_drafted: int
+    num_accepted: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    prefix_query_tokens: int
+    """Prompt tokens looked up in the prefix cache, since the engine started."""
+    prefix_hit_tokens: int
+    """Of these, found."""
+    times: StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """One finished request. Times are seconds of time.monotonic()."""
+
+    request_id: str
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float | None
+    finish_time: float
+    finish_reason: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+
+
+class TelemetrySink(Plugin):
+    """Receives measurements."""
+
+    def __init__(self, options: PluginOptions):
+        self.options = options
+
+    def on_step(self, stats: StepStats) -> None:
+        """After each step."""
+        return None
+
+    def on_request(self, stats: RequestStats) -> None:
+        """After each request that finished or was aborted."""
+        return None
+
+    def close(self) -> None:
+        """The engine shuts down. Idempotent."""
+        return None
