@@ -15,11 +15,18 @@ class Sequence(RequestState):
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "commit_at",
+        "drafter",
+        "eos_token_ids",
         "fork_parent",
         "hash_seed",
         "host_block_ids",
         "key",
+        "max_total_tokens",
+        "retain_blocks",
         "sampling",
+        "seed",
+        "stop_ids",
         "token_ids",
     )
 
@@ -34,6 +41,11 @@ class Sequence(RequestState):
         arrival_time: float = 0.0,
         hash_seed: bytes = b"",
         fork_parent: Sequence | None = None,
+        max_total_tokens: int = 1 << 30,
+        stop_ids: frozenset[int] = frozenset(),
+        eos_token_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        drafter: str | None = None,
     ):
         super().__init__(request_id, len(prompt_token_ids), priority, arrival_time)
         self.key = key
@@ -49,6 +61,19 @@ class Sequence(RequestState):
         """Per KV group, while swapped out."""
         self.block_hashes: list[bytes] = []
         """Content hashes of the leading full blocks, computed on demand; valid as long as the tokens stand."""
+        self.commit_at = 0
+        """num_computed_tokens at which the KV manager has something to commit; the engine compares, so that most
+        steps skip the call."""
+        self.max_total_tokens = max_total_tokens
+        """The sequence ends when it has this many tokens."""
+        self.stop_ids = stop_ids
+        """Tokens that end the sequence."""
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        """Root of the sequence's random streams."""
+        self.drafter = drafter
+        self.retain_blocks = False
+        """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
 
     @property
     def num_output_tokens(self) -> int:

@@ -115,6 +115,8 @@ class ResolvedConfig:
     """Hash of the chosen components with their versions; every process compares its own."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The resolved tree as plain data (the sections of the config file), for manifests and hooks."""
+    warnings: tuple[str, ...] = ()
+    """What is odd and stops nothing: an installed plugin that cannot be loaded, a manifest of other versions."""
 
     def components(self) -> list[Component]:
         """Every chosen component, for bootstrap and hashing."""

@@ -5,8 +5,8 @@ rank, and passes plans to all of them. It knows nothing of models or tokens. Lif
 
     executor = Executor(options, spec)
     executor.start()                        workers exist and hold their weights
-    executor.call("memory_report")          per rank, in rank order
-    executor.call("initialize_cache", num_blocks, num_host_blocks)
+    executor.call("describe")               WorkerReport per rank, in rank order
+    executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
     executor.execute(plan).result()         once per step, in order
     executor.shutdown()                     idempotent; leaves no process and no shared memory
 
@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dovetail.contracts.kv import LayerCache
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 
@@ -46,9 +47,11 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class MemoryReport:
-    """What a worker can give to the KV cache, once its weights are loaded."""
+class WorkerReport:
+    """What a worker holds, and what it can give to the KV cache, once its weights are loaded."""
 
+    caches: tuple[LayerCache, ...]
+    """What each attention layer caches on this rank, by layer_id."""
     weight_bytes: int
     available_bytes: int
     """Bytes that the device has left for KV pages, after weights and the activations of the largest step."""
@@ -65,8 +68,8 @@ class Worker(Protocol):
         returns the same tokens."""
 
     def call(self, method: str, *args: Any) -> Any:
-        """Calls one of the worker's named operations: "memory_report" -> MemoryReport,
-        "initialize_cache"(num_blocks, num_host_blocks), "plugin_hash" -> str, "ping"."""
+        """Calls one of the worker's named operations: "describe" -> WorkerReport,
+        "initialize_cache"(layout, num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank."""
 
     def close(self) -> None:
         """Frees what the worker holds. Idempotent."""
@@ -75,8 +78,9 @@ class Worker(Protocol):
 class WorkerSpec(Protocol):
     """How to build a worker, in this process or another. Pickles small: it holds the resolved config only."""
 
-    num_threads: int | None
-    """Threads that torch should use in each worker; None: the executor's choice."""
+    @property
+    def num_threads(self) -> int | None:
+        """Threads that torch should use in each worker; None: the executor's choice."""
 
     def create(self, placement: Placement) -> Worker:
         """Loads the chosen plugins and builds the worker of one rank. Raises `PluginError` where this process lacks

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 class PluginOptions(BaseModel):
     """Base of a plugin's own options: unknown keys are errors, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,10 @@ class Plugin(ABC):
 
     Options: ClassVar[type[PluginOptions]] = PluginOptions
     """Model that validates the options that stand beside the name in the config."""
+
+    preference: ClassVar[int] = 0
+    """Where the config says `auto`, candidates are asked in the order of falling preference, and by name among
+    equals; the first whose `check` has nothing against it is chosen. Bundled plugins stay between -10 and 10."""
 
     stability: ClassVar[str] = "provisional"
     """"experimental", "provisional" or "stable": what `dovetail plugins list` promises to users."""

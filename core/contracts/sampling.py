@@ -53,6 +53,8 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     """Keep only the last this many tokens of the prompt."""
+    output_kind: str = "cumulative"
+    """What each `RequestOutput` carries: "cumulative" (all so far), "delta" (what is new) or "final_only"."""
     speculation: str | None = None
     """Name of a configured drafter, "off", or None for the config's default."""
     processors: Mapping[str, Any] = field(default_factory=dict)
@@ -140,6 +142,8 @@ def _check_sampling_params(p: SamplingParams) -> None:
     _require("stop", p.stop, all(isinstance(s, str) and s for s in p.stop), "a list of non-empty strings")
     if p.stop and not p.detokenize:
         raise RequestError("stop strings need detokenize=True; use stop_token_ids to stop on tokens")
+    kinds = ("cumulative", "delta", "final_only")
+    _require("output_kind", p.output_kind, p.output_kind in kinds, f"one of {', '.join(kinds)}")
     if p.allowed_token_ids is not None:
         _require("allowed_token_ids", p.allowed_token_ids, len(p.allowed_token_ids) > 0, "None or a non-empty list")
     if p.logit_bias is not None:

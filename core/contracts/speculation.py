@@ -92,10 +92,12 @@ class DraftRequest:
     """int32: all known tokens, prompt and output. A view: do not keep it."""
     num_prompt_tokens: int
     max_drafts: int
-    """At most this many nodes are used: the config's length, cut where max_tokens or max_model_len is near."""
+    """At most this many nodes are used: the config's length, cut where max_tokens or max_model_len is near. 0 while
+    the prompt is incomplete: nothing to guess yet, only states to take in."""
     sampling: SamplingParams
-    hidden_rows: slice
-    """Rows of `DraftBatch.hidden_states` of the positions that became known in this step, in order."""
+    hidden_rows: np.ndarray
+    """int64: rows of `DraftBatch.hidden_states` of the known tokens that this step computed, in order of position.
+    The last of them predicted the last token of `token_ids`, unless the prompt is incomplete."""
     uniforms: np.ndarray
     """float64 [max_drafts] in [0, 1): this request's random stream for drafting. Use it, and nothing else,
     to draw, so that a seeded request repeats."""

@@ -32,6 +32,8 @@ class NewRequest:
     eos_token_ids: tuple[int, ...] = ()
     drafter: str | None = None
     """Which configured drafter guesses for this request; None: none."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences of `SamplingParams.bad_words`: the last token of each cannot follow the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,13 @@ class StepResult:
     counts: list[int] | None = None
     """Tokens that each request got: 0 while its prompt is incomplete, 1, or up to drafts + 1. None: one each."""
     logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """For the prompt tokens that this step's query tokens predict: positions computed + 1 and on."""
+    prompt_logprobs: Mapping[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
+    """For the prompt tokens that this step's query tokens predict: position of the first of them, and its entries."""
     num_next_drafts: Mapping[int, int] = field(default_factory=dict)
     """Guesses that wait in the worker for the next step."""
     draft_counts: Mapping[int, DraftCounts] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
     """Requests that cannot go on (a logits processor raised, say), with the message for their user."""
+    drafter_errors: Mapping[int, str] = field(default_factory=dict)
+    """Requests whose drafter raised in this step; they go on without speculation."""
     times: StepTimes = StepTimes()

@@ -32,6 +32,12 @@ class ModelSource(Plugin):
     def __init__(self, options: PluginOptions):
         self.options = options
 
+    @classmethod
+    def recognizes(cls, reference: str) -> bool:
+        """Whether a `reference` without scheme (an absolute path that exists, ``org/name``) is this source's to resolve.
+        A glance: no network, never raises. Asked in order of preference, the most specific source first."""
+        return False
+
     @abstractmethod
     def resolve(self, reference: str, revision: str | None = None) -> ModelFiles:
         """Finds, or fetches, the model behind `reference` (without its scheme).
@@ -86,6 +92,8 @@ class TokenizerFiles:
     chat_template: str | None = None
     """Jinja source."""
     bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    """BOS and EOS as chat templates want them; only for `tokenizer_json`."""
     add_bos_token: bool = False
     """Whether encoding puts the BOS token in front; only for `tokenizer_json`."""
 

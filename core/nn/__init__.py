@@ -1,0 +1,60 @@
+"""Building blocks for model families, public and versioned like a contract.
+
+A family builds its module from these blocks, giving each the context and its name in the checkpoint, and gets
+tensor parallelism, quantization and paged attention for nothing. Weights are plain tensors that blocks own, created
+on the context's device and filled by `load_weights`.
+"""
+
+from __future__ import annotations
+
+from dovetail.nn.attention import Attention
+from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
+from dovetail.nn.context import ModelContext, TorchLinear
+from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.linear import (
+    ColumnLinear,
+    Linear,
+    LinearPart,
+    MergedColumnLinear,
+    QKVLinear,
+    ReplicatedLinear,
+    RowLinear,
+)
+from dovetail.nn.loading import WeightHolder, WeightRules, expected_shapes, load_weights, num_parameters
+from dovetail.nn.mlp import GatedMLP, activation
+from dovetail.nn.moe import ExpertNames, SparseMoE, SparseShape
+from dovetail.nn.norm import OffsetRMSNorm, RMSNorm
+from dovetail.nn.rope import RopeSpec, RotaryEmbedding, Rotation
+
+__all__ = [
+    "Attention",
+    "ColumnLinear",
+    "Communicator",
+    "ExpertNames",
+    "GatedMLP",
+    "LMHead",
+    "Linear",
+    "LinearPart",
+    "MergedColumnLinear",
+    "ModelContext",
+    "OffsetRMSNorm",
+    "QKVLinear",
+    "RMSNorm",
+    "ReplicatedLinear",
+    "RopeSpec",
+    "RotaryEmbedding",
+    "Rotation",
+    "RowLinear",
+    "SingleProcess",
+    "SparseMoE",
+    "SparseShape",
+    "TorchDistributed",
+    "TorchLinear",
+    "VocabEmbedding",
+    "WeightHolder",
+    "WeightRules",
+    "activation",
+    "expected_shapes",
+    "load_weights",
+    "num_parameters",
+]

@@ -1,0 +1,21 @@
+"""Plugins: found in metadata, named in configs, imported when chosen, the same in every process."""
+
+from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
+from dovetail.registry.components import create_class
+from dovetail.registry.entries import Entry
+from dovetail.registry.environment import detect_environment
+from dovetail.registry.hooks import HookCaller, HookFailure, create_hook_caller
+from dovetail.registry.registry import Registry
+
+__all__ = [
+    "Entry",
+    "HookCaller",
+    "HookFailure",
+    "LoadedPlugins",
+    "Registry",
+    "bootstrap",
+    "create_class",
+    "create_hook_caller",
+    "detect_environment",
+    "plugin_hash",
+]

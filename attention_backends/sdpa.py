@@ -1,0 +1,204 @@
+"""Attention with torch's scaled_dot_product_attention, made for CPUs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from dovetail.attention_backends.refusals import reasons_against
+from dovetail.attention_backends.sdpa_plan import Buffer, KindPlan, LayerKind, LongRequest, Planner, ShortCall, Tile
+from dovetail.contracts.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionCapabilities,
+    AttentionLayer,
+    AttentionNeed,
+    AttentionSetup,
+)
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.kv import DTYPE_BYTES
+from dovetail.contracts.plugin import Environment, PluginOptions
+
+
+class SDPAOptions(PluginOptions):
+    """Options of the `sdpa` backend."""
+
+    gather_kib: int = Field(default=2048, ge=1)
+    """KiB of keys and values that one call gathers; best where it fits the second-level cache."""
+
+
+class SDPABackend(AttentionBackend):
+    """Gathers the pages of many requests at once and attends to them in few calls.
+
+    A page holds, token by token, keys then values of all heads, so the block table itself is the index of the
+    gather and the slot mapping the index of the write. Query heads that share a key head are rows of one matrix,
+    so keys are never repeated. Scores are float32 inside (float64 for float64).
+    """
+
+    contract = (1, 0)
+    preference: ClassVar[int] = 10
+    Options = SDPAOptions
+    capabilities = AttentionCapabilities(
+        device_types=frozenset({"cpu"}),
+        dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
+        sliding_window=True,
+        soft_cap=True,
+        alibi=True,
+        trees=True,
+    )
+
+    @classmethod
+    def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
+        """Reasons that the capabilities give against `need`."""
+        return reasons_against("sdpa", cls.capabilities, need)
+
+    def __init__(self, options: SDPAOptions, setup: AttentionSetup):
+        super().__init__(options, setup)
+        spec = setup.spec
+        if spec.dtype not in self.capabilities.dtypes:
+            raise ConfigError(
+                f"sdpa attention cannot keep keys and values in {spec.dtype}; set cache.dtype to one of "
+                f"{', '.join(sorted(self.capabilities.dtypes))}."
+            )
+        kv_dtype: torch.dtype = getattr(torch, spec.dtype)
+        token_bytes = 2 * spec.num_kv_heads * spec.head_size * DTYPE_BYTES[spec.dtype]
+        budget_tokens = max(1, options.gather_kib * 1024 // token_bytes)
+        kinds = {LayerKind.of(layer) for layer in setup.layers}
+        self._kind_of_layer = {layer.layer_id: LayerKind.of(layer) for layer in setup.layers}
+        self._planners = {kind: Planner(kind, setup, budget_tokens) for kind in kinds}
+        self._plans: dict[int, KindPlan] = {}
+        self._gathered = Buffer(kv_dtype)
+        self._slots = torch.empty(0, dtype=torch.int64)
+        self._new_tokens = torch.empty(setup.max_num_batched_tokens, 2, spec.num_kv_heads, spec.head_size, dtype=kv_dtype)
+
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """[num_blocks, block_size, 2 (key, value), num_kv_heads, head_size]."""
+        spec = self.setup.spec
+        return (num_blocks, self.setup.block_size, 2, spec.num_kv_heads, spec.head_size)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Groups the rows into calls and builds their indices and masks, once for each kind of layer."""
+        self._slots = torch.from_numpy(batch.slot_mapping.copy())
+        plans = {kind: planner.plan(batch, self._gathered) for kind, planner in self._planners.items()}
+        self._plans = {layer_id: plans[kind] for layer_id, kind in self._kind_of_layer.items()}
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Writes the new tokens, then runs the planned calls."""
+        new_tokens = self._write(key, value, kv_cache)
+        plan = self._plans[layer.layer_id]
+        output = query.new_empty(query.shape)
+        for call in plan.short_calls:
+            output[call.rows] = _attend_short(layer, call, query[call.rows], kv_cache)
+        for request in plan.long_requests:
+            _attend_long(layer, request, query, new_tokens, kv_cache, output)
+        return output
+
+    def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies keys and values of single tokens; all sources are read first."""
+        block_size = self.setup.block_size
+        kv_cache[target // block_size, target % block_size] = kv_cache[source // block_size, source % block_size]
+
+    def _write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
+        """Returns what was written: [T, 2, num_kv_heads, head_size] in the cache's dtype."""
+        new_tokens = self._new_tokens[: len(key)]
+        torch.stack((key.to(kv_cache.dtype), value.to(kv_cache.dtype)), dim=1, out=new_tokens)
+        if kv_cache.is_contiguous():
+            kv_cache.view(-1, *kv_cache.shape[2:]).index_copy_(0, self._slots, new_tokens)
+        else:
+            block_size = self.setup.block_size
+            kv_cache[self._slots // block_size, self._slots % block_size] = new_tokens
+        return new_tokens
+
+
+def _attend_short(
+    layer: AttentionLayer, call: ShortCall, query: torch.Tensor, kv_cache: torch.Tensor
+) -> torch.Tensor:
+    """query [n * query_len, num_heads, head_size] -> the same shape."""
+    keys, values = call.source.read(kv_cache)
+    group = layer.num_heads // layer.num_kv_heads
+    # [n, num_kv_heads, query_len * group, head_size]: one matrix for each key head.
+    by_kv_head = query.view(call.num_requests, call.query_len, layer.num_kv_heads, group, layer.head_size)
+    matrices = by_kv_head.transpose(1, 2).flatten(2, 3)
+    attended = _attention(layer, matrices, keys, values, call.mask)
+    return attended.unflatten(2, (call.query_len, group)).transpose(1, 2).reshape(query.shape)
+
+
+def _attend_long(
+    layer: AttentionLayer,
+    request: LongRequest,
+    query: torch.Tensor,
+    new_tokens: torch.Tensor,
+    kv_cache: torch.Tensor,
+    output: torch.Tensor,
+) -> None:
+    """Fills the request's rows of `output`."""
+    if request.fresh is None:
+        keys, values = request.source.read(kv_cache)
+    else:
+        tokens = new_tokens[None, request.fresh]
+        keys, values = tokens[:, :, 0].transpose(1, 2), tokens[:, :, 1].transpose(1, 2)
+    for tile in request.tiles:
+        tile_query = query[None, tile.rows].transpose(1, 2)
+        attended = _attend_tile(layer, tile, tile_query, keys[:, :, tile.keys], values[:, :, tile.keys])
+        output[tile.rows] = attended[0].transpose(0, 1)
+
+
+def _attend_tile(
+    layer: AttentionLayer, tile: Tile, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """query [1, num_heads, queries, head_size], keys and values [1, num_kv_heads, keys, head_size] -> like query."""
+    if layer.soft_cap is None:
+        return F.scaled_dot_product_attention(
+            query,
+            keys.to(query.dtype),
+            values.to(query.dtype),
+            attn_mask=tile.mask,
+            is_causal=tile.mask is None,
+            scale=layer.scale,
+            enable_gqa=True,
+        )
+    grouped = query.unflatten(1, (layer.num_kv_heads, -1))
+    mask = tile.mask
+    if layer.alibi_slopes is not None and mask is not None:
+        mask = mask.unflatten(1, (layer.num_kv_heads, -1))
+    return _capped_attention(layer, grouped, keys.unsqueeze(2), values.unsqueeze(2), mask).flatten(1, 2)
+
+
+def _attention(
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    if layer.soft_cap is not None:
+        return _capped_attention(layer, query, keys, values, mask)
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=layer.scale)
+
+
+def _capped_attention(
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Softmax attention with the layer's soft cap, which torch's own function has not; float32 inside."""
+    assert layer.soft_cap is not None
+    math_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    scores = (query.to(math_dtype) * (layer.scale / layer.soft_cap)) @ keys.to(math_dtype).transpose(-1, -2)
+    scores = scores.tanh_().mul_(layer.soft_cap)
+    if mask is not None:
+        scores = scores + mask
+    return (torch.softmax(scores, dim=-1) @ values.to(math_dtype)).to(query.dtype)

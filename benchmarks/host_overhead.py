@@ -1,0 +1,122 @@
+"""Host time per generated token: engine, scheduler, KV memory and output processing over an executor that returns random
+tokens at once.
+
+    python benchmarks/host_overhead.py [--batch 1 32 256] [--tokens 256] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import random
+import statistics
+import tempfile
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dovetail import LLMEngine, SamplingParams
+from dovetail.contracts.executor import Executor, WorkerReport
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.testing.tiny_models import make_tiny_model
+
+VOCAB_SIZE = 128
+
+
+class RandomTokens(Executor):
+    """Answers every plan with random tokens, without a worker."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+
+    def start(self) -> None:
+        """Draws the tokens in advance, so that a step pays for none."""
+        draw = random.Random(0)
+        self._tokens = [draw.randrange(3, VOCAB_SIZE) for _ in range(4096)]
+        self._lengths: dict[int, int] = {}
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        """One token for each request whose prompt is complete after this plan."""
+        missing = False
+        for request in plan.new_requests:
+            self._lengths[request.key] = len(request.token_ids) - request.num_computed_tokens
+            missing = True
+        counts = None
+        if missing or any(count > 1 for count in plan.num_tokens):
+            counts = []
+            for key, count in zip(plan.keys, plan.num_tokens, strict=True):
+                self._lengths[key] -= count
+                counts.append(int(self._lengths[key] <= 0))
+                if counts[-1]:
+                    self._lengths[key] = 1
+        size = sum(counts) if counts is not None else len(plan.keys)
+        future: Future[StepResult] = Future()
+        future.set_result(StepResult(plan.step_id, self._tokens[:size], counts))
+        return future
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """A small cache, and the plugin set of this process."""
+        if method == "describe":
+            spec = KVSpec(num_kv_heads=1, head_size=16, dtype="float32")
+            return [WorkerReport(caches=(spec,), weight_bytes=0, available_bytes=1 << 30)]
+        if method == "plugin_hash":
+            return [self.spec.config.plugin_hash]  # type: ignore[attr-defined]
+        return [None]
+
+    def shutdown(self) -> None:
+        """Holds nothing."""
+
+
+def create_engine(model: Path, batch: int) -> LLMEngine:
+    """An engine whose executor is `RandomTokens`."""
+    return LLMEngine.from_config(
+        model={"path": str(model), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 512},
+        executor={"name": f"{Path(__file__).resolve()}:RandomTokens"},
+        cache={"memory_gib": 1.0, "prefix_caching": True},
+        scheduler={"max_num_seqs": max(batch, 1), "max_num_batched_tokens": 8192},
+    )
+
+
+def measure(engine: LLMEngine, batch: int, num_tokens: int, output_kind: str) -> float:
+    """Microseconds of host time per generated token."""
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0, output_kind=output_kind)
+    draw = random.Random(batch)
+    for index in range(batch):
+        prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(32)]
+        engine.add_request(f"{output_kind}-{time.monotonic_ns()}-{index}", prompt, params)
+    engine.step()  # the prompts
+    started = time.perf_counter()
+    generated = 0
+    while engine.has_unfinished_requests():
+        engine.step()
+        generated += batch
+    return 1e6 * (time.perf_counter() - started) / generated
+
+
+def main() -> None:
+    """Prints the table, and the profile of the largest batch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="print the ten functions that take most time")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        model = make_tiny_model("llama", Path(directory))
+        print("| batch | outputs | us per generated token (median, min-max) |\n| --- | --- | --- |")
+        for batch in arguments.batch:
+            with create_engine(model, batch) as engine:
+                for kind in ("final_only", "delta"):
+                    times = [measure(engine, batch, arguments.tokens, kind) for _ in range(arguments.repeats)]
+                    print(f"| {batch} | {kind} | {statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f}) |")
+        if arguments.profile:
+            with create_engine(model, arguments.batch[-1]) as engine:
+                profiler = cProfile.Profile()
+                profiler.runcall(measure, engine, arguments.batch[-1], arguments.tokens, "final_only")
+                pstats.Stats(profiler).sort_stats("tottime").print_stats(10)
+
+
+if __name__ == "__main__":
+    main()

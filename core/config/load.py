@@ -1,0 +1,134 @@
+"""From defaults, file, keywords and overrides to one typed tree in which each value knows where it came from.
+
+Precedence, lowest first: defaults, the config file (or mapping), then keywords, vLLM's names and ``-o`` together.
+Within the last three nothing outranks anything: two that give one key different values are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from dovetail.config.files import FileContent, read_file
+from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
+from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
+from dovetail.config.schema import EngineConfig, known_keys
+from dovetail.config.shape import normalise
+from dovetail.config.tree import KeyPath, dotted, flatten, nearest, nested
+from dovetail.config.vllm_table import VLLM_NAMES
+from dovetail.contracts.errors import ConfigError
+from pydantic import ValidationError
+
+
+def load_config(
+    config: str | Path | Mapping[str, Any] | EngineConfig | LayeredConfig | None = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> LayeredConfig:
+    """Reads every layer and checks keys and values, not whether they go together.
+
+    Args:
+        config: path of a file (YAML, TOML, JSON or a run's manifest), a mapping, or an `EngineConfig`.
+        keywords: sections of the tree, or vLLM's names; vLLM's names with the value None count as not given.
+        overrides: "dotted.key=value" with the value in YAML, as `-o` takes them.
+        flags: vLLM's names as command-line flags; they differ from keywords in what messages call them.
+
+    Raises `ConfigError` that names the key, its origin and the nearest known key.
+    """
+    if isinstance(config, LayeredConfig):
+        if keywords or overrides or flags:
+            raise ConfigError("a configuration that is loaded already takes no further keywords or overrides")
+        return config
+    base, recorded = _base_layer(config)
+    merge = Merge()
+    merge.add(base)
+    merge.add(unite([*_keyword_layers(keywords or {}), *_override_layers(overrides), *_flag_layers(flags or {})]))
+    return LayeredConfig(_validate(merge), merge.origins, tuple(merge.dropped), recorded)
+
+
+def _base_layer(
+    config: str | Path | Mapping[str, Any] | EngineConfig | None,
+) -> tuple[Layer, tuple[RecordedPlugin, ...]]:
+    if config is None:
+        return Layer({}, {}), ()
+    if isinstance(config, EngineConfig):
+        return _layer(config.model_dump(exclude_unset=True), "EngineConfig", Path.cwd()), ()
+    if isinstance(config, Mapping):
+        return _layer(config, "config mapping", Path.cwd()), ()
+    path = Path(config).expanduser()
+    content = read_file(path)
+    if is_manifest(content.data):
+        manifest = read_manifest(content.data, path.name)
+        return _layer(manifest.values, path.name, path.absolute().parent), manifest.plugins
+    return _layer(content.data, path.name, path.absolute().parent, content), ()
+
+
+def _layer(tree: Any, text: str, base_dir: Path, content: FileContent | None = None) -> Layer:
+    lines = content.lines if content is not None else {}
+
+    def origin_text(path: KeyPath) -> str:
+        while path not in lines and path:
+            path = path[:-1]
+        return f"{text}:{lines[path]}" if path in lines else text
+
+    plain = normalise(tree, (), origin_text)
+    origins = {path: Origin(origin_text(path), base_dir) for path, _ in flatten(plain) if path}
+    return Layer(plain, origins)
+
+
+def _keyword_layers(keywords: Mapping[str, Any]) -> Iterator[Layer]:
+    sections = known_keys(EngineConfig)
+    for name, value in keywords.items():
+        if name in sections:
+            yield _layer({name: value}, "keyword", Path.cwd())
+        elif name in VLLM_NAMES:
+            yield from _vllm_layers(name, value, f"vLLM name {name}")
+        else:
+            hint = nearest(name, [*sections, *VLLM_NAMES]) if name else ""
+            raise ConfigError(f"unknown keyword {name!r}: {hint}")
+
+
+def _flag_layers(flags: Mapping[str, Any]) -> Iterator[Layer]:
+    for name, value in flags.items():
+        yield from _vllm_layers(name, value, VLLM_NAMES[name].flag)
+
+
+def _vllm_layers(name: str, value: Any, text: str) -> Iterator[Layer]:
+    for path, translated in VLLM_NAMES[name].translate(value, text):
+        yield _layer(nested(path, translated), text, Path.cwd())
+
+
+def _override_layers(overrides: Sequence[str]) -> Iterator[Layer]:
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        path = tuple(key.strip().split("."))
+        if not separator or not all(path):
+            raise ConfigError(f"-o {override!r}: write section.key=value, for example -o scheduler.name=priority")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"-o {override!r}: the value is not YAML: {error}") from error
+        if replaced_unit(path) != path:
+            raise ConfigError(f"-o {override!r}: telemetry is a list; give it whole, as in -o 'telemetry=[log]'")
+        yield _layer(nested(path, value), "-o", Path.cwd())
+
+
+def _validate(merge: Merge) -> EngineConfig:
+    try:
+        return EngineConfig.model_validate(merge.tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_problem(issue, merge.origins) for issue in error.errors())) from None
+
+
+def _problem(issue: Any, origins: Mapping[KeyPath, Origin]) -> str:
+    path = tuple(str(part) for part in issue["loc"] if part != "[key]")
+    near = [origin.text for p, origin in origins.items() if are_related(p, path)]
+    near += [origin.text for p, origin in origins.items() if p[: len(path) - 1] == path[:-1]]
+    where = near[0] if near else DEFAULT
+    if issue["type"] == "missing":
+        return f"{dotted(path)} is missing ({where} gives what stands beside it): add it"
+    return f"{dotted(path)}: {issue['msg']}, got {issue['input']!r} ({where})"

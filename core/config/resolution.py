@@ -1,0 +1,61 @@
+"""What the rules of resolution share: what was asked, what was decided so far, and who may be asked."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+from dovetail.config.layers import LayeredConfig
+from dovetail.config.resolved import Decision
+from dovetail.config.tree import KeyPath, dotted, flatten, get, put
+from dovetail.contracts.plugin import Environment
+from dovetail.registry.registry import Registry
+
+logger = logging.getLogger("dovetail.config")
+
+
+class Resolution:
+    """One resolution under way. Rules read `config` and write through `decide`, `fill` and `warn` only."""
+
+    def __init__(self, layered: LayeredConfig, registry: Registry, environment: Environment):
+        self.layered = layered
+        self.config = layered.config
+        self.registry = registry
+        self.environment = environment
+        self.decisions: list[Decision] = []
+        self.warnings: list[str] = []
+        self.values: dict[str, Any] = copy.deepcopy(layered.config.model_dump(mode="json"))
+        """The tree so far: what was asked, with decisions in its place."""
+        for dropped in layered.dropped:
+            self._record(Decision(dotted(dropped.path), dropped.value, None, dropped.reason))
+
+    def decide(
+        self,
+        path: KeyPath | str,
+        got: Any,
+        reason: str,
+        candidates: tuple[tuple[str, tuple[str, ...]], ...] = (),
+    ) -> None:
+        """Settles a value. It counts as a decision where it is not what was asked for."""
+        path = tuple(path.split(".")) if isinstance(path, str) else path
+        asked = get(self.values, path)
+        put(self.values, path, got)
+        if asked != got:
+            self._record(Decision(dotted(path), asked, got, reason, candidates))
+
+    def fill(self, path: KeyPath, value: Any) -> None:
+        """Adds a value that nobody asked about: the default of a plugin's own option."""
+        put(self.values, path, value)
+
+    def warn(self, message: str) -> None:
+        """Notes something odd that stops nothing."""
+        self.warnings.append(message)
+
+    def flat_values(self) -> dict[str, Any]:
+        """The tree so far by dotted key."""
+        return {dotted(path): value for path, value in flatten(self.values)}
+
+    def _record(self, decision: Decision) -> None:
+        logger.debug("%s: asked %r, got %r: %s", decision.key, decision.asked, decision.got, decision.reason)
+        self.decisions.append(decision)

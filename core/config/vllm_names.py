@@ -1,0 +1,74 @@
+"""vLLM's names for settings, as keywords of `LLM(...)` and as command-line flags.
+
+The names live in one table (`dovetail.config.vllm_table`): what each is called here, or why it is not
+taken. What the table does not take is refused with that reason, unless the value asks for what happens anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dovetail.config.tree import KeyPath
+from dovetail.contracts.errors import ConfigError
+
+Status = Literal["works", "planned", "refused"]
+ValueType = Literal["str", "int", "float", "json", "switch", "on/off"]
+
+
+@dataclass(frozen=True)
+class VLLMName:
+    """One of vLLM's names."""
+
+    name: str
+    """As a keyword: "tensor_parallel_size"."""
+    type: ValueType
+    """What the flag takes. "switch": nothing; "on/off": nothing, and there is a `--no-` form."""
+    status: Status
+    key: str | None = None
+    """Dotted config key that it sets."""
+    note: str = ""
+    """Why it is not taken and what to do instead, or a remark."""
+    values: Mapping[str | bool, Any] = field(default_factory=dict)
+    """vLLM's values that are called otherwise here."""
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    """Values that are not taken, with the reason, of a name that works otherwise."""
+    no_effect: tuple[Any, ...] = ()
+    """Values that ask for what happens anyway."""
+
+    @property
+    def flag(self) -> str:
+        """As a flag: "--tensor-parallel-size"."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def negative_flag(self) -> str | None:
+        """The form that switches off, where there is one."""
+        return "--no-" + self.name.replace("_", "-") if self.type == "on/off" else None
+
+    def translate(self, value: Any, text: str) -> list[tuple[KeyPath, Any]]:
+        """The config keys and values that `value` stands for; none where it changes nothing.
+
+        `text` is what messages call this use of the name. None counts as not given, as vLLM's own defaults do.
+        Raises `ConfigError` for names and values that are not taken.
+        """
+        if value is None or any(value is same or value == same for same in self.no_effect):
+            return []
+        if self.status != "works" or self.key is None:
+            raise ConfigError(f"{text}={value!r} is {self.status}: {self.note}")
+        if isinstance(value, str) and value in self.refuses:
+            raise ConfigError(f"{text}={value!r} is refused: {self.refuses[value]}")
+        if isinstance(value, str) and self.type == "json":
+            value = _parse_json(value, text)
+        elif isinstance(value, str | bool):
+            value = self.values.get(value, value)
+        return [(tuple(self.key.split(".")), value)]
+
+
+def _parse_json(value: str, text: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{text}: {value!r} is not JSON ({error})") from error

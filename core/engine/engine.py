@@ -1,0 +1,209 @@
+"""`LLMEngine`: requests in, outputs out, one step at a time. `LLM` and `AsyncLLMEngine` stand on it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.load import load_config
+from dovetail.config.resolve import resolve
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.core import Ending, EngineCore
+from dovetail.engine.input_processor import InputProcessor, Prompt, ProcessedInput
+from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.setup import EngineParts, create_parts
+from dovetail.engine.telemetry import Telemetry
+from dovetail.kv.manager import KVStatistics
+from dovetail.kv.pool import PrefixCacheReset
+from dovetail.outputs import RequestOutput
+from dovetail.sequence import Sequence
+
+_SEED_MASK = (1 << 64) - 1
+_SIBLING_STRIDE = 0x9E3779B97F4A7C15  # odd, so that siblings' seeds never meet
+
+
+class LLMEngine:
+    """The engine behind a step loop that the caller drives.
+
+    Not thread-safe: one thread calls it. See `AsyncLLMEngine` for asyncio.
+    """
+
+    def __init__(self, config: ResolvedConfig):
+        self.config = config
+        parts: EngineParts = create_parts(config)
+        self._parts = parts
+        self.tokenizer = parts.tokenizer
+        self._core = EngineCore(parts.scheduler, parts.kv, parts.executor)
+        self._inputs = InputProcessor(config, parts.tokenizer, parts.processors, parts.acceptance)
+        self._outputs = OutputProcessor(parts.tokenizer)
+        self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
+        self._keys = itertools.count(1)
+        self._seeds = random.Random(config.model.seed)
+        self._telemetry.engine_started(config)
+        self._closed = False
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | Path | Mapping[str, Any] | None = None,
+        *,
+        options: Iterable[str] = (),
+        **keywords: Any,
+    ) -> LLMEngine:
+        """An engine from a config file (or mapping), `key=value` options and keywords.
+
+        Keywords are the sections of the file or the names that vLLM users know. Raises `ConfigError`, `PluginError`,
+        `ModelError` or `CapacityError`, each saying what to do.
+        """
+        return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
+
+    def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput:
+        """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from another thread."""
+        return self._inputs.process(prompt, params if params is not None else self.default_sampling_params())
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's generation config recommends; used where a request gives no parameters."""
+        defaults = self.config.model.hf_config.get("generation_config") or {}
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        known = {name: defaults[name] for name in names if defaults.get(name) is not None}
+        if defaults.get("do_sample") is False:
+            known["temperature"] = 0.0
+        return SamplingParams(**known)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt | ProcessedInput,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queues a request. Raises `RequestError` if it cannot be served.
+
+        `cache_salt`: only requests with the same salt share prefix-cache entries. Lower `priority` runs first, where
+        the scheduler looks at it.
+        """
+        if request_id in self._outputs:
+            raise RequestError(f"request id {request_id!r} is in use")
+        processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
+        arrival = time.monotonic() if arrival_time is None else arrival_time
+        sequences = self._create_sequences(request_id, processed, priority, arrival, cache_salt)
+        self._outputs.add(request_id, processed, arrival, sequences)
+        self._core.add_siblings(sequences[0], sequences[1:], processed.bad_word_ids)
+        self._telemetry.request_added(request_id, len(processed.token_ids))
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step and returns the outputs that it brought.
+
+        Raises `WorkerError` when a worker died; the requests that were pending are failed, and the engine must be made
+        anew. Other failures end only the requests that took part, with finish_reason "error".
+        """
+        try:
+            outcome = self._core.step()
+        except WorkerError as error:
+            self._fail_pending(error)
+            raise
+        if outcome is None:
+            return []
+        outputs, stopped = self._outputs.process(outcome)
+        for sequence in stopped:
+            self._core.finish(sequence)
+        self._telemetry.step_done(outcome, outputs, self._core.num_running, self._core.num_waiting)
+        return outputs
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+        """Ends requests at once, in whatever state they are, and frees what they held. Unknown ids are passed over.
+
+        Returns the last output of each, with finish_reason "abort".
+        """
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        outputs = []
+        for request_id in ids:
+            for sequence in self._outputs.sequences(request_id):
+                self._core.finish(sequence)
+            output = self._outputs.end(request_id, Ending("abort"), time.monotonic())
+            if output is not None:
+                outputs.append(output)
+                self._telemetry.request_finished(output)
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do."""
+        return self._core.has_work
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that are not finished, in order of arrival."""
+        return self._outputs.request_ids
+
+    @property
+    def core(self) -> EngineCore:
+        """The step loop, for drivers such as beam search that work on sequences."""
+        return self._core
+
+    def create_sequence(self, request_id: str, processed: ProcessedInput, fork_parent: Sequence | None) -> Sequence:
+        """A sequence outside of any request: its tokens are the caller's to read."""
+        sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), None)[0]
+        sequence.fork_parent = fork_parent
+        return sequence
+
+    def reset_prefix_cache(self) -> PrefixCacheReset:
+        """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
+        return self._parts.kv.reset_prefix_cache()
+
+    def cache_statistics(self) -> KVStatistics:
+        """Blocks used, cached and in all; prefix tokens looked up and found."""
+        return self._parts.kv.statistics()
+
+    def shutdown(self) -> None:
+        """Stops workers and sinks. Idempotent; pending requests are dropped."""
+        if not self._closed:
+            self._closed = True
+            self._telemetry.close()
+            self._parts.executor.shutdown()
+
+    def __enter__(self) -> LLMEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _fail_pending(self, error: WorkerError) -> None:
+        """No worker, no tokens: every pending request ends here."""
+        for request_id in self.request_ids:
+            output = self._outputs.end(request_id, Ending("error", error=str(error)), time.monotonic())
+            if output is not None:
+                self._telemetry.request_finished(output)
+
+    def _create_sequences(
+        self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None
+    ) -> list[Sequence]:
+        params = processed.params
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
+        salt = hashlib.blake2b(repr(cache_salt).encode(), digest_size=16).digest()
+        return [
+            Sequence(
+                next(self._keys),
+                request_id,
+                processed.token_ids,
+                params,
+                priority=priority,
+                arrival_time=arrival,
+                hash_seed=salt,
+                max_total_tokens=processed.max_total_tokens,
+                stop_ids=processed.stop_ids,
+                eos_token_ids=processed.eos_token_ids,
+                seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
+                drafter=processed.drafter,
+            )
+            for index in range(params.num_sequences)
+        ]

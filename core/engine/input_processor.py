@@ -1,0 +1,179 @@
+"""From a prompt and its parameters to a validated request: tokenized once, every option checked against the model and
+the chosen components. Whatever cannot be served is refused here, before it costs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.tokenization import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt
+"""What `generate` takes as one prompt."""
+
+
+@dataclass(frozen=True)
+class ProcessedInput:
+    """A request that can be served."""
+
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    max_total_tokens: int
+    """Prompt and output together end here."""
+    eos_token_ids: tuple[int, ...]
+    """Empty where the request ignores them."""
+    stop_ids: frozenset[int]
+    """Tokens that end the output: end-of-sequence and the request's own."""
+    bad_word_ids: tuple[tuple[int, ...], ...]
+    drafter: str | None
+
+
+class InputProcessor:
+    """Validates and tokenizes requests for one engine."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        tokenizer: Tokenizer | None,
+        processors: Mapping[str, LogitsProcessor],
+        acceptance: type[AcceptanceRule] | None,
+    ):
+        self._model = config.model
+        self._speculation = config.speculation
+        self._tokenizer = tokenizer
+        self._processors = processors
+        self._acceptance = acceptance
+
+    def process(self, prompt: Prompt, params: SamplingParams) -> ProcessedInput:
+        """Raises `RequestError` for whatever cannot be served, saying what to change."""
+        text, token_ids = self._tokens(prompt)
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        self._check_prompt(token_ids)
+        self._check_params(params)
+        if params.best_of is not None and params.best_of > params.n and params.logprobs is None:
+            params = replace(params, logprobs=0)  # ranking needs the cumulative log probability
+        limit = self._model.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(token_ids) + params.max_tokens)
+        eos = () if params.ignore_eos else self._model.eos_token_ids
+        return ProcessedInput(
+            prompt=text,
+            token_ids=token_ids,
+            params=params,
+            max_total_tokens=limit,
+            eos_token_ids=eos,
+            stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            bad_word_ids=self._bad_word_ids(params),
+            drafter=self._drafter(params),
+        )
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown:
+                raise RequestError(
+                    f"unknown prompt key {sorted(unknown)[0]!r}; give 'prompt' (text) or 'prompt_token_ids'"
+                )
+            ids: Any = prompt.get("prompt_token_ids")
+            text: Any = prompt.get("prompt")
+            if ids is not None:
+                return text, list(ids)
+            prompt = text
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise RequestError("this engine has no tokenizer (tokenizer_mode none): pass prompt_token_ids")
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, Sequence):
+            return None, list(prompt)
+        raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise RequestError("the prompt is empty: it needs at least one token")
+        self._check_ids("prompt_token_ids", token_ids)
+        longest = self._model.max_model_len - 1
+        if len(token_ids) > longest:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._model.max_model_len} and one is"
+                f" needed for the output: shorten it to {longest} tokens, set truncate_prompt_tokens, or raise"
+                " model.max_model_len"
+            )
+
+    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < self._model.vocab_size:
+                raise RequestError(
+                    f"{what} holds {token!r}, which is no token id: they are integers of 0 to"
+                    f" {self._model.vocab_size - 1}"
+                )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("logit_bias", list(params.logit_bias or ()))
+        for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            asked = self._model.vocab_size if value == -1 else value
+            if asked is not None and asked > self._model.max_logprobs:
+                raise RequestError(f"{name} is {value}, but at most model.max_logprobs = {self._model.max_logprobs}")
+        if params.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
+        for name, options in params.processors.items():
+            if name not in self._processors:
+                known = ", ".join(sorted(self._processors)) or "none"
+                raise RequestError(f"no logits processor {name!r} is configured (configured: {known})")
+            self._processors[name].validate(options)
+
+    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of each bad word, at the start of a word and inside one."""
+        if not params.bad_words:
+            return ()
+        if self._tokenizer is None:
+            raise RequestError("bad_words need a tokenizer, and this engine has none: use logit_bias")
+        spellings: list[tuple[int, ...]] = []
+        for word in params.bad_words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                if ids and ids not in spellings:
+                    spellings.append(ids)
+        return tuple(spellings)
+
+    def _drafter(self, params: SamplingParams) -> str | None:
+        speculation = self._speculation
+        asked = params.speculation
+        if speculation is None:
+            if asked not in (None, "off"):
+                raise RequestError(f"speculation {asked!r} was asked for, but the config has no speculative section")
+            return None
+        name = speculation.default if asked is None else (None if asked == "off" else asked)
+        if name is None:
+            return None
+        if name not in speculation.drafters:
+            known = ", ".join(sorted(speculation.drafters))
+            raise RequestError(f"no drafter {name!r} is configured (configured: {known}, or off)")
+        if self._acceptance is not None and self._acceptance.greedy_only and not params.is_greedy:
+            raise RequestError(
+                f"acceptance rule {speculation.acceptance.name!r} serves temperature 0 only: set temperature=0,"
+                " speculation='off', or another speculative.acceptance"
+            )
+        return name

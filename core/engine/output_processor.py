@@ -1,0 +1,288 @@
+"""From committed tokens to `RequestOutput`: incremental text, stop strings, log probabilities, several completions of one
+prompt under one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from dovetail.contracts.step import DraftCounts, TokenLogprobs
+from dovetail.engine.core import Ending, StepOutcome
+from dovetail.engine.input_processor import ProcessedInput
+from dovetail.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from dovetail.sequence import Sequence
+from dovetail.tokenization import IncrementalDetokenizer, StopChecker, Tokenizer
+
+
+@dataclass(slots=True)
+class CompletionRecord:
+    """One completion while it grows."""
+
+    sequence: Sequence
+    index: int
+    detokenizer: IncrementalDetokenizer | None
+    stop: StopChecker | None
+    num_seen: int = 0
+    """Output tokens that were detokenized."""
+    num_sent: int = 0
+    """Output tokens that a "delta" output carried."""
+    text: str = ""
+    """Text that is safe to show: it cannot become part of a stop string any more."""
+    chars_sent: int = 0
+    logprobs: list[PositionLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    ending: Ending | None = None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request: its prompt and its completions."""
+
+    request_id: str
+    input: ProcessedInput
+    metrics: RequestMetrics
+    completions: list[CompletionRecord] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every completion ended."""
+        return all(completion.ending is not None for completion in self.completions)
+
+    @property
+    def needs_text_each_step(self) -> bool:
+        """Whether text is needed before the end: to stream it, or to look for stop strings."""
+        params = self.input.params
+        return params.output_kind != "final_only" or bool(params.stop)
+
+
+class OutputProcessor:
+    """Owns the requests of one engine from acceptance to their last output."""
+
+    def __init__(self, tokenizer: Tokenizer | None):
+        self._tokenizer = tokenizer
+        self._requests: dict[str, RequestRecord] = {}
+        self._by_key: dict[int, tuple[RequestRecord, CompletionRecord]] = {}
+        self._eager: set[int] = set()
+        """Keys of sequences to look at after every step; the others are looked at when they end."""
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that are not finished, in order of arrival."""
+        return list(self._requests)
+
+    def add(self, request_id: str, processed: ProcessedInput, arrival_time: float, sequences: list[Sequence]) -> None:
+        """Takes in an accepted request with one sequence per completion."""
+        record = RequestRecord(request_id, processed, RequestMetrics(arrival_time))
+        params = processed.params
+        for index, sequence in enumerate(sequences):
+            completion = CompletionRecord(
+                sequence,
+                index,
+                self._create_detokenizer(processed),
+                StopChecker(tuple(params.stop), params.include_stop_str_in_output) if params.stop else None,
+            )
+            if params.logprobs is not None:
+                completion.logprobs, completion.cumulative_logprob = [], 0.0
+            record.completions.append(completion)
+            self._by_key[sequence.key] = (record, completion)
+            if record.needs_text_each_step:
+                self._eager.add(sequence.key)
+        if params.prompt_logprobs is not None:
+            record.prompt_logprobs = [None]
+        self._requests[request_id] = record
+
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """The sequences of a request that have not ended."""
+        record = self._requests.get(request_id)
+        return [c.sequence for c in record.completions if c.ending is None] if record else []
+
+    def process(self, outcome: StepOutcome) -> tuple[list[RequestOutput], list[Sequence]]:
+        """Outputs of one step, and the sequences that a stop string ended (for the engine to finish)."""
+        self._take_notes(outcome)
+        touched: dict[str, RequestRecord] = {}
+        stopped: list[Sequence] = []
+        for sequence, ending in outcome.endings:
+            record, completion = self._by_key[sequence.key]
+            self._advance(record, completion, ending)
+            self._end(record, completion, ending, outcome.ended)
+            touched[record.request_id] = record
+        if self._eager:
+            for sequence in outcome.schedule.requests:
+                if sequence.key in self._eager:
+                    record, completion = self._by_key[sequence.key]
+                    if sequence.num_output_tokens > completion.num_seen and self._advance(record, completion, None):
+                        stopped.append(sequence)
+                        self._end(record, completion, completion.ending, outcome.ended)
+                    touched[record.request_id] = record
+        outputs = [self._output(record) for record in touched.values() if self._wants_output(record)]
+        for record in touched.values():
+            if record.finished:
+                self._requests.pop(record.request_id, None)
+        return outputs, stopped
+
+    def end(self, request_id: str, ending: Ending, now: float) -> RequestOutput | None:
+        """Ends a request from outside (abort, engine failure); None if it is not known."""
+        record = self._requests.pop(request_id, None)
+        if record is None:
+            return None
+        for completion in record.completions:
+            if completion.ending is None:
+                self._advance(record, completion, ending)
+                self._end(record, completion, ending, now)
+        return self._output(record)
+
+    def _create_detokenizer(self, processed: ProcessedInput) -> IncrementalDetokenizer | None:
+        params = processed.params
+        if self._tokenizer is None or not params.detokenize:
+            return None
+        return IncrementalDetokenizer(
+            self._tokenizer,
+            processed.token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    def _take_notes(self, outcome: StepOutcome) -> None:
+        """Metrics and log probabilities of the step; usually there are none to take."""
+        result = outcome.result
+        requests = outcome.schedule.requests
+        for sequence in outcome.first_tokens:
+            metrics = self._by_key[sequence.key][0].metrics
+            if metrics.first_token_time is None:
+                metrics.first_token_time = outcome.ended or outcome.started
+                metrics.num_cached_tokens = sequence.num_cached_tokens
+        for sequence in outcome.first_scheduled:
+            metrics = self._by_key[sequence.key][0].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = outcome.started
+        for index, logprobs in result.logprobs.items():
+            self._add_logprobs(requests[index], logprobs)
+        for index, (position, entries) in result.prompt_logprobs.items():
+            record = self._by_key[requests[index].key][0]
+            if record.prompt_logprobs is not None:
+                # A prompt that starts over after a preemption, or a sibling's, brings positions that are known.
+                known = len(record.prompt_logprobs) - position
+                record.prompt_logprobs.extend(self._position(entry) for entry in entries[known:])
+        for index, counts in result.draft_counts.items():
+            _count_drafts(self._by_key[requests[index].key][0].metrics, counts)
+        for index, message in result.drafter_errors.items():
+            self._by_key[requests[index].key][0].metrics.drafter_error = message
+
+    def _add_logprobs(self, sequence: Sequence, logprobs: list[TokenLogprobs]) -> None:
+        completion = self._by_key[sequence.key][1]
+        if completion.logprobs is None or completion.cumulative_logprob is None:
+            return
+        # Tokens behind one that ended the sequence were dropped.
+        room = sequence.num_output_tokens - len(completion.logprobs)
+        for entry in logprobs[:room]:
+            completion.logprobs.append(self._position(entry))
+            completion.cumulative_logprob += entry.logprob
+
+    def _position(self, entry: TokenLogprobs) -> PositionLogprobs:
+        position = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id))}
+        for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
+            if token not in position:
+                position[token] = Logprob(logprob, rank, self._decoded(token))
+        return position
+
+    def _decoded(self, token: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.decode([token], skip_special_tokens=False)
+
+    def _advance(self, record: RequestRecord, completion: CompletionRecord, ending: Ending | None) -> bool:
+        """Turns new tokens into text. True if a stop string ended the completion just now."""
+        sequence = completion.sequence
+        tokens = sequence.token_ids[sequence.num_prompt_tokens + completion.num_seen :]
+        completion.num_seen += len(tokens)
+        if completion.detokenizer is None:
+            return False
+        if ending is not None and ending.finish_reason == "stop" and not record.input.params.include_stop_str_in_output:
+            tokens = tokens[:-1]  # the token that ended it is no text
+        if completion.stop is not None:
+            return self._advance_to_stop(completion, tokens, ending)
+        completion.text += completion.detokenizer.push(tokens)
+        if ending is not None:
+            completion.text += completion.detokenizer.finish()
+        return False
+
+    def _advance_to_stop(self, completion: CompletionRecord, tokens: list[int], ending: Ending | None) -> bool:
+        """As `_advance`, token by token, so that nothing behind a stop string is kept."""
+        sequence, stop, detokenizer = completion.sequence, completion.stop, completion.detokenizer
+        assert stop is not None and detokenizer is not None
+        first = sequence.num_tokens - len(tokens) - (1 if ending is not None and ending.finish_reason == "stop" else 0)
+        for index, token in enumerate(tokens):
+            match = stop.push(detokenizer.push([token]))
+            if match is not None:
+                del sequence.token_ids[first + index + 1 :]
+                sequence.num_tokens = len(sequence.token_ids)
+                completion.ending = Ending("stop", match)
+                break
+        if completion.ending is None and ending is not None:
+            match = stop.push(detokenizer.finish())
+            if match is not None:
+                completion.ending = Ending("stop", match)
+        completion.text = stop.text if ending is not None or completion.ending is not None else stop.safe_text
+        return completion.ending is not None and ending is None
+
+    def _end(self, record: RequestRecord, completion: CompletionRecord, ending: Ending | None, now: float) -> None:
+        if completion.ending is None:
+            completion.ending = ending
+        self._by_key.pop(completion.sequence.key, None)
+        self._eager.discard(completion.sequence.key)
+        record.metrics.num_preemptions += completion.sequence.num_preemptions
+        if record.finished:
+            record.metrics.finished_time = now
+
+    def _wants_output(self, record: RequestRecord) -> bool:
+        params = record.input.params
+        final_only = params.output_kind == "final_only" or params.num_sequences > params.n
+        return record.finished or not final_only
+
+    def _output(self, record: RequestRecord) -> RequestOutput:
+        params = record.input.params
+        completions: Iterable[CompletionRecord] = record.completions
+        if record.finished and params.num_sequences > params.n:
+            ranked = sorted(record.completions, key=lambda c: c.cumulative_logprob or 0.0, reverse=True)
+            completions = ranked[: params.n]
+        outputs = [self._completion(c, index, params.output_kind == "delta") for index, c in enumerate(completions)]
+        errors = [c.ending.error for c in record.completions if c.ending is not None and c.ending.error]
+        return RequestOutput(
+            request_id=record.request_id,
+            prompt=record.input.prompt,
+            prompt_token_ids=record.input.token_ids,
+            outputs=outputs,
+            finished=record.finished,
+            metrics=replace(record.metrics),
+            prompt_logprobs=record.prompt_logprobs,
+            error=errors[0] if errors else None,
+        )
+
+    def _completion(self, completion: CompletionRecord, index: int, delta: bool) -> CompletionOutput:
+        sequence, ending = completion.sequence, completion.ending
+        first = completion.num_sent if delta else 0
+        text = completion.text[completion.chars_sent :] if delta else completion.text
+        logprobs = completion.logprobs[first:] if completion.logprobs is not None else None
+        token_ids = sequence.token_ids[sequence.num_prompt_tokens + first :]
+        completion.num_sent += len(token_ids) if delta else 0
+        completion.chars_sent = len(completion.text)
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=completion.cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=ending.finish_reason if ending is not None else None,
+            stop_reason=ending.stop_reason if ending is not None else None,
+        )
+
+
+def _count_drafts(metrics: RequestMetrics, counts: DraftCounts) -> None:
+    metrics.num_drafted += counts.drafted
+    metrics.num_accepted += counts.accepted
+    while len(metrics.accepted_per_position) < counts.accepted:
+        metrics.accepted_per_position.append(0)
+    for position in range(counts.accepted):
+        metrics.accepted_per_position[position] += 1

@@ -1,0 +1,113 @@
+"""Builds what an engine is made of, in order: plugins, tokenizer, workers with their weights, KV memory, scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import CapacityError, PluginError
+from dovetail.contracts.executor import Executor, ExecutorNeed, WorkerReport
+from dovetail.contracts.kv import KVLayout
+from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.scheduler import Scheduler
+from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.engine.logits_setup import logits_setup
+from dovetail.kv.layout import build_layout, check_capacity
+from dovetail.kv.manager import KVCacheManager
+from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
+from dovetail.registry.hooks import HookCaller, create_hook_caller
+from dovetail.registry.registry import Registry
+from dovetail.runner.spec import ModelWorkerSpec
+from dovetail.tokenization import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The components of one engine."""
+
+    tokenizer: Tokenizer | None
+    executor: Executor
+    kv: KVCacheManager
+    scheduler: Scheduler
+    processors: Mapping[str, LogitsProcessor]
+    """Instances that validate requests; those that change logits live in the workers."""
+    acceptance: type[AcceptanceRule] | None
+    sinks: list[TelemetrySink]
+    hooks: HookCaller
+
+
+def create_parts(config: ResolvedConfig) -> EngineParts:
+    """Raises `PluginError`, `ModelError`, `CapacityError`; no process and no thread is left behind then."""
+    plugins = bootstrap(config.components(), config.plugin_hash)
+    tokenizer = _load_tokenizer(config, plugins)
+    need = ExecutorNeed(config.device_type, config.tensor_parallel)
+    executor: Executor = plugins.create(config.executor, ModelWorkerSpec(config), need)
+    try:
+        executor.start()
+        _compare_plugin_sets(config, executor)
+        kv = _create_kv(config, executor)
+    except BaseException:
+        executor.shutdown()
+        raise
+    setup = logits_setup(config, tokenizer)
+    return EngineParts(
+        tokenizer=tokenizer,
+        executor=executor,
+        kv=kv,
+        scheduler=plugins.create(config.scheduler, config.limits),
+        processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
+        acceptance=_acceptance(config, plugins),
+        sinks=[plugins.create(component) for component in config.telemetry],
+        hooks=create_hook_caller(Registry.scan()),
+    )
+
+
+def _acceptance(config: ResolvedConfig, plugins: LoadedPlugins) -> type[AcceptanceRule] | None:
+    if config.speculation is None:
+        return None
+    rule, _ = plugins.get(config.speculation.acceptance)
+    assert issubclass(rule, AcceptanceRule)
+    return rule
+
+
+def _load_tokenizer(config: ResolvedConfig, plugins: LoadedPlugins) -> Tokenizer | None:
+    files = plugins.create(config.weight_format).tokenizer(config.model.files)
+    return load_tokenizer(files, config.model.tokenizer_mode, config.model.tokenizer)
+
+
+def _compare_plugin_sets(config: ResolvedConfig, executor: Executor) -> None:
+    for rank, found in enumerate(executor.call("plugin_hash")):
+        if found != config.plugin_hash:
+            raise PluginError(
+                f"rank {rank} runs other plugins than this process (plugin set {found[:12]}, here"
+                f" {config.plugin_hash[:12]}): install the same distributions on every node"
+            )
+
+
+def _create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
+    reports: list[WorkerReport] = executor.call("describe")
+    layout = build_layout(reports[0].caches, config.cache.block_size)
+    num_blocks = config.cache.num_blocks
+    if num_blocks is None:
+        num_blocks = min(report.available_bytes for report in reports) // layout.block_bytes
+    check_capacity(layout, num_blocks, config.model.max_model_len, config.limits.max_num_batched_tokens)
+    num_host_blocks = config.cache.swap_bytes // layout.block_bytes
+    _check_host_blocks(config, layout, num_host_blocks)
+    executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
+    return KVCacheManager(
+        layout,
+        num_blocks,
+        num_host_blocks=num_host_blocks,
+        prefix_caching=config.cache.prefix_caching,
+        max_num_batched_tokens=config.limits.max_num_batched_tokens,
+    )
+
+
+def _check_host_blocks(config: ResolvedConfig, layout: KVLayout, num_host_blocks: int) -> None:
+    if config.cache.swap_bytes and not num_host_blocks:
+        raise CapacityError(
+            f"cache.swap_gib gives {config.cache.swap_bytes} bytes, less than one KV block"
+            f" ({layout.block_bytes} bytes): raise it, or set it to 0"
+        )

@@ -1,0 +1,131 @@
+"""From the model's layers to a KV layout, and how many blocks memory and requests come to.
+
+Block id 0 is the **null block**: it stands in block tables for pages that a sliding window has freed, and is never
+handed out. Every `num_blocks` counts it, so that `num_blocks` is the number of pages that a worker allocates per
+lane, and `num_blocks - 1` blocks can hold tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
+from dovetail.contracts.kv import DTYPE_BYTES, KVGroup, KVLayout, KVSpec, LayerCache, StateSpec
+
+MAX_GROUPS = 8
+"""Each group costs a block table per request and a plan per step; splitting kinds of layers stops here."""
+
+
+def build_layout(caches: Sequence[LayerCache | None], block_size: int) -> KVLayout:
+    """Cuts the layers into groups and lanes.
+
+    `caches[layer_id]` is what that layer caches, None where it caches nothing. Layers of one window form a kind
+    (full attention comes first, then windows from narrow to wide). A block id costs a page in every lane, so
+    a kind with fewer layers than lanes wastes pages; a kind with many layers is therefore split into several groups
+    of equal lane count.
+
+    Raises `ModelError` for caches that cannot be served, `ConfigError` for a dtype or block size that is unknown.
+    """
+    if block_size < 1:
+        raise ConfigError(f"cache.block_size is {block_size}; it must be at least 1")
+    kinds: dict[int | None, list[int]] = {}
+    page_bytes = 0
+    for layer_id, cache in enumerate(caches):
+        if cache is not None:
+            spec = _checked(layer_id, cache)
+            kinds.setdefault(spec.window, []).append(layer_id)
+            page_bytes = max(page_bytes, spec.page_bytes(block_size))
+    if not kinds:
+        raise ModelError("no layer of the model caches keys and values, so there is nothing to decode with")
+    num_lanes = _choose_num_lanes([len(layer_ids) for layer_ids in kinds.values()])
+    groups: list[KVGroup] = []
+    for window in sorted(kinds, key=lambda window: window or 0):
+        layer_ids = kinds[window]
+        for start in range(0, len(layer_ids), num_lanes):
+            groups.append(KVGroup(len(groups), tuple(layer_ids[start : start + num_lanes]), window))
+    return KVLayout(block_size, tuple(groups), page_bytes, num_lanes)
+
+
+def _checked(layer_id: int, cache: LayerCache) -> KVSpec:
+    if isinstance(cache, StateSpec):
+        raise ModelError(
+            f"layer {layer_id} keeps a recurrent state (Mamba, RWKV, linear attention); the KV memory holds pages of "
+            "keys and values only, so models with such layers cannot be served yet"
+        )
+    if cache.dtype not in DTYPE_BYTES:
+        raise ConfigError(f"KV cache dtype {cache.dtype!r} is not one of {', '.join(sorted(DTYPE_BYTES))}")
+    if cache.window is not None and cache.window < 1:
+        raise ModelError(f"layer {layer_id} has a sliding window of {cache.window} tokens; it must be at least 1")
+    return cache
+
+
+def _choose_num_lanes(kind_sizes: list[int]) -> int:
+    """The lane count that leaves the fewest lanes empty; of equals the largest, which makes the fewest groups."""
+
+    def num_groups(num_lanes: int) -> int:
+        return sum(-(-size // num_lanes) for size in kind_sizes)
+
+    def num_empty(num_lanes: int) -> int:
+        return sum(-size % num_lanes for size in kind_sizes)
+
+    largest = max(kind_sizes)
+    allowed = max(MAX_GROUPS, len(kind_sizes))
+    candidates = [lanes for lanes in range(min(kind_sizes), largest + 1) if num_groups(lanes) <= allowed]
+    return min(candidates, key=lambda lanes: (num_empty(lanes), -lanes))
+
+
+def num_blocks_for(layout: KVLayout, memory_bytes: int) -> int:
+    """Blocks, the null block included, that `memory_bytes` hold on one rank."""
+    return max(0, memory_bytes // layout.block_bytes)
+
+
+def blocks_per_request(layout: KVLayout, num_tokens: int, max_num_batched_tokens: int) -> int:
+    """The most blocks, over all groups, that one request of `num_tokens` tokens ever holds at a time.
+
+    A group with window W keeps, besides the up to `max_num_batched_tokens` tokens of a step, the W - 1 before them.
+    """
+    total = 0
+    num_new = min(num_tokens, max_num_batched_tokens)
+    for group in layout.groups:
+        num_blocks = layout.blocks_for(num_tokens)
+        if group.window is not None:
+            # A span touches one block more than it fills where it starts at the end of a block.
+            num_blocks = min(num_blocks, 1 + layout.blocks_for(group.window + num_new - 2))
+        total += num_blocks
+    return total
+
+
+def largest_model_len(layout: KVLayout, num_blocks: int, max_num_batched_tokens: int, at_most: int) -> int:
+    """The longest request, up to `at_most` tokens, that `num_blocks` blocks (null block included) hold. 0: none."""
+    fits, too_long = 0, at_most + 1
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if blocks_per_request(layout, middle, max_num_batched_tokens) < num_blocks:
+            fits = middle
+        else:
+            too_long = middle
+    return fits
+
+
+def check_capacity(layout: KVLayout, num_blocks: int, max_model_len: int, max_num_batched_tokens: int) -> None:
+    """Raises `CapacityError` where one request of `max_model_len` tokens does not fit in `num_blocks` blocks.
+
+    The message says how much is missing and what would fit.
+    """
+    needed = blocks_per_request(layout, max_model_len, max_num_batched_tokens) + 1
+    if num_blocks >= needed:
+        return
+    available = max(0, num_blocks)
+    fits = largest_model_len(layout, num_blocks, max_num_batched_tokens, max_model_len)
+    shorter = f"set max_model_len to {fits} or less" if fits else "not even a request of one token fits"
+    raise CapacityError(
+        f"KV memory is too small for one request of max_model_len {max_model_len}: it needs {needed} blocks of "
+        f"{layout.block_size} tokens ({_size(needed * layout.block_bytes)}), there are {available} "
+        f"({_size(available * layout.block_bytes)}), so {_size((needed - available) * layout.block_bytes)} are "
+        f"missing; {shorter}, or give the KV cache at least {_size(needed * layout.block_bytes)}"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    mebibytes = num_bytes / 2**20
+    return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 1024 else f"{mebibytes:.2f} MiB"

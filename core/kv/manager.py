@@ -1,0 +1,389 @@
+"""The KV cache manager: which sequence holds which blocks, on the device and on the host.
+
+One owner for all block bookkeeping. Schedulers see it through the `KVMemory` protocol; the engine calls `commit` and
+`trim` after a step's tokens are committed, `free` when a sequence ends, and `drain` once per step plan. It moves no
+data itself: workers do, from the `BlockChanges` of each plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.contracts.kv import KVLayout
+from dovetail.kv.hashing import extend_block_hashes
+from dovetail.kv.layout import largest_model_len
+from dovetail.kv.pool import NULL_BLOCK, BlockPool, HostPool, PrefixCacheReset
+from dovetail.kv.prefix import find_cached_prefix, find_fork_prefix, first_live_block
+from dovetail.kv.transfers import BlockChanges, PendingTransfers
+from dovetail.sequence import Sequence
+
+_NEVER = 1 << 60
+_NO_HOST_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KVStatistics:
+    """Usage now, and counts since the manager was made. The null block is left out."""
+
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    """Free blocks whose content can still be found."""
+    num_host_blocks: int
+    num_used_host_blocks: int
+    prefix_query_tokens: int
+    """Known tokens of the requests that were admitted."""
+    prefix_hit_tokens: int
+    """Of these, the tokens that were found in the cache or shared with a fork parent."""
+    num_evictions: int
+    num_copied_blocks: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+
+
+class KVCacheManager:
+    """Blocks of all sequences of one engine; implements `KVMemory`.
+
+    All groups' tables of a sequence have equal length, and the block that a sequence writes next is its own and
+    cannot be found by its hash: sequences for which that is not known take the slow path of `allocate`.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        *,
+        num_host_blocks: int = 0,
+        prefix_caching: bool = True,
+        max_num_batched_tokens: int = 1 << 40,
+    ) -> None:
+        """`num_blocks` counts the null block 0; `max_num_batched_tokens` is the most that one step computes, which says
+        how much a sliding window must hold. Raises `CapacityError` for fewer than 2 blocks."""
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks, len(layout.groups))
+        self.host_pool = HostPool(num_host_blocks)
+        self._transfers = PendingTransfers(self.pool, self.host_pool)
+        self._windowed = [group for group in layout.groups if group.window is not None]
+        self._capacity: dict[int, int] = {}
+        """Key -> tokens that its blocks hold, or 0 where the block that is written next may not be its own."""
+        self._num_registered: dict[int, int] = {}
+        """Key -> leading blocks whose content is findable or never shall be."""
+        self._unsent: set[int] = set()
+        """Sequences that got their first blocks since the last drain."""
+        self._new_blocks: dict[int, list[tuple[int, int, list[int]]]] = {}
+        self._attached: dict[int, tuple[int, int]] = {}
+        self._query_tokens = self._hit_tokens = 0
+        self._num_copied = self._num_swapped_out = self._num_swapped_in = 0
+        self.max_tokens_per_request = largest_model_len(layout, num_blocks, max_num_batched_tokens, 1 << 40)
+        """Longest sequence that fits in empty memory."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the device pool, the null block included."""
+        return self.pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, those with cached content included."""
+        return self.pool.num_free
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a sequence of this many tokens can be served, if alone."""
+        return num_tokens <= self.max_tokens_per_request
+
+    def attach_prefix(self, request: Sequence) -> int:
+        """Takes the longest cached prefix, or what the fork parent has computed if that is longer, and sets
+        `num_computed_tokens` to its length. Also sets `num_cached_tokens` while the request was never preempted.
+
+        Raises `ValueError` for a request that holds blocks.
+        """
+        if request.block_ids or request.host_block_ids:
+            raise ValueError(f"request {request.request_id} holds blocks already; release it before attach_prefix")
+        tables = find_cached_prefix(self.layout, self.pool, request) if self.prefix_caching else [[]]
+        num_registered = len(tables[0])
+        num_tokens = num_registered * self.block_size
+        parent, num_forked = request.fork_parent, find_fork_prefix(self.layout, request)
+        if parent is not None and num_forked > num_tokens:
+            num_tokens = num_forked
+            tables = self._fork_tables(parent, num_tokens)
+            is_hidden = self._num_registered[parent.key] == _NEVER
+            num_registered = _NEVER if is_hidden else num_tokens // self.block_size
+        if num_tokens:
+            for table in tables:
+                for block in table:
+                    if block != NULL_BLOCK:
+                        self.pool.share(block)
+            self._begin(request, tables, num_registered)
+            if num_tokens % self.block_size == 0:
+                self._capacity[request.key] = num_tokens
+        request.num_computed_tokens = num_tokens
+        self._attached[request.key] = (request.num_tokens, num_tokens)
+        if not request.num_preemptions:
+            request.num_cached_tokens = min(num_tokens, request.num_prompt_tokens)
+        return num_tokens
+
+    def allocate(self, request: Sequence, num_new_tokens: int, reserve: int = 0) -> bool:
+        """Makes the request's tables hold its computed tokens and `num_new_tokens` more; False: nothing changed."""
+        end = request.num_computed_tokens + num_new_tokens
+        if not reserve and end <= self._capacity.get(request.key, 0):
+            return True
+        return self._grow(request, end, reserve)
+
+    def release(self, request: Sequence) -> None:
+        """Gives back all blocks of the request; its tokens must be computed anew."""
+        self.free(request)
+        request.num_computed_tokens = 0
+        request.num_draft_tokens = 0
+        request.commit_at = 0
+
+    def free(self, sequence: Sequence) -> None:
+        """Gives back all blocks of a sequence that ended, whatever its status. Idempotent; leaves its counts."""
+        self._free_device(sequence)
+        host_blocks = [block for table in sequence.host_block_ids for block in table if block != _NO_HOST_BLOCK]
+        self._transfers.free_host(host_blocks)
+        sequence.host_block_ids = []
+        self._num_registered.pop(sequence.key, None)
+        self._attached.pop(sequence.key, None)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Takes note of computed tokens: full blocks become findable, blocks behind a window become free.
+
+        Call it when `num_computed_tokens` has reached `commit_at`, after the tokens themselves are committed to
+        `token_ids`; sets `commit_at` to where it is needed next. Drafts never count.
+        """
+        tables = sequence.block_ids
+        if not tables:
+            return
+        computed = sequence.num_computed_tokens
+        if self.prefix_caching:
+            self._register(sequence, computed // self.block_size)
+        commit_at = (computed // self.block_size + 1) * self.block_size if self.prefix_caching else _NEVER
+        for group in self._windowed:
+            num_dead = first_live_block(group, computed, self.block_size)
+            self._free_dead(sequence, group.group_id, min(num_dead, len(tables[group.group_id])))
+            commit_at = min(commit_at, (num_dead + 1) * self.block_size + (group.window or 0) - 1)
+        sequence.commit_at = commit_at
+
+    def trim(self, sequence: Sequence) -> None:
+        """Frees blocks beyond those that the computed tokens and one more need: those of rejected drafts."""
+        tables = sequence.block_ids
+        keep = sequence.num_computed_tokens // self.block_size + 1
+        if not tables or len(tables[0]) <= keep:
+            return
+        rows = zip(*(table[: keep - 1 : -1] for table in tables), strict=True)
+        self._free_blocks([block for row in rows for block in row])
+        for table in tables:
+            del table[keep:]
+        if self._capacity[sequence.key]:
+            self._capacity[sequence.key] = keep * self.block_size
+
+    def swap_out(self, request: Sequence) -> bool:
+        """Moves the computed tokens' blocks to host memory and gives up all device blocks.
+
+        Drafts are forgotten. False: no room on the host, nothing is computed, or a block waits for its own content.
+        """
+        num_used = self.layout.blocks_for(request.num_computed_tokens)
+        used = [table[:num_used] for table in request.block_ids]
+        blocks = [block for table in used for block in table if block != NULL_BLOCK]
+        transfers = self._transfers
+        if not blocks or not num_used or len(blocks) > self.host_pool.num_free:
+            return False
+        if transfers.has_incoming and any(map(transfers.is_incoming, blocks)):
+            return False
+        request.host_block_ids = [
+            [_NO_HOST_BLOCK if block == NULL_BLOCK else transfers.swap_out(block) for block in table] for table in used
+        ]
+        self._free_device(request)
+        request.num_draft_tokens = 0
+        return True
+
+    def swap_in(self, request: Sequence) -> bool:
+        """Brings swapped blocks back, sharing those whose content is still on the device. False: nothing changed.
+
+        Raises `ValueError` for a request that is not swapped out.
+        """
+        if not request.host_block_ids:
+            raise ValueError(f"request {request.request_id} is not swapped out, so it cannot be swapped in")
+        hits = self._find_swapped(request)
+        refs = self.pool.refs
+        num_blocks = sum(block != _NO_HOST_BLOCK for table in request.host_block_ids for block in table)
+        num_needed = num_blocks - len(hits) + sum(refs[block] == 0 for block in hits.values())
+        if num_needed > self.pool.num_free:
+            return False
+        for block in hits.values():
+            self.pool.share(block)
+        tables: list[list[int]] = []
+        for group_id, host_table in enumerate(request.host_block_ids):
+            tables.append([self._bring(hits.get((group_id, i)), block) for i, block in enumerate(host_table)])
+        request.host_block_ids = []
+        num_registered = self._num_registered[request.key]
+        self._begin(request, tables, _NEVER if num_registered == _NEVER else 0)
+        self._capacity[request.key] = len(tables[0]) * self.block_size
+        return True
+
+    def drain(self) -> BlockChanges:
+        """What changed since the last drain, for the next step plan. Call it once per plan, after `schedule`."""
+        new_blocks = [(key, *entry) for key, entries in self._new_blocks.items() for entry in entries]
+        self._new_blocks = {}
+        self._unsent.clear()
+        changes = self._transfers.drain(new_blocks)
+        self._num_copied += len(changes.copies)
+        self._num_swapped_out += len(changes.swap_out)
+        self._num_swapped_in += len(changes.swap_in)
+        return changes
+
+    def reset_prefix_cache(self) -> PrefixCacheReset:
+        """Forgets all cached content. Requests go on, and what they have and will compute is not cached either."""
+        for key in self._num_registered:
+            self._num_registered[key] = _NEVER
+        return self.pool.reset_prefix_cache()
+
+    def statistics(self) -> KVStatistics:
+        """Usage and counts."""
+        usage = self.pool.usage()
+        return KVStatistics(
+            num_blocks=self.pool.num_blocks - 1,
+            num_used_blocks=usage.num_used,
+            num_cached_blocks=usage.num_cached,
+            num_host_blocks=self.host_pool.num_blocks,
+            num_used_host_blocks=self.host_pool.num_blocks - self.host_pool.num_free,
+            prefix_query_tokens=self._query_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            num_evictions=self.pool.num_evictions,
+            num_copied_blocks=self._num_copied,
+            num_swapped_out_blocks=self._num_swapped_out,
+            num_swapped_in_blocks=self._num_swapped_in,
+        )
+
+    def _grow(self, request: Sequence, end: int, reserve: int) -> bool:
+        tables = request.block_ids
+        have = len(tables[0]) if tables else 0
+        count = max(0, self.layout.blocks_for(end) - have)
+        index = request.num_computed_tokens // self.block_size
+        shared = [group_id for group_id, table in enumerate(tables) if index < have and self._is_shared(table[index])]
+        if count * len(self.layout.groups) + len(shared) + reserve > self.pool.num_free:
+            return False
+        if not tables:
+            tables = [[] for _ in self.layout.groups]
+            self._begin(request, tables, 0)
+        if index < have:
+            self._own(request, index, shared)
+        if count:
+            for group_id, table in enumerate(tables):
+                blocks = self.pool.take(count)
+                table.extend(blocks)
+                self._record(request.key, group_id, have, blocks)
+        self._capacity[request.key] = len(tables[0]) * self.block_size
+        attached = self._attached.pop(request.key, None)
+        if attached is not None:
+            self._query_tokens += attached[0]
+            self._hit_tokens += attached[1]
+        return True
+
+    def _is_shared(self, block: int) -> bool:
+        return self.pool.refs[block] - self._transfers.num_pins(block) > 1
+
+    def _own(self, request: Sequence, index: int, shared: list[int]) -> None:
+        """Makes the blocks at `index` writable: copies those of the groups in `shared`, hides the others' content."""
+        for group_id, table in enumerate(request.block_ids):
+            source = table[index]
+            if group_id in shared:
+                (table[index],) = self.pool.take(1)
+                self._transfers.copy(source, table[index])
+                self.pool.free((source,))
+                self._record(request.key, group_id, index, [table[index]])
+            else:
+                self.pool.unregister(source)
+
+    def _begin(self, request: Sequence, tables: list[list[int]], num_registered: int) -> None:
+        """The request, which held no device blocks, has these now."""
+        request.block_ids = tables
+        request.commit_at = 0
+        self._num_registered[request.key] = num_registered
+        self._capacity[request.key] = 0
+        self._unsent.add(request.key)
+
+    def _fork_tables(self, parent: Sequence, num_tokens: int) -> list[list[int]]:
+        if num_tokens % self.block_size:
+            # Both now hold the block that the parent writes next: whoever writes first must copy.
+            self._capacity[parent.key] = 0
+        num_blocks = self.layout.blocks_for(num_tokens)
+        tables: list[list[int]] = []
+        for group, table in zip(self.layout.groups, parent.block_ids, strict=True):
+            num_dead = first_live_block(group, num_tokens, self.block_size)
+            tables.append([NULL_BLOCK] * num_dead + table[num_dead:num_blocks])
+        return tables
+
+    def _register(self, sequence: Sequence, num_full: int) -> None:
+        done = self._num_registered[sequence.key]
+        if num_full <= done:
+            return
+        hashes = sequence.block_hashes
+        extend_block_hashes(hashes, sequence.token_ids, num_full, self.block_size, sequence.hash_seed)
+        for group_id, table in enumerate(sequence.block_ids):
+            for index in range(done, num_full):
+                if table[index] != NULL_BLOCK:
+                    self.pool.register(table[index], group_id, hashes[index])
+        self._num_registered[sequence.key] = num_full
+
+    def _free_dead(self, sequence: Sequence, group_id: int, num_dead: int) -> None:
+        table = sequence.block_ids[group_id]
+        start = num_dead
+        while start > 0 and table[start - 1] != NULL_BLOCK:
+            start -= 1
+        if start < num_dead:
+            self._free_blocks(table[start:num_dead][::-1])
+            zeros = [NULL_BLOCK] * (num_dead - start)
+            table[start:num_dead] = zeros
+            self._record(sequence.key, group_id, start, zeros)
+
+    def _find_swapped(self, request: Sequence) -> dict[tuple[int, int], int]:
+        """(group, index) of swapped full blocks whose content is on the device -> the block that has it."""
+        if not self.prefix_caching or self._num_registered[request.key] == _NEVER:
+            return {}
+        num_full = request.num_computed_tokens // self.block_size
+        hashes = request.block_hashes
+        extend_block_hashes(hashes, request.token_ids, num_full, self.block_size, request.hash_seed)
+        hits: dict[tuple[int, int], int] = {}
+        for group_id, host_table in enumerate(request.host_block_ids):
+            for index in range(num_full):
+                block = self.pool.find(group_id, hashes[index])
+                if block != NULL_BLOCK and host_table[index] != _NO_HOST_BLOCK:
+                    hits[group_id, index] = block
+        return hits
+
+    def _bring(self, hit: int | None, host_block: int) -> int:
+        """The device block that takes the place of a swapped one."""
+        if host_block == _NO_HOST_BLOCK:
+            return NULL_BLOCK
+        if hit is not None:
+            self._transfers.free_host((host_block,))
+            return hit
+        (block,) = self.pool.take(1)
+        self._transfers.swap_in(host_block, block)
+        return block
+
+    def _free_device(self, sequence: Sequence) -> None:
+        tables = sequence.block_ids
+        if len(tables) == 1:
+            self._free_blocks(tables[0][::-1])
+        else:
+            # Row by row from the tail, so that in every group tails are evicted before their parents.
+            self._free_blocks([block for row in zip(*map(reversed, tables), strict=True) for block in row])
+        sequence.block_ids = []
+        self._capacity.pop(sequence.key, None)
+        self._new_blocks.pop(sequence.key, None)
+        self._unsent.discard(sequence.key)
+
+    def _free_blocks(self, blocks: list[int]) -> None:
+        if NULL_BLOCK in blocks:
+            blocks = [block for block in blocks if block != NULL_BLOCK]
+        self.pool.free(blocks)
+        if self._transfers.has_incoming:
+            self._transfers.cancel_into(blocks)
+
+    def _record(self, key: int, group_id: int, index: int, blocks: list[int]) -> None:
+        if key not in self._unsent:
+            self._new_blocks.setdefault(key, []).append((group_id, index, blocks))

@@ -1,0 +1,71 @@
+"""The attention layer of a model: where the module meets the attention backend and the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer
+from dovetail.contracts.kv import KVSpec
+from dovetail.nn.context import ModelContext
+
+
+class Attention(torch.nn.Module):
+    """Attention over the KV cache of one layer.
+
+    Creating one registers it in `context.attention_layers`. The runner hands it a backend and its cache with `bind`
+    before the first forward pass. Head counts are those of this rank. A window that no sequence of the context
+    outgrows is dropped, since it is the same as full attention.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Sequence[float] | None = None,
+    ):
+        super().__init__()
+        if window is not None and window >= context.max_model_len:
+            window = None
+        self.layer = AttentionLayer(
+            layer_id=len(context.attention_layers),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes),
+        )
+        self.cache = KVSpec(num_kv_heads, head_size, context.kv_dtype, window)
+        """What the layer keeps between steps."""
+        self._backend: AttentionBackend | None = None
+        self._kv_cache: torch.Tensor | None = None
+        context.attention_layers.append(self)
+
+    def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
+        """Uses `backend`, with `kv_cache` of its `kv_cache_shape`, from now on."""
+        self._backend = backend
+        self._kv_cache = kv_cache
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """query [T, num_heads * head_size] or [T, num_heads, head_size], rotated already, key and value likewise
+        with num_kv_heads -> [T, num_heads * head_size]."""
+        if self._backend is None or self._kv_cache is None:
+            raise RuntimeError("the attention layer has no backend yet: call bind() first")
+        layer = self.layer
+        num_tokens = query.shape[0]
+        output = self._backend.forward(
+            layer,
+            query.view(num_tokens, layer.num_heads, layer.head_size),
+            key.view(num_tokens, layer.num_kv_heads, layer.head_size),
+            value.view(num_tokens, layer.num_kv_heads, layer.head_size),
+            self._kv_cache,
+        )
+        return output.reshape(num_tokens, layer.num_heads * layer.head_size)

@@ -1,0 +1,83 @@
+"""What a model family is handed to build its module with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
+from dovetail.nn.communicator import Communicator, SingleProcess
+
+if TYPE_CHECKING:
+    from dovetail.nn.attention import Attention
+
+
+@dataclass
+class ModelContext:
+    """Where and how one module is built: device, dtype, ranks, quantization.
+
+    One context serves one module. Building blocks take it as first argument; attention layers register
+    themselves in it.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    """Longest sequence that will be computed; sizes the tables of position embeddings."""
+    kv_dtype: str
+    """dtype of cached keys and values, in torch's spelling."""
+    communicator: Communicator = field(default_factory=SingleProcess)
+    quantization: QuantizationMethod | None = None
+    attention_layers: list[Attention] = field(default_factory=list, init=False)
+    """Every attention layer of the module, in the order of creation, which is the order of `layer_id`."""
+
+    @property
+    def tp_rank(self) -> int:
+        """This process's rank in the tensor-parallel group."""
+        return self.communicator.rank
+
+    @property
+    def tp_size(self) -> int:
+        """Ranks that share the model."""
+        return self.communicator.size
+
+    def divide(self, total: int, what: str) -> int:
+        """`total` / `tp_size`. Raises `ModelError` where that leaves a remainder."""
+        if total % self.tp_size:
+            raise ModelError(
+                f"{what} is {total}, which does not divide by tensor_parallel={self.tp_size}; "
+                f"choose a tensor_parallel that divides it"
+            )
+        return total // self.tp_size
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An uninitialised tensor on the context's device, in its dtype unless told otherwise."""
+        return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+
+    def create_kernel(self, shape: LinearShape) -> LinearKernel:
+        """The quantization method's kernel for a linear layer, or plain torch where it has none for it."""
+        kernel = self.quantization.create_linear(shape, self.device) if self.quantization is not None else None
+        return kernel if kernel is not None else self.create_plain_kernel(shape)
+
+    def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
+        """Full precision, whatever the quantization method says."""
+        return TorchLinear(self.empty(shape.out_features, shape.in_features))
+
+
+class TorchLinear(LinearKernel):
+    """Weights as they are, multiplied by torch."""
+
+    def __init__(self, weight: torch.Tensor):
+        self.weight = weight
+        """[out_features, in_features] in the model's dtype; `load` writes into it."""
+
+    def load(self, rows: slice, weight: torch.Tensor) -> None:
+        """Copies, converting dtype and device."""
+        self.weight[rows].copy_(weight)
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x @ weight.T + bias."""
+        return torch.nn.functional.linear(x, self.weight, bias)

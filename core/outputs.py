@@ -1,0 +1,101 @@
+"""What a request brings back. The names are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log probability of one token under the raw distribution (before temperature, penalties and masks)."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token of the vocabulary."""
+    decoded_token: str | None = None
+
+
+PositionLogprobs = dict[int, Logprob]
+"""Token id -> its log probability at one position; the token that stands there comes first."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    """Sum over the tokens so far; None unless logprobs were asked for."""
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    """"stop", "length", "abort", "error", or None while the completion goes on."""
+    stop_reason: int | str | None = None
+    """The stop token id or string that ended it; None for end-of-sequence."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request, in seconds of time.monotonic(), and its counts."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    """Rounds in which at least this many drafts stood: entry 0 for one draft, entry 1 for two, ..."""
+    drafter_error: str | None = None
+    """Why the request went on without its drafter."""
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions so far."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    """One entry per prompt token, the first None; present where `prompt_logprobs` was asked for."""
+    error: str | None = None
+    """Why the request failed, where finish_reason is "error"."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+        return self.metrics.num_cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One beam, best first in `BeamSearchOutput.sequences`."""
+
+    tokens: list[int]
+    """Prompt and output."""
+    cum_logprob: float
+    score: float
+    """cum_logprob / (output length ** length_penalty)."""
+    text: str
+    """Text of the output tokens; empty without a tokenizer."""
+    finish_reason: str
+    """"stop" or "length"."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt."""
+
+    sequences: list[BeamSearchSequence]

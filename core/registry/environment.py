@@ -1,0 +1,125 @@
+"""Facts about this machine that plugins may ask about, gathered once per process."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.registry.entries import normalize_name
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def detect_environment(device_type: str | None = None) -> Environment:
+    """The machine as this process may use it: CPUs and memory within affinity and control-group limits.
+
+    `device_type` None: "cuda" where torch sees one, else "cpu". torch is imported unless `device_type` is "cpu".
+    """
+    devices: tuple[DeviceInfo, ...] = ()
+    if device_type is None:
+        devices = _cuda_devices()
+        device_type = "cuda" if devices else "cpu"
+    elif device_type == "cuda":
+        devices = _cuda_devices()
+    group = _own_cgroup()
+    memory_limit = cgroup_memory_limit(group)
+    total = psutil.virtual_memory().total
+    return Environment(
+        device_type=device_type,
+        num_cpus=_num_cpus(cgroup_cpu_limit(group)),
+        memory_bytes=total if memory_limit is None else min(total, memory_limit),
+        cpu_features=cpu_features(_read(Path("/proc/cpuinfo")) or ""),
+        devices=devices,
+        packages=_packages(),
+    )
+
+
+def cpu_features(cpuinfo: str) -> frozenset[str]:
+    """Instruction sets of the first processor in the text of /proc/cpuinfo; empty where it does not say."""
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return frozenset(match[1].split()) if match else frozenset()
+
+
+def cgroup_memory_limit(groups: list[Path]) -> int | None:
+    """The smallest memory limit in bytes of a control group and its parents, None where there is none."""
+    limits = []
+    for group in groups:
+        for file in (group / "memory.max", group / "memory.limit_in_bytes"):
+            text = (_read(file) or "").strip()
+            if text.isdigit():
+                limits.append(int(text))
+    return min(limits, default=None)
+
+
+def cgroup_cpu_limit(groups: list[Path]) -> float | None:
+    """The smallest CPU limit of a control group and its parents in CPUs, None where there is none."""
+    limits = []
+    for group in groups:
+        text = _read(group / "cpu.max")
+        if text is None:
+            quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+            text = f"{quota} {period}"
+        parts = text.split()
+        # An unlimited quota is "max" in version 2 and -1 in version 1.
+        if len(parts) == 2 and all(part.isdigit() for part in parts):
+            limits.append(int(parts[0]) / int(parts[1]))
+    return min(limits, default=None)
+
+
+def _own_cgroup() -> list[Path]:
+    """Directories of this process's control groups (versions 1 and 2) and of their parents."""
+    directories: dict[Path, None] = {}
+    for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        mount = _CGROUP_ROOT / controllers if controllers else _CGROUP_ROOT
+        group = mount / path.lstrip("/")
+        for directory in (group, *group.parents):
+            if directory.is_relative_to(mount):
+                directories[directory] = None
+    return list(directories)
+
+
+def _num_cpus(limit: float | None) -> int:
+    try:
+        available = len(psutil.Process().cpu_affinity() or ())
+    except AttributeError:  # macOS has no affinity
+        available = 0
+    available = available or os.cpu_count() or 1
+    return available if limit is None else max(1, min(available, int(limit)))
+
+
+def _cuda_devices() -> tuple[DeviceInfo, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        devices.append(DeviceInfo(properties.name, properties.total_memory, (properties.major, properties.minor)))
+    return tuple(devices)
+
+
+def _packages() -> dict[str, str]:
+    """Installed distributions among those that Dovetail or its extras require."""
+    installed = {}
+    for requirement in metadata.requires("dovetail") or ():
+        match = re.match(r"[\w.-]+", requirement)
+        if match is None:
+            continue
+        try:
+            installed[normalize_name(match[0])] = metadata.version(match[0])
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None

@@ -1,0 +1,177 @@
+"""Imports one plugin and checks that it is what it claims to be.
+
+`sys.modules` is the only cache, so that code is run once per process, whoever asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.registry.entries import Entry, normalize_name, version_refusal
+
+_PLUGIN_ERRORS = (Exception, SystemExit)
+"""What plugin code may raise without taking the host with it. A plugin that exits on import is a broken plugin."""
+
+
+def is_file_reference(reference: str) -> bool:
+    """Whether a reference names a file ("./file.py:Class") rather than a module."""
+    return reference.rpartition(":")[0].endswith(".py")
+
+
+def load_entry(entry: Entry) -> type[Plugin]:
+    """Imports the plugin behind `entry`.
+
+    Raises `PluginError` whose first line is the reason; the traceback follows where plugin code raised.
+    """
+    if entry.refusal is not None:
+        raise PluginError(f"{entry.label}: {entry.refusal}")
+    found = import_object(entry)
+    base = base_class(entry.kind)
+    if not (isinstance(found, type) and issubclass(found, Plugin) and issubclass(found, base)):
+        raise PluginError(
+            f"{entry.label}: {entry.reference} is no subclass of {base.__module__}.{base.__qualname__}, "
+            f"which a {entry.kind} must derive from"
+        )
+    problem = _contract_problem(entry, found) or _shape_problem(found, base)
+    if problem is not None:
+        raise PluginError(f"{entry.label}: {problem}")
+    return found
+
+
+def base_class(kind: str) -> type[Plugin]:
+    """The abstract base class of a component kind."""
+    module, _, name = KINDS[kind].base.partition(":")
+    base: type[Plugin] = vars(importlib.import_module(module))[name]
+    return base
+
+
+def class_facts(base: type[Plugin]) -> list[str]:
+    """Names of the class variables that a kind's plugins declare, in the order of the contract."""
+    return [
+        name
+        for owner in reversed(base.__mro__)
+        for name, annotation in inspect.get_annotations(owner).items()
+        if str(annotation).startswith("ClassVar")
+    ]
+
+
+def infer_kind(entry: Entry) -> str:
+    """The component kind of a class that is named by a direct reference."""
+    found = import_object(entry)
+    kinds = [kind for kind in KINDS if isinstance(found, type) and issubclass(found, base_class(kind))]
+    if len(kinds) != 1:
+        raise PluginError(f"{entry.label}: it derives from no one plugin base class of dovetail.contracts")
+    return kinds[0]
+
+
+def import_object(entry: Entry) -> object:
+    """What the entry's reference stands for: "module", "module:name" or "/absolute/file.py:name"."""
+    module_name, _, attribute = entry.reference.rpartition(":")
+    if not module_name:
+        module_name, attribute = attribute, ""
+    try:
+        module = (
+            _import_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+        )
+    except _PLUGIN_ERRORS as error:
+        raise PluginError(_import_failure(entry, module_name, error)) from error
+    found: object = module
+    for name in attribute.split(".") if attribute else ():
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise PluginError(f"{entry.label}: {module_name} has no '{attribute}'") from error
+        except _PLUGIN_ERRORS as error:  # a module may import its names on demand
+            raise PluginError(_import_failure(entry, module_name, error)) from error
+    return found
+
+
+def local_module_name(path: Path) -> str:
+    """The name under which a local file is imported: the same in every process that imports the same path."""
+    return f"dovetail_local_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}_{path.stem}"
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = local_module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python source file")
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs, as an import does: dataclasses and pickle look their module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_failure(entry: Entry, module_name: str, error: BaseException) -> str:
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        if f"{module_name}.".startswith(f"{error.name}."):
+            reason = f"there is no module '{error.name}'"
+        else:
+            reason = f"it needs the module '{error.name}', which is not installed here{_extra_hint(entry, error.name)}"
+    report = traceback.TracebackException.from_exception(error)
+    report.stack = traceback.StackSummary.from_list(
+        [frame for frame in report.stack if frame.filename != __file__ and "importlib" not in frame.filename]
+    )
+    return f"{entry.label} cannot be imported: {reason}\n\n{''.join(report.format()).rstrip()}"
+
+
+def _extra_hint(entry: Entry, module: str) -> str:
+    """The extra of the plugin's own distribution that brings a missing module, as its metadata has it."""
+    if entry.distribution is None:
+        return ""
+    wanted = normalize_name(module.partition(".")[0])
+    for requirement in metadata.requires(entry.distribution) or ():
+        match = re.match(r"[\w.-]+", requirement)
+        if match is None or normalize_name(match[0]) != wanted:
+            continue
+        extra = re.search(r"""extra\s*==\s*["']([\w.-]+)["']""", requirement)
+        wish = f"{entry.distribution}[{extra[1]}]" if extra else match[0]
+        return f': pip install "{wish}"'
+    return ""
+
+
+def _contract_problem(entry: Entry, plugin: type[Plugin]) -> str | None:
+    host = KINDS[entry.kind].version
+    declares = f"contract = ({host.major}, {host.minor})"
+    try:
+        major, minor = plugin.contract
+    except AttributeError:
+        return f"{plugin.__qualname__} does not say which contract it was written for: add `{declares}` to the class"
+    except (TypeError, ValueError):
+        return f"{plugin.__qualname__}.contract is {plugin.contract!r}, not (major, minor): write `{declares}`"
+    if major != host.major or minor > host.minor:
+        return version_refusal(entry.kind, f"{major}.{minor}", major, entry.distribution)
+    return None
+
+
+def _shape_problem(plugin: type[Plugin], base: type[Plugin]) -> str | None:
+    """What the class lacks to be created by the host."""
+    missing = sorted(plugin.__abstractmethods__)
+    if missing:
+        return f"{plugin.__qualname__} does not implement {', '.join(missing)}"
+    undeclared = [name for name in class_facts(base) if not any(name in vars(owner) for owner in plugin.__mro__)]
+    if undeclared:
+        return f"{plugin.__qualname__} does not declare {', '.join(undeclared)}"
+    if not (isinstance(plugin.Options, type) and issubclass(plugin.Options, PluginOptions)):
+        return f"{plugin.__qualname__}.Options is no subclass of dovetail.contracts.plugin.PluginOptions"
+    return None

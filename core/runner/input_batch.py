@@ -1,0 +1,163 @@
+"""The persistent batch: what a worker knows of the requests it computes, in arrays that only change where a plan says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dovetail.contracts.speculation import Draft
+from dovetail.contracts.step import NewRequest, StepPlan
+
+
+@dataclass(slots=True)
+class BatchRequest:
+    """One request's place in the batch."""
+
+    row: int
+    request: NewRequest
+    draft: Draft | None = None
+    """Guesses that wait for verification."""
+    drafter: str | None = None
+    """Which drafter guesses; None once it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step's rows, R requests with T query tokens. Arrays are valid until the next step."""
+
+    rows: np.ndarray
+    """[R] int64: place of each request in the persistent arrays."""
+    query_start: np.ndarray
+    """[R + 1] int32"""
+    seq_lens: np.ndarray
+    """[R] int32: keys after this step."""
+    input_ids: np.ndarray
+    """[T] int64"""
+    positions: np.ndarray
+    """[T] int64: for position embeddings; in a tree, by depth."""
+    block_tables: list[np.ndarray]
+    """Per KV group, [R, blocks of the longest request] int32."""
+    slot_mappings: list[np.ndarray]
+    """Per KV group, [T] int64."""
+    num_drafts: np.ndarray
+    """[R] int32: how many of the query tokens are drafts, the last ones."""
+    reaches_end: np.ndarray
+    """[R] bool: whether the last known token is computed, so that the next one can be drawn."""
+    tree_masks: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+class InputBatch:
+    """Rows of requests: token ids, counts and block tables."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int, max_drafts: int):
+        self._block_size = block_size
+        self._max_drafts = max_drafts
+        width = max_model_len + max_drafts + 1
+        num_blocks = -(-width // block_size)
+        self.token_ids = np.zeros((max_num_seqs, width), dtype=np.int32)
+        """Known tokens, then the drafts that wait."""
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_computed = np.zeros(max_num_seqs, dtype=np.int32)
+        self.block_tables = [np.zeros((max_num_seqs, num_blocks), dtype=np.int32) for _ in range(num_groups)]
+        self.requests: dict[int, BatchRequest] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    def add(self, request: NewRequest) -> None:
+        """A request comes, or comes back."""
+        row = self._free_rows.pop()
+        self.requests[request.key] = BatchRequest(row, request, drafter=request.drafter)
+        self.num_tokens[row] = len(request.token_ids)
+        self.num_computed[row] = request.num_computed_tokens
+        self.token_ids[row, : len(request.token_ids)] = request.token_ids
+        for table, blocks in zip(self.block_tables, request.block_ids, strict=True):
+            table[row, : len(blocks)] = blocks
+
+    def remove(self, key: int) -> None:
+        """A request leaves; unknown keys are passed over."""
+        entry = self.requests.pop(key, None)
+        if entry is not None:
+            self._free_rows.append(entry.row)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Takes in block changes and new requests. Requests that leave were removed before."""
+        for key, group, index, blocks in plan.new_blocks:
+            row = self.requests[key].row
+            self.block_tables[group][row, index : index + len(blocks)] = blocks
+        for request in plan.new_requests:
+            self.add(request)
+
+    def set_draft(self, key: int, draft: Draft | None) -> None:
+        """Keeps guesses for the next step, behind the request's known tokens."""
+        entry = self.requests[key]
+        entry.draft = draft
+        if draft is not None:
+            start = self.num_tokens[entry.row]
+            self.token_ids[entry.row, start : start + len(draft.token_ids)] = draft.token_ids
+
+    def append(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """One drawn token for each of `rows`."""
+        self.token_ids[rows, self.num_tokens[rows]] = tokens
+        self.num_tokens[rows] += 1
+
+    def extend(self, row: int, tokens: list[int]) -> None:
+        """Several tokens that stand for one row."""
+        start = self.num_tokens[row]
+        self.token_ids[row, start : start + len(tokens)] = tokens
+        self.num_tokens[row] += len(tokens)
+
+    def prepare(self, plan: StepPlan) -> StepInputs:
+        """The step's flat arrays."""
+        entries = [self.requests[key] for key in plan.keys]
+        rows = np.fromiter((entry.row for entry in entries), dtype=np.int64, count=len(entries))
+        counts = np.asarray(plan.num_tokens, dtype=np.int32)
+        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        computed = self.num_computed[rows]
+        seq_lens = computed + counts
+        if len(rows) == query_start[-1]:
+            token_rows, indices = rows, computed.astype(np.int64)
+        else:
+            token_rows = np.repeat(rows, counts)
+            indices = np.arange(query_start[-1], dtype=np.int64)
+            indices += np.repeat(computed.astype(np.int64) - query_start[:-1], counts)
+        num_drafts = np.zeros_like(counts) if plan.num_drafts is None else np.asarray(plan.num_drafts, dtype=np.int32)
+        width = -(-int(seq_lens.max()) // self._block_size)
+        blocks, offsets = indices // self._block_size, indices % self._block_size
+        inputs = StepInputs(
+            rows=rows,
+            query_start=query_start,
+            seq_lens=seq_lens,
+            input_ids=self.token_ids[token_rows, indices].astype(np.int64),
+            positions=indices,
+            block_tables=[table[rows, :width] for table in self.block_tables],
+            slot_mappings=[
+                table[token_rows, blocks].astype(np.int64) * self._block_size + offsets for table in self.block_tables
+            ],
+            num_drafts=num_drafts,
+            reaches_end=seq_lens - num_drafts >= self.num_tokens[rows],
+        )
+        if plan.num_drafts is not None:
+            self._place_trees(entries, inputs)
+        return inputs
+
+    def _place_trees(self, entries: list[BatchRequest], inputs: StepInputs) -> None:
+        """Depths as positions, and masks, for the requests whose drafts are trees."""
+        for index, entry in enumerate(entries):
+            count = int(inputs.num_drafts[index])
+            if not count or entry.draft is None or not entry.draft.is_tree or entry.draft.parents is None:
+                continue
+            parents = list(entry.draft.parents[:count])
+            start, end = int(inputs.query_start[index]), int(inputs.query_start[index + 1])
+            known = end - start - count
+            mask = np.tril(np.ones((end - start, end - start), dtype=bool))
+            mask[known:, known:] = False
+            root = int(inputs.positions[start + known - 1])
+            depths: list[int] = []
+            for node, parent in enumerate(parents):
+                depths.append(1 if parent < 0 else depths[parent] + 1)
+                if parent >= 0:
+                    mask[known + node] = mask[known + parent]
+                mask[known + node, known + node] = True
+            inputs.positions[start + known : end] = root + np.asarray(depths)
+            inputs.tree_masks[index] = mask

@@ -1,0 +1,78 @@
+"""The bytes behind KV blocks: device pages, host pages, and copies between them, without a look inside a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dovetail.contracts.attention import AttentionBackend
+from dovetail.contracts.kv import DTYPE_BYTES, KVLayout, KVSpec
+
+
+class KVStorage:
+    """`num_blocks` pages in each lane of a layout, and as many host pages as swapping may use."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, num_host_blocks: int, device: torch.device):
+        self._layout = layout
+        # Zeroed lazily by the operating system: memory that no request touches costs nothing on a CPU.
+        self._lanes = [
+            torch.zeros(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
+            for _ in range(layout.num_lanes)
+        ]
+        pinned = device.type == "cuda"
+        self._host = [
+            torch.zeros(num_host_blocks, layout.page_bytes, dtype=torch.uint8, pin_memory=pinned)
+            for _ in range(layout.num_lanes if num_host_blocks else 0)
+        ]
+        self._num_blocks = num_blocks
+        self._device = device
+
+    def view(self, lane: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
+        """One layer's cache in the shape that its backend asks for. Pages keep the lane's distance, which is larger
+        than the page where other layers of the lane have larger ones."""
+        shape = backend.kv_cache_shape(self._num_blocks)
+        itemsize = DTYPE_BYTES[spec.dtype]
+        page = math.prod(shape[1:]) * itemsize
+        expected = spec.page_bytes(self._layout.block_size)
+        if shape[0] != self._num_blocks or page != expected:
+            raise ValueError(
+                f"{type(backend).__name__}.kv_cache_shape returned {shape}: dimension 0 must be {self._num_blocks} and"
+                f" a page must take {expected} bytes, not {page}"
+            )
+        elements = self._lanes[lane].view(_torch_dtype(spec.dtype))
+        strides = [1] * len(shape)
+        for dim in range(len(shape) - 2, 0, -1):
+            strides[dim] = strides[dim + 1] * shape[dim + 1]
+        strides[0] = self._layout.page_bytes // itemsize
+        return elements.as_strided(shape, strides)
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (device block, host block) pairs to the host."""
+        source, target = _columns(pairs)
+        for lane, host in zip(self._lanes, self._host, strict=True):
+            host[target] = lane[source.to(self._device)].to("cpu")
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (host block, device block) pairs to the device."""
+        source, target = _columns(pairs)
+        for lane, host in zip(self._lanes, self._host, strict=True):
+            lane[target.to(self._device)] = host[source].to(self._device)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (from, to) pairs on the device. All sources are read before any target is written."""
+        source, target = (column.to(self._device) for column in _columns(pairs))
+        for lane in self._lanes:
+            lane[target] = lane[source]
+
+
+def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    table = torch.tensor(pairs, dtype=torch.int64)
+    return table[:, 0], table[:, 1]
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = torch.__dict__[name]
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,216 @@
+"""The model runner: one plan in, tokens out. It owns the persistent batch; everything with more than one good answer
+(attention, sampling rules, drafting) is somebody else's object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.attention import AttentionBackend, AttentionBatch
+from dovetail.contracts.kv import KVLayout
+from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.model import CausalLM
+from dovetail.contracts.step import DraftCounts, StepPlan, StepResult, StepTimes, TokenLogprobs
+from dovetail.nn.context import ModelContext
+from dovetail.runner.input_batch import InputBatch, StepInputs
+from dovetail.runner.kv_storage import KVStorage
+from dovetail.runner.logprobs import token_logprobs
+from dovetail.runner.sampler import Sampler
+from dovetail.runner.speculation import Speculation
+
+_PROMPT_LOGPROB_ROWS = 128
+"""Prompt positions whose logits are held at once: a row of float32 over a large vocabulary takes half a megabyte."""
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """What a step's sampling came to; dictionaries are keyed by place in the plan."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    draft_counts: dict[int, DraftCounts] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """Runs steps on one rank. Rank 0 samples; the others are told what it drew."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: CausalLM,
+        context: ModelContext,
+        layout: KVLayout,
+        storage: KVStorage,
+        backends: list[AttentionBackend],
+        processors: Mapping[str, LogitsProcessor],
+        speculation: Speculation | None,
+    ):
+        self._model = model
+        self._device = context.device
+        self._communicator = context.communicator
+        self._storage = storage
+        self._backends = backends
+        self._speculation = speculation
+        limits = config.limits
+        self._batch = InputBatch(
+            limits.max_num_seqs,
+            config.model.max_model_len,
+            layout.block_size,
+            len(layout.groups),
+            speculation.max_drafts if speculation is not None else 0,
+        )
+        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors)
+        self._samples = context.communicator.rank == 0
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step. On ranks that do not sample, the result carries the tokens and nothing else."""
+        started = time.perf_counter()
+        self._forget(plan)
+        self._move_blocks(plan)
+        self._batch.apply(plan)
+        if self._samples:
+            for request in plan.new_requests:
+                self._sampler.add(request)
+        inputs = self._batch.prepare(plan)
+        self._plan_attention(inputs)
+        prepared = time.perf_counter()
+        hidden = self._model.forward(self._to_device(inputs.input_ids), self._to_device(inputs.positions))
+        self._batch.num_computed[inputs.rows] = inputs.seq_lens
+        computed = time.perf_counter()
+        sampled = self._sample(plan, inputs, hidden)
+        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        drawn = time.perf_counter()
+        num_next_drafts: dict[int, int] = {}
+        drafter_errors: dict[int, str] = {}
+        if self._speculation is not None:
+            num_next_drafts, drafter_errors = self._speculation.propose(
+                plan, inputs, self._batch, self._sampler, hidden, sampled.tokens
+            )
+        ended = time.perf_counter()
+        return StepResult(
+            step_id=plan.step_id,
+            token_ids=[token for index in sorted(sampled.tokens) for token in sampled.tokens[index]],
+            counts=self._counts(plan, sampled),
+            logprobs=sampled.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            num_next_drafts=num_next_drafts,
+            draft_counts=sampled.draft_counts,
+            failed=sampled.failed,
+            drafter_errors=drafter_errors,
+            times=StepTimes(
+                prepare=1e3 * (prepared - started),
+                forward=1e3 * (computed - prepared),
+                sample=1e3 * (drawn - computed),
+                draft=1e3 * (ended - drawn),
+            ),
+        )
+
+    def _forget(self, plan: StepPlan) -> None:
+        for key in plan.finished:
+            if self._speculation is not None:
+                self._speculation.finish(key, self._batch)
+            self._batch.remove(key)
+            self._sampler.remove(key)
+        for key in plan.preempted:
+            self._batch.remove(key)
+            self._sampler.remove(key)
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        if plan.swap_out:
+            self._storage.swap_out(plan.swap_out)
+        if plan.swap_in:
+            self._storage.swap_in(plan.swap_in)
+        if plan.copies:
+            self._storage.copy(plan.copies)
+
+    def _plan_attention(self, inputs: StepInputs) -> None:
+        longest_query = int(np.diff(inputs.query_start).max())
+        longest = int(inputs.seq_lens.max())
+        for group, backend in enumerate(self._backends):
+            backend.plan(
+                AttentionBatch(
+                    query_start=inputs.query_start,
+                    seq_lens=inputs.seq_lens,
+                    block_table=inputs.block_tables[group],
+                    slot_mapping=inputs.slot_mappings[group],
+                    max_query_len=longest_query,
+                    max_seq_len=longest,
+                    tree_masks=inputs.tree_masks,
+                )
+            )
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> StepTokens:
+        """Draws or verifies for every request whose last known token was computed."""
+        sampled = StepTokens()
+        plain = np.flatnonzero(inputs.reaches_end & (inputs.num_drafts == 0))
+        if len(plain):
+            self._sample_plain(plan, inputs, hidden, plain, sampled)
+        if plan.num_drafts is not None and self._speculation is not None:
+            self._speculation.verify(plan, inputs, self._batch, self._sampler, hidden, sampled)
+        return sampled
+
+    def _sample_plain(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, places: np.ndarray, sampled: StepTokens
+    ) -> None:
+        last = inputs.query_start[places + 1].astype(np.int64) - 1
+        wanted = hidden if len(last) == len(hidden) else hidden[self._to_device(last)]
+        logits = self._model.compute_logits(wanted)
+        rows = inputs.rows[places]
+        if self._samples:
+            keys = [plan.keys[place] for place in places.tolist()]
+            output = self._sampler.sample(logits, keys, self._batch.num_tokens[rows].astype(np.int64))
+            token_ids = output.token_ids
+            for row, message in output.failed.items():
+                sampled.failed[int(places[row])] = message
+            for row, entry in output.logprobs.items():
+                sampled.logprobs[int(places[row])] = [entry]
+        else:
+            token_ids = np.empty(len(places), dtype=np.int64)
+        if self._communicator.size > 1:
+            token_ids = self._communicator.broadcast(self._to_device(token_ids), 0).cpu().numpy()
+        drawn = token_ids >= 0
+        if drawn.all():
+            self._batch.append(rows, token_ids)
+        else:
+            self._batch.append(rows[drawn], token_ids[drawn])
+        for place, token in zip(places.tolist(), token_ids.tolist(), strict=True):
+            sampled.tokens[place] = [token] if token >= 0 else []
+
+    def _counts(self, plan: StepPlan, sampled: StepTokens) -> list[int] | None:
+        """Tokens per request; None where each got exactly one."""
+        if plan.num_drafts is None and len(sampled.tokens) == len(plan.keys) and not sampled.failed:
+            return None
+        return [len(sampled.tokens.get(index, ())) for index in range(len(plan.keys))]
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
+    ) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+        """Log probabilities of the prompt tokens that this step's rows predict, for requests that ask."""
+        found = {}
+        for index, key in enumerate(plan.keys):
+            request = self._batch.requests[key].request
+            num_top = request.sampling.prompt_logprobs
+            first = int(inputs.seq_lens[index]) - plan.num_tokens[index]
+            if num_top is None or first + 1 >= request.num_prompt_tokens:
+                continue
+            count = min(plan.num_tokens[index], request.num_prompt_tokens - 1 - first)
+            start = int(inputs.query_start[index])
+            targets = np.asarray(request.token_ids[first + 1 : first + 1 + count], dtype=np.int64)
+            entries: list[TokenLogprobs] = []
+            for offset in range(0, count, _PROMPT_LOGPROB_ROWS):
+                end = min(offset + _PROMPT_LOGPROB_ROWS, count)
+                logits = self._model.compute_logits(hidden[start + offset : start + end])
+                if self._samples:
+                    entries += token_logprobs(logits, targets[offset:end], num_top)
+            found[index] = (first + 1, entries)
+        return found
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)

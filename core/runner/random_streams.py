@@ -1,0 +1,65 @@
+"""Randomness of requests: pure functions of (seed, stream, position, lane), with no state to keep or restore.
+
+A draw depends on the request's seed and the token's place alone, so a seeded request repeats in any batch, and
+after a preemption goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+UInt64Array = NDArray[np.uint64]
+
+SAMPLE: Final = 1
+"""Draws from the target, one per absolute position, whether the step was a plain or a verify step. The bonus (or
+recovered) token after drafts comes from it as well: each position is committed once, so no value is used twice, and
+drafts that carry no probabilities leave the tokens of a seeded request as they are without speculation."""
+DRAFT: Final = 2
+"""Draws of a drafter: position is that of the round's first draft, lane the number of the draw in the round."""
+ACCEPT: Final = 3
+"""Decisions about drafts: position is that of the round's first draft, lane the number of the node. Rounds start at
+different positions, so siblings in a tree and later rounds never share a value."""
+
+# Golden-ratio increment of SplitMix64 (Steele, Lea, Flood 2014), and two odd constants of PCG that keep the words
+# of one counter apart.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_STREAM_STEP = np.uint64(0xDA942042E4DD58B5)
+_POSITION_STEP = np.uint64(0x5851F42D4C957F2D)
+_LANE_BITS = np.uint64(32)
+_MASK_64 = (1 << 64) - 1
+
+
+def seed_word(seed: int) -> np.uint64:
+    """The 64 low bits of any Python integer, as the seed that `uniforms` takes."""
+    return np.uint64(seed & _MASK_64)
+
+
+def uniforms(
+    seeds: UInt64Array, stream: int, positions: NDArray[np.int64], lanes: NDArray[np.int64] | int = 0
+) -> NDArray[np.float64]:
+    """One number in [0, 1) for each entry; arguments broadcast.
+
+    Args:
+        seeds: uint64, one per draw.
+        stream: `SAMPLE`, `DRAFT` or `ACCEPT`.
+        positions: int64, absolute positions in the sequence.
+        lanes: int64 below 2**32, where one position needs several draws.
+
+    Returns:
+        float64 multiples of 2**-53, each a hash of its own arguments: three rounds of SplitMix64's finalizer.
+    """
+    word = np.asarray(lanes).astype(np.uint64) << _LANE_BITS | np.uint64(stream)
+    state = _mix(seeds + _GAMMA)
+    state = _mix(state + word * _STREAM_STEP)
+    state = _mix(state + np.asarray(positions).astype(np.uint64) * _POSITION_STEP)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: UInt64Array) -> UInt64Array:
+    """Stafford's variant 13 of the 64-bit finalizer of MurmurHash3."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

@@ -1,0 +1,298 @@
+"""Sampler: from logits to tokens, for the rows that draw one and for the rows on which drafts are judged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dovetail.contracts.logits import LogitsProcessor, LogitsRequest
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.step import NewRequest, TokenLogprobs
+from dovetail.runner.logits_edits import EditRow, apply_edits
+from dovetail.runner.logprobs import token_logprobs
+from dovetail.runner.random_streams import DRAFT, SAMPLE, uniforms
+from dovetail.runner.sampling_ops import Truncation, draw, normalized, truncated_weights
+from dovetail.runner.sampling_state import (
+    NO_LOGPROBS,
+    ROW,
+    LogitsEdits,
+    RequestState,
+    create_edits,
+    fill_row,
+    token_id_error,
+)
+
+_logger = logging.getLogger(__name__)
+
+NOTHING_LEFT = (
+    "no token is left to sample: allowed_token_ids, bad_words, min_tokens, logit_bias and logits processors together "
+    "mask the whole vocabulary; relax one of them"
+)
+NOT_FINITE = "the model's logits hold NaN or infinity; its weights may be damaged, or overflow in this dtype"
+
+
+@dataclass(frozen=True)
+class SampleOutput:
+    """What one call drew. Dictionaries are keyed by row and usually empty."""
+
+    token_ids: NDArray[np.int64]
+    """[N]; -1 for rows that failed."""
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    """For requests that want them."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Rows whose request cannot go on, with the message for its user."""
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """The target's distributions, ready for an acceptance rule."""
+
+    probs: Tensor
+    """float32 [M, vocab_size]; one-hot for greedy requests, zeros for rows that failed."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+class Sampler:
+    """Keeps the sampling state of the requests in the batch and draws their tokens.
+
+    Per request there is one row of numbers, written when it arrives; a step gathers rows and rebuilds nothing. The
+    sampler follows the output of requests that need it (penalties, bad words, logits processors) by
+    itself: what `sample` draws and what `commit` is told.
+    """
+
+    def __init__(self, vocab_size: int, max_num_seqs: int, processors: Mapping[str, LogitsProcessor] | None = None):
+        self.vocab_size = vocab_size
+        self._processors = dict(processors or {})
+        self._table = np.zeros(max_num_seqs, dtype=ROW)
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._requests: dict[int, RequestState] = {}
+
+    def add(self, request: NewRequest) -> None:
+        """A request arrives, or comes back after a preemption with its output so far. Never fails: what cannot be
+        served is reported when its first token is due."""
+        error = token_id_error(request, self.vocab_size)
+        wanted: tuple[str, ...] = ()
+        if error is None:
+            wanted, error = self._offer(request)
+        edits: LogitsEdits | None = None
+        has_edits = False
+        if error is None:
+            edits = create_edits(request, self.vocab_size, wanted)
+            has_edits = not edits.is_empty
+            if not has_edits and not request.sampling.min_tokens:
+                edits = None
+        slot = self._free.pop()
+        fill_row(self._table[slot], request, self.vocab_size, has_edits=has_edits, is_broken=error is not None)
+        self._requests[request.key] = RequestState(slot, request.sampling, edits, error)
+
+    def remove(self, key: int) -> None:
+        """A request leaves, finished or preempted; unknown keys are passed over."""
+        state = self._requests.pop(key, None)
+        if state is None:
+            return
+        self._free.append(state.slot)
+        for name in state.edits.processors if state.edits is not None else ():
+            self._withdraw(name, key)
+
+    def sampling(self, key: int) -> SamplingParams:
+        """The parameters of a request."""
+        return self._requests[key].sampling
+
+    def seeds(self, keys: Sequence[int]) -> NDArray[np.uint64]:
+        """uint64 [len(keys)]: the seeds of requests, as `random_streams.uniforms` takes them."""
+        return self._rows(keys)["seed"]
+
+    def draft_uniforms(self, key: int, position: int, count: int) -> NDArray[np.float64]:
+        """float64 [count]: a request's stream for drafting in the round whose first draft stands at `position`."""
+        return uniforms(self.seeds([key]), DRAFT, np.array([position]), np.arange(count))
+
+    def commit(self, key: int, token_ids: Sequence[int]) -> None:
+        """Tokens that stand and that `sample` did not draw: accepted drafts, and the token after them."""
+        edits = self._requests[key].edits
+        if edits is not None:
+            for token in token_ids:
+                edits.append(token)
+
+    def sample(self, logits: Tensor, keys: Sequence[int], positions: NDArray[np.int64]) -> SampleOutput:
+        """Draws one token for each row.
+
+        Args:
+            logits: [N, vocab_size], any float type; left as they are.
+            keys: the request of each row, no two alike.
+            positions: int64 [N]: absolute position of the token to draw, which is the number of known tokens.
+        """
+        rows = self._rows(keys)
+        edited, failed = self._edited(logits, rows, keys, positions, None)
+        tokens, highest = _choose(edited, rows, positions)
+        failed |= {row: message for row, message in _unusable(highest).items() if row not in failed}
+        token_ids = tokens.cpu().numpy()
+        if failed:
+            token_ids[list(failed)] = -1
+        for row in np.flatnonzero(rows["has_edits"] | (rows["min_tokens"] > 0)).tolist():
+            if row not in failed:
+                self.commit(keys[row], (int(token_ids[row]),))
+        return SampleOutput(token_ids, self._logprobs(logits, rows, token_ids), failed)
+
+    def distributions(
+        self,
+        logits: Tensor,
+        keys: Sequence[int],
+        positions: NDArray[np.int64],
+        paths: Sequence[Sequence[int]],
+    ) -> Distributions:
+        """The distribution that each row's token would be drawn from, after everything that `sample` does to it.
+
+        Args:
+            logits: [M, vocab_size], any float type; left as they are.
+            keys: the request of each row; a request has as many rows as it likes.
+            positions: int64 [M]: absolute position of the token that the row predicts.
+            paths: for each row, the drafts between the request's last known token and that position.
+        """
+        rows = self._rows(keys)
+        edited, failed = self._edited(logits, rows, keys, positions, paths)
+        probs = torch.zeros(edited.shape, dtype=torch.float32, device=logits.device)
+        highest, best = edited.max(-1)
+        probs.scatter_(1, best[:, None], 1.0)
+        sampled = np.flatnonzero(rows["temperature"])
+        for start in range(0, len(sampled), step := _rows_at_once(logits)):
+            part = sampled[start : start + step]
+            index = torch.from_numpy(part).to(logits.device)
+            probs[index] = normalized(_weights(edited[index], rows[part]))
+        failed |= {row: message for row, message in _unusable(highest).items() if row not in failed}
+        if failed:
+            probs[list(failed)] = 0.0
+        return Distributions(probs, failed)
+
+    def row_logprobs(self, logits: Tensor, key: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:
+        """Log probabilities of tokens that one request got in a row, if it wants any: one row of raw logits each."""
+        num_top = int(self._rows([key])["logprobs"][0])
+        if num_top == NO_LOGPROBS:
+            return []
+        return token_logprobs(logits, np.array(token_ids, dtype=np.int64), num_top)
+
+    def _rows(self, keys: Sequence[int]) -> NDArray[np.void]:
+        requests = self._requests
+        rows: NDArray[np.void] = self._table[[requests[key].slot for key in keys]]
+        return rows
+
+    def _edited(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.void],
+        keys: Sequence[int],
+        positions: NDArray[np.int64],
+        paths: Sequence[Sequence[int]] | None,
+    ) -> tuple[Tensor, dict[int, str]]:
+        """Logits after masks, biases, penalties and processors (a copy if any is asked for), and rows that failed."""
+        if logits.shape != (len(keys), self.vocab_size):
+            expected = (len(keys), self.vocab_size)
+            raise ValueError(f"logits have shape {tuple(logits.shape)}, the sampler was made for {expected}")
+        num_output = positions - rows["num_prompt_tokens"]
+        places = np.flatnonzero(rows["has_edits"] | (num_output < rows["min_tokens"]))
+        failed: dict[int, str] = {}
+        if rows["is_broken"].any():
+            errors = ((row, self._requests[keys[row]].error) for row in np.flatnonzero(rows["is_broken"]).tolist())
+            failed = {row: error for row, error in errors if error is not None}
+        edit_rows = []
+        for row in places.tolist():
+            edits = self._requests[keys[row]].edits
+            if edits is not None:
+                path = paths[row] if paths is not None else ()
+                edit_rows.append(EditRow(row, keys[row], edits, int(num_output[row]), path))
+        if not edit_rows:
+            return logits, failed
+        _check_output_lengths(edit_rows)
+        # A copy even where the dtype is right already: log probabilities are taken from the raw logits.
+        edited = logits.to(torch.float32, copy=True).contiguous()
+        return edited, failed | apply_edits(edited, edit_rows, self._processors)
+
+    def _logprobs(
+        self, logits: Tensor, rows: NDArray[np.void], token_ids: NDArray[np.int64]
+    ) -> dict[int, TokenLogprobs]:
+        places = np.flatnonzero((rows["logprobs"] != NO_LOGPROBS) & (token_ids >= 0))
+        if not len(places):
+            return {}
+        wanted = logits if len(places) == len(rows) else logits[torch.from_numpy(places).to(logits.device)]
+        entries = token_logprobs(wanted, token_ids[places], rows["logprobs"][places])
+        return dict(zip(places.tolist(), entries, strict=True))
+
+    def _offer(self, request: NewRequest) -> tuple[tuple[str, ...], str | None]:
+        """Shows a new request to the processors: the names of those that want it, and what went wrong."""
+        wanted: list[str] = []
+        for name, processor in self._processors.items():
+            options = request.sampling.processors.get(name)
+            prompt = request.token_ids[: request.num_prompt_tokens]
+            try:
+                if processor.add_request(LogitsRequest(request.key, prompt, request.sampling, options)):
+                    wanted.append(name)
+            except Exception as error:  # a plugin's fault costs this request, not the batch
+                for other in wanted:
+                    self._withdraw(other, request.key)
+                return (), f"logits processor {name!r} failed: {type(error).__name__}: {error}"
+        return tuple(wanted), None
+
+    def _withdraw(self, name: str, key: int) -> None:
+        try:
+            self._processors[name].remove_request(key)
+        except Exception:  # the request is gone already; nobody is left to fail
+            _logger.exception("logits processor %r failed to forget request %d", name, key)
+
+
+def _choose(logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The token of each row, and each row's highest logit: int64 [n], [n]."""
+    # max, not argmax: it tells NaN and all-masked rows too, and is the faster of the two on CPU.
+    highest, tokens = logits.max(-1)
+    sampled = np.flatnonzero(rows["temperature"])
+    for start in range(0, len(sampled), step := _rows_at_once(logits)):
+        part = sampled[start : start + step]
+        index = torch.from_numpy(part).to(logits.device)
+        selected = logits if len(part) == len(rows) else logits[index]
+        chosen = uniforms(rows["seed"][part], SAMPLE, positions[part])
+        drawn = draw(_weights(selected, rows[part]), torch.from_numpy(chosen).to(logits.device))
+        tokens = drawn if len(part) == len(rows) else tokens.index_copy_(0, index, drawn)
+    return tokens, highest
+
+
+def _rows_at_once(logits: Tensor) -> int:
+    """On a CPU, as many rows as temporaries of 8 MiB hold: larger ones are mapped anew each time, and the page
+    faults cost more than the arithmetic."""
+    return max(1, 2**21 // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+
+
+def _weights(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
+    """Weights of rows that are not greedy: float32 [n, vocab_size]."""
+    device, vocab_size = logits.device, logits.shape[1]
+
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(rows[name].copy()).to(device)
+
+    truncation = Truncation(column("temperature"), column("min_p"), column("top_k"), column("top_p"))
+    truncated = np.flatnonzero((rows["top_k"] < vocab_size) | (rows["top_p"] < 1))
+    index = torch.from_numpy(truncated).to(device) if len(truncated) else None
+    return truncated_weights(logits.float(), truncation, index)
+
+
+def _unusable(highest: Tensor) -> dict[int, str]:
+    """Rows from which nothing can be drawn, told by their highest logit, with the reason."""
+    values = highest.float().cpu().numpy()
+    if np.isfinite(values).all():
+        return {}
+    return {
+        int(row): NOTHING_LEFT if values[row] == -np.inf else NOT_FINITE for row in np.flatnonzero(~np.isfinite(values))
+    }
+
+
+def _check_output_lengths(rows: Sequence[EditRow]) -> None:
+    """The sampler's own record of an output must be as long as the caller says that it is."""
+    for row in rows:
+        known = len(row.edits.output_token_ids) + len(row.path)
+        if known != row.position:
+            raise ValueError(
+                f"request {row.key} draws output token {row.position}, but {known} were sampled or committed before it"
+            )

@@ -1,0 +1,334 @@
+"""Speculation in the runner: drafts are verified in the step after the one that proposed them. Rank 0 drafts and judges;
+the other ranks are told, in one small tensor each way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.model import CausalLM
+from dovetail.contracts.speculation import (
+    AcceptanceRule,
+    Draft,
+    DraftBatch,
+    DraftRequest,
+    DraftSetup,
+    DraftWorker,
+)
+from dovetail.contracts.step import DraftCounts, StepPlan
+from dovetail.nn.context import ModelContext
+from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.runner.input_batch import InputBatch, StepInputs
+from dovetail.runner.sampler import Sampler
+from dovetail.runner.verifier import DraftedRequest, Verifier, draft_problem, first_nodes
+
+if TYPE_CHECKING:
+    from dovetail.runner.model_runner import StepTokens
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActiveDrafter:
+    """One configured drafter in this worker."""
+
+    worker: DraftWorker
+    num_tokens: int
+
+
+class _Unembedding(torch.nn.Module):
+    """The target's `compute_logits`, as drafters are handed it."""
+
+    def __init__(self, model: CausalLM):
+        super().__init__()
+        self._compute = model.compute_logits
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden_size] -> [N, vocab_size]."""
+        return self._compute(hidden)
+
+
+def create_speculation(
+    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: ModelContext
+) -> Speculation | None:
+    """The drafters and the rule of a config; None where it has no speculative section."""
+    if config.speculation is None:
+        return None
+    drafters = {}
+    for name, chosen in config.speculation.drafters.items():
+        cls, options = plugins.get(chosen.component)
+        setup = DraftSetup(
+            vocab_size=config.model.vocab_size,
+            hidden_size=int(config.model.hf_config["hidden_size"]),
+            max_model_len=config.model.max_model_len,
+            max_num_seqs=config.limits.max_num_seqs,
+            num_tokens=chosen.num_tokens,
+            device=context.device,
+            dtype=context.dtype,
+            embed=model.embed,
+            compute_logits=_Unembedding(model),
+        )
+        worker: Any = cls(options, setup)  # type: ignore[call-arg]
+        if worker.attention_layers():
+            raise ConfigError(
+                f"drafter {name!r} has attention layers of its own; this version runs drafters that keep no KV cache"
+            )
+        drafters[name] = ActiveDrafter(worker, chosen.num_tokens)
+    rule_class, rule_options = plugins.get(config.speculation.acceptance)
+    rule: Any = rule_class(rule_options)
+    return Speculation(drafters, rule, model, context, config.model.max_model_len)
+
+
+class Speculation:
+    """Verifies the drafts of one step and proposes those of the next."""
+
+    def __init__(
+        self,
+        drafters: Mapping[str, ActiveDrafter],
+        rule: AcceptanceRule,
+        model: CausalLM,
+        context: ModelContext,
+        max_model_len: int,
+    ):
+        self._drafters = dict(drafters)
+        self._rule = rule
+        self._model = model
+        self._communicator = context.communicator
+        self._layers = context.attention_layers
+        self._device = context.device
+        self._max_model_len = max_model_len
+        self.max_drafts = max(drafter.num_tokens for drafter in self._drafters.values())
+        self._accepted: dict[int, tuple[list[int], int]] = {}
+        """By key, what became of the draft that was just verified, for `on_verified`."""
+
+    def verify(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: InputBatch,
+        sampler: Sampler,
+        hidden: torch.Tensor,
+        sampled: StepTokens,
+    ) -> None:
+        """Judges the drafts that this step computed; accepted ones and the token after them go to `sampled`."""
+        places = [int(place) for place in np.flatnonzero(inputs.reaches_end & (inputs.num_drafts > 0))]
+        if not places:
+            return
+        requests, rows = [], []
+        for place in places:
+            entry = batch.requests[plan.keys[place]]
+            count = int(inputs.num_drafts[place])
+            assert entry.draft is not None
+            draft = first_nodes(entry.draft, count)
+            requests.append(DraftedRequest(plan.keys[place], int(batch.num_tokens[entry.row]), draft))
+            end = int(inputs.query_start[place + 1])
+            rows += range(end - count - 1, end)
+        logits = self._model.compute_logits(hidden[torch.tensor(rows, device=self._device)])
+        verdicts = self._judge(logits, requests, places, sampler, sampled)
+        for place, request, (nodes, token) in zip(places, requests, verdicts, strict=True):
+            self._commit(place, request, nodes, token, inputs, batch, sampled)
+
+    def propose(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: InputBatch,
+        sampler: Sampler,
+        hidden: torch.Tensor,
+        tokens: Mapping[int, list[int]],
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Drafts for the next step: how many wait, by place in the plan, and whose drafter raised."""
+        drafts: dict[int, Draft] = {}
+        errors: dict[int, str] = {}
+        if self._communicator.rank == 0:
+            for name, drafter in self._drafters.items():
+                places = [i for i, key in enumerate(plan.keys) if batch.requests[key].drafter == name]
+                if places:
+                    drafts |= self._draft(drafter, places, plan, inputs, batch, sampler, hidden, tokens, errors)
+        self._accepted.clear()
+        drafts = self._share_drafts(drafts, plan)
+        for place, key in enumerate(plan.keys):
+            batch.set_draft(key, drafts.get(place))
+        for place in errors:
+            batch.requests[plan.keys[place]].drafter = None
+        return {place: len(draft.token_ids) for place, draft in drafts.items()}, errors
+
+    def finish(self, key: int, batch: InputBatch) -> None:
+        """Tells the request's drafter that it left."""
+        entry = batch.requests.get(key)
+        if entry is None or entry.drafter is None or self._communicator.rank != 0:
+            return
+        known = batch.token_ids[entry.row, : batch.num_tokens[entry.row]]
+        try:
+            self._drafters[entry.drafter].worker.on_finished(key, known.tolist())
+        except Exception:
+            logger.exception("drafter %r raised in on_finished", entry.drafter)
+
+    def _judge(
+        self,
+        logits: torch.Tensor,
+        requests: list[DraftedRequest],
+        places: list[int],
+        sampler: Sampler,
+        sampled: StepTokens,
+    ) -> list[tuple[list[int], int]]:
+        """Accepted nodes and the next token of each request, -1 for requests that failed; the same on every rank."""
+        table = np.full((len(requests), self.max_drafts + 2), -1, dtype=np.int64)
+        if self._communicator.rank == 0:
+            output = Verifier(self._rule, sampler).verify(logits, requests)
+            for index, place in enumerate(places):
+                if index in output.failed:
+                    sampled.failed[place] = output.failed[index]
+                    continue
+                nodes = output.accepted[index]
+                table[index, 0] = output.token_ids[index][-1]
+                table[index, 1] = len(nodes)
+                table[index, 2 : 2 + len(nodes)] = nodes
+                if index in output.logprobs:
+                    sampled.logprobs[place] = output.logprobs[index]
+        table = self._broadcast(table)
+        return [(row[2 : 2 + max(row[1], 0)].tolist(), int(row[0])) for row in table]
+
+    def _commit(
+        self,
+        place: int,
+        request: DraftedRequest,
+        nodes: list[int],
+        token: int,
+        inputs: StepInputs,
+        batch: InputBatch,
+        sampled: StepTokens,
+    ) -> None:
+        entry = batch.requests[request.key]
+        if token < 0:
+            sampled.tokens[place] = []
+            return
+        if nodes != list(range(len(nodes))):
+            self._compact(place, request, nodes, inputs)
+        # What is computed and stands: the known tokens and the accepted drafts.
+        batch.num_computed[entry.row] = request.position + len(nodes)
+        tokens = [int(request.draft.token_ids[node]) for node in nodes] + [token]
+        batch.extend(entry.row, tokens)
+        sampled.tokens[place] = tokens
+        drafted = len(request.draft.token_ids)
+        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), entry.drafter or "")
+        self._accepted[request.key] = (nodes, drafted)
+
+    def _compact(self, place: int, request: DraftedRequest, nodes: list[int], inputs: StepInputs) -> None:
+        """Moves the KV of an accepted path through a tree to the slots right behind the known tokens."""
+        first = int(inputs.query_start[place + 1]) - len(request.draft.token_ids)
+        for layer in self._layers:
+            slots = inputs.slot_mappings[layer.group_id]
+            source = torch.from_numpy(slots[[first + node for node in nodes]]).to(self._device)
+            target = torch.from_numpy(slots[first : first + len(nodes)].copy()).to(self._device)
+            layer.move_slots(source, target)
+
+    def _draft(
+        self,
+        drafter: ActiveDrafter,
+        places: list[int],
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: InputBatch,
+        sampler: Sampler,
+        hidden: torch.Tensor,
+        tokens: Mapping[int, list[int]],
+        errors: dict[int, str],
+    ) -> dict[int, Draft]:
+        """One drafter's guesses for its requests. A drafter that raises, or guesses what cannot be, loses them."""
+        worker = drafter.worker
+        requests = [
+            self._draft_request(place, plan, inputs, batch, sampler, drafter.num_tokens, bool(tokens.get(place)))
+            for place in places
+        ]
+        try:
+            for request in requests:
+                if request.key in self._accepted:
+                    worker.on_verified(request.key, *self._accepted[request.key])
+            states = hidden if worker.capabilities.needs_hidden_states else None
+            proposed = worker.propose(DraftBatch(requests, states))
+            if len(proposed) != len(requests):
+                raise ValueError(f"{len(proposed)} drafts for {len(requests)} requests")
+        except Exception as error:
+            logger.warning("drafter %s raised; its requests go on without it", type(worker).__name__, exc_info=True)
+            errors |= dict.fromkeys(places, f"{type(worker).__name__} raised {type(error).__name__}: {error}")
+            return {}
+        drafts = {}
+        for place, request, draft in zip(places, requests, proposed, strict=True):
+            if draft is None or not len(draft.token_ids) or not request.max_drafts:
+                continue
+            problem = draft_problem(draft, sampler.vocab_size)
+            if problem is not None:
+                errors[place] = f"{type(worker).__name__} proposed a draft that cannot be: {problem}"
+                continue
+            drafts[place] = first_nodes(draft, request.max_drafts)
+        return drafts
+
+    def _draft_request(
+        self,
+        place: int,
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: InputBatch,
+        sampler: Sampler,
+        num_tokens: int,
+        drew: bool,
+    ) -> DraftRequest:
+        entry = batch.requests[plan.keys[place]]
+        known = int(batch.num_tokens[entry.row])
+        sampling = entry.request.sampling
+        limit = self._max_model_len
+        if sampling.max_tokens is not None:
+            limit = min(limit, entry.request.num_prompt_tokens + sampling.max_tokens)
+        # A round yields at least one token, so the last one that fits is never a draft.
+        room = max(0, min(num_tokens, limit - known - 1)) if drew else 0
+        return DraftRequest(
+            key=plan.keys[place],
+            token_ids=batch.token_ids[entry.row, :known],
+            num_prompt_tokens=entry.request.num_prompt_tokens,
+            max_drafts=room,
+            sampling=sampling,
+            hidden_rows=self._known_rows(place, plan, inputs),
+            uniforms=sampler.draft_uniforms(plan.keys[place], known, room),
+        )
+
+    def _known_rows(self, place: int, plan: StepPlan, inputs: StepInputs) -> np.ndarray:
+        """Rows of this step whose tokens stand: all but rejected drafts."""
+        start, end = int(inputs.query_start[place]), int(inputs.query_start[place + 1])
+        first_draft = end - int(inputs.num_drafts[place])
+        nodes = self._accepted.get(plan.keys[place], ([], 0))[0]
+        return np.array([*range(start, first_draft), *(first_draft + node for node in nodes)], dtype=np.int64)
+
+    def _share_drafts(self, drafts: dict[int, Draft], plan: StepPlan) -> dict[int, Draft]:
+        """The same drafts on every rank; probabilities stay where they are used."""
+        if self._communicator.size == 1:
+            return drafts
+        table = np.full((len(plan.keys), 1 + 2 * self.max_drafts), -1, dtype=np.int64)
+        for place, draft in drafts.items():
+            count = len(draft.token_ids)
+            parents = draft.parents if draft.parents is not None else range(-1, count - 1)
+            table[place, 0] = count
+            table[place, 1 : 1 + count] = draft.token_ids
+            table[place, 1 + self.max_drafts : 1 + self.max_drafts + count] = list(parents)
+        table = self._broadcast(table)
+        if self._communicator.rank == 0:
+            return drafts
+        shared = {}
+        for place, row in enumerate(table):
+            count = int(row[0])
+            if count > 0:
+                parents = row[1 + self.max_drafts : 1 + self.max_drafts + count].tolist()
+                shared[place] = Draft(row[1 : 1 + count].tolist(), parents)
+        return shared
+
+    def _broadcast(self, table: np.ndarray) -> np.ndarray:
+        if self._communicator.size == 1:
+            return table
+        return self._communicator.broadcast(torch.from_numpy(table).to(self._device), 0).cpu().numpy()

@@ -1,0 +1,197 @@
+"""Verifier: shows an acceptance rule what the target says about drafts, and turns its verdicts into tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
+from dovetail.contracts.step import TokenLogprobs
+from dovetail.runner.random_streams import ACCEPT, SAMPLE, uniforms
+from dovetail.runner.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRequest:
+    """One request whose drafts were computed in this step: its last known token and k nodes, so k + 1 rows."""
+
+    key: int
+    position: int
+    """Absolute position of the first draft, which is the number of known tokens."""
+    draft: Draft
+    """The nodes that were computed; see `first_nodes` where not all were."""
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """What stands, one entry per request in order; both lists are empty for requests that failed."""
+
+    accepted: list[list[int]]
+    """Node indices from the root down."""
+    token_ids: list[list[int]]
+    """The accepted drafts and the token after them."""
+    logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By request, for those that want them: one entry per token."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """By request, the message for its user."""
+
+
+class Verifier:
+    """Runs one acceptance rule over the distributions that the sampler computes.
+
+    Masks, penalties and logits processors apply to every row, each with the drafts that lead to it counted as output;
+    nothing applies to the bonus token alone. Stopping (end tokens, lengths) is left to the engine.
+    """
+
+    def __init__(self, rule: AcceptanceRule, sampler: Sampler):
+        self._rule = rule
+        self._sampler = sampler
+
+    def verify(self, logits: Tensor, requests: Sequence[DraftedRequest]) -> VerifyOutput:
+        """Decides about the drafts of `requests`, and records the tokens that stand in the sampler.
+
+        Args:
+            logits: [M, vocab_size], any float type: the k + 1 rows of each request, one request after the other. Row 0
+                of a request follows its last known token, row i + 1 its node i.
+            requests: no two of one key.
+        """
+        paths = [path for request in requests for path in draft_paths(request.draft)]
+        sizes = [len(request.draft.token_ids) + 1 for request in requests]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        keys = [request.key for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+        roots = np.repeat(np.array([request.position for request in requests], dtype=np.int64), sizes)
+        depths = np.fromiter((len(path) for path in paths), np.int64, len(paths))
+        target = self._sampler.distributions(logits, keys, roots + depths, paths)
+        failed = self._refused(requests)
+        for row, message in target.failed.items():
+            # What is wrong below a draft concerns the request only if the draft stands.
+            if row in starts:
+                failed.setdefault(int(np.searchsorted(starts, row)), message)
+        standing = [i for i in range(len(requests)) if i not in failed]
+        views = self._views(target.probs, requests, standing, starts, self._uniforms(keys, roots, starts))
+        accepted: list[list[int]] = [[] for _ in requests]
+        token_ids: list[list[int]] = [[] for _ in requests]
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        for i, verdict in zip(standing, self._judge(views, standing, failed), strict=True):
+            if verdict is None:
+                continue
+            rows = [int(starts[i]), *(int(starts[i]) + node + 1 for node in verdict.accepted)]
+            if rows[-1] in target.failed:
+                failed[i] = target.failed[rows[-1]]
+                continue
+            request = requests[i]
+            accepted[i] = list(verdict.accepted)
+            token_ids[i] = [request.draft.token_ids[node] for node in verdict.accepted] + [verdict.next_token_id]
+            self._sampler.commit(request.key, token_ids[i])
+            if entries := self._sampler.row_logprobs(logits[rows], request.key, token_ids[i]):
+                logprobs[i] = entries
+        return VerifyOutput(accepted, token_ids, logprobs, failed)
+
+    def _refused(self, requests: Sequence[DraftedRequest]) -> dict[int, str]:
+        """Requests that the rule does not serve."""
+        rule, refused = type(self._rule), {}
+        for i, request in enumerate(requests):
+            if request.draft.is_tree and not rule.trees:
+                refused[i] = f"acceptance rule {rule.__name__} judges chains only, and the drafter proposed a tree"
+            elif rule.greedy_only and not self._sampler.sampling(request.key).is_greedy:
+                refused[i] = f"acceptance rule {rule.__name__} serves temperature 0 only"
+        return refused
+
+    def _uniforms(self, keys: Sequence[int], roots: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Per row: the uniform of the node that the row follows (unused for row 0), and that of a depth."""
+        seeds = self._sampler.seeds(keys)
+        within = np.arange(len(roots)) - np.repeat(starts[:-1], np.diff(starts))
+        return uniforms(seeds, ACCEPT, roots, within), uniforms(seeds, SAMPLE, roots + within)
+
+    def _views(
+        self,
+        probs: Tensor,
+        requests: Sequence[DraftedRequest],
+        standing: Sequence[int],
+        starts: np.ndarray,
+        draws: tuple[np.ndarray, np.ndarray],
+    ) -> list[VerifyRequest]:
+        accept, recover = draws
+        return [
+            VerifyRequest(
+                draft=requests[i].draft,
+                target=probs[starts[i] : starts[i + 1]],
+                sampling=self._sampler.sampling(requests[i].key),
+                accept_uniforms=accept[starts[i] + 1 : starts[i + 1]],
+                recover_uniforms=recover[starts[i] : starts[i + 1]],
+            )
+            for i in standing
+        ]
+
+    def _judge(
+        self, views: Sequence[VerifyRequest], standing: Sequence[int], failed: dict[int, str]
+    ) -> list[Verdict | None]:
+        """Verdicts of the requests that stand; None where the rule gave no usable one, with the reason in `failed`."""
+        name = type(self._rule).__name__
+        try:
+            verdicts = list(self._rule.verify(views)) if views else []
+            if len(verdicts) != len(views):
+                raise ValueError(f"{len(verdicts)} verdicts for {len(views)} requests")
+        except Exception as error:  # a rule is a plugin; its fault costs the requests that it judged, and no other
+            failed |= dict.fromkeys(standing, f"acceptance rule {name} failed: {type(error).__name__}: {error}")
+            return [None] * len(standing)
+        checked: list[Verdict | None] = []
+        for i, view, verdict in zip(standing, views, verdicts, strict=True):
+            problem = verdict_problem(verdict, view.draft, self._sampler.vocab_size)
+            if problem is not None:
+                failed[i] = f"acceptance rule {name} gave a verdict that cannot be: {problem}"
+            checked.append(verdict if problem is None else None)
+        return checked
+
+
+def draft_paths(draft: Draft) -> list[list[int]]:
+    """For each of the k + 1 rows of a draft, the draft tokens that lead to it: none to row 0, to row i + 1 those
+    from the root down to node i."""
+    paths: list[list[int]] = [[]]
+    for i, token in enumerate(draft.token_ids):
+        parent = i - 1 if draft.parents is None else draft.parents[i]
+        paths.append([*paths[parent + 1], int(token)])
+    return paths
+
+
+def first_nodes(draft: Draft, count: int) -> Draft:
+    """The draft cut to its first `count` nodes, which hold the parents of each other."""
+    if count >= len(draft.token_ids):
+        return draft
+    parents = None if draft.parents is None else draft.parents[:count]
+    return Draft(draft.token_ids[:count], parents, None if draft.probs is None else draft.probs[:count])
+
+
+def draft_problem(draft: Draft, vocab_size: int) -> str | None:
+    """What is wrong with the form of a draft; None if nothing is. To be asked before drafts are embedded."""
+    count = len(draft.token_ids)
+    for token in draft.token_ids:
+        if not 0 <= token < vocab_size:
+            return f"token id {token} lies outside the vocabulary of {vocab_size}"
+    if draft.parents is not None:
+        if len(draft.parents) != count:
+            return f"{len(draft.parents)} parents for {count} nodes"
+        for i, parent in enumerate(draft.parents):
+            if not -1 <= parent < i:
+                return f"the parent of node {i} is {parent}; parents come before their children, -1 is the root"
+    if draft.probs is not None and tuple(draft.probs.shape) != (count, vocab_size):
+        return f"probs have shape {tuple(draft.probs.shape)}, expected {(count, vocab_size)}"
+    return None
+
+
+def verdict_problem(verdict: Verdict, draft: Draft, vocab_size: int) -> str | None:
+    """What is wrong with the form of a verdict about `draft`; None if nothing is."""
+    last = -1
+    for node in verdict.accepted:
+        if not 0 <= node < len(draft.token_ids):
+            return f"node {node} of {len(draft.token_ids)}"
+        parent = node - 1 if draft.parents is None else draft.parents[node]
+        if parent != last:
+            return f"node {node} is accepted after node {last}, but its parent is {parent}"
+        last = node
+    if not 0 <= verdict.next_token_id < vocab_size:
+        return f"token id {verdict.next_token_id} lies outside the vocabulary of {vocab_size}"
+    return None

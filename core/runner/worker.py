@@ -1,0 +1,160 @@
+"""One rank: plugins, weights, KV pages and the model runner, behind the `Worker` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.attention import AttentionBackend, AttentionSetup
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.executor import Placement, WorkerReport
+from dovetail.contracts.kv import KVLayout, KVSpec
+from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.model import CausalLM
+from dovetail.contracts.quantization import QuantizationNeed
+from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.engine.logits_setup import logits_setup
+from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
+from dovetail.nn.context import ModelContext
+from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
+from dovetail.runner.kv_storage import KVStorage
+from dovetail.runner.model_runner import ModelRunner
+from dovetail.runner.speculation import create_speculation
+from dovetail.tokenization import load_tokenizer
+
+
+class ModelWorker:
+    """Built by `ModelWorkerSpec.create`; see `dovetail.contracts.executor.Worker` for its life."""
+
+    def __init__(self, config: ResolvedConfig, placement: Placement):
+        self._config = config
+        self._placement = placement
+        self._plugins: LoadedPlugins = bootstrap(config.components(), config.plugin_hash)
+        self._device = torch.device(placement.device)
+        self._communicator = _connect(placement)
+        self._model: CausalLM | None = None
+        self._context: ModelContext | None = None
+        self._runner: ModelRunner | None = None
+
+    def load(self) -> None:
+        """Builds the model and reads its weights. Raises `ModelError`."""
+        config = self._config
+        context = ModelContext(
+            dtype=getattr(torch, config.model.dtype),
+            device=self._device,
+            max_model_len=config.model.max_model_len,
+            kv_dtype=config.cache.dtype,
+            communicator=self._communicator,
+            quantization=self._create_quantization(),
+        )
+        with torch.inference_mode():
+            model = self._plugins.create(config.model_family).create(config.model.hf_config, context)
+            reader = self._plugins.create(config.weight_format).open(config.model.files)
+            try:
+                model.load_weights(reader.tensors())
+            finally:
+                reader.close()
+        self._model, self._context = model, context
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step."""
+        assert self._runner is not None, "initialize_cache comes before execute"
+        return self._runner.execute(plan)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """The named operations of the contract."""
+        operations: Mapping[str, Any] = {
+            "describe": self._describe,
+            "initialize_cache": self._initialize_cache,
+            "plugin_hash": lambda: self._plugins.plugin_hash,
+            "ping": lambda: self._placement.rank,
+        }
+        if method not in operations:
+            raise ConfigError(f"workers have no operation {method!r}; they have {', '.join(operations)}")
+        return operations[method](*args)
+
+    def close(self) -> None:
+        """Frees weights and KV pages, and leaves the process group."""
+        self._model = self._context = self._runner = None
+        if self._placement.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _create_quantization(self) -> Any:
+        component = self._config.quantization
+        if component is None:
+            return None
+        return self._plugins.create(component, QuantizationNeed(self._config.device_type, self._config.model.dtype))
+
+    def _describe(self) -> WorkerReport:
+        assert self._context is not None and isinstance(self._model, torch.nn.Module)
+        weight_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        return WorkerReport(
+            caches=tuple(layer.cache for layer in self._context.attention_layers),
+            weight_bytes=weight_bytes,
+            available_bytes=self._available_bytes(),
+        )
+
+    def _available_bytes(self) -> int:
+        memory = self._config.cache.memory_bytes
+        if memory is not None:
+            return memory
+        free, total = torch.cuda.mem_get_info(self._device)
+        return max(0, int(free - (1 - self._config.cache.memory_fraction) * total))
+
+    def _initialize_cache(self, layout: KVLayout, num_blocks: int, num_host_blocks: int) -> None:
+        assert self._context is not None and self._model is not None
+        storage = KVStorage(layout, num_blocks, num_host_blocks, self._device)
+        backends = [self._bind_group(layout, group_id, storage) for group_id in range(len(layout.groups))]
+        setup = logits_setup(self._config, self._load_tokenizer())
+        processors: dict[str, LogitsProcessor] = {
+            name: self._plugins.create(component, setup) for name, component in self._config.logits_processors.items()
+        }
+        speculation = create_speculation(self._config, self._plugins, self._model, self._context)
+        self._runner = ModelRunner(
+            self._config, self._model, self._context, layout, storage, backends, processors, speculation
+        )
+
+    def _bind_group(self, layout: KVLayout, group_id: int, storage: KVStorage) -> AttentionBackend:
+        """Creates the backend of one KV group and hands each of its layers the backend and its pages."""
+        assert self._context is not None
+        config = self._config
+        layers = [self._context.attention_layers[layer_id] for layer_id in layout.groups[group_id].layer_ids]
+        spec = layers[0].cache
+        assert isinstance(spec, KVSpec)
+        setup = AttentionSetup(
+            layers=tuple(layer.layer for layer in layers),
+            spec=spec,
+            block_size=layout.block_size,
+            dtype=config.model.dtype,
+            device=str(self._device),
+            max_num_seqs=config.limits.max_num_seqs,
+            max_num_batched_tokens=config.limits.max_num_batched_tokens,
+            max_model_len=config.model.max_model_len,
+        )
+        backend: AttentionBackend = self._plugins.create(config.attention, setup)
+        for lane, layer in enumerate(layers):
+            layer.bind(backend, storage.view(lane, spec, backend))
+        return backend
+
+    def _load_tokenizer(self) -> Any:
+        """Only logits processors ask for it, on the rank that samples."""
+        if not self._config.logits_processors or self._placement.rank != 0:
+            return None
+        files = self._plugins.create(self._config.weight_format).tokenizer(self._config.model.files)
+        return load_tokenizer(files, self._config.model.tokenizer_mode, self._config.model.tokenizer)
+
+
+def _connect(placement: Placement) -> Communicator:
+    if placement.world_size == 1:
+        return SingleProcess()
+    dist.init_process_group(
+        "nccl" if placement.device.startswith("cuda") else "gloo",
+        init_method=placement.init_method,
+        rank=placement.rank,
+        world_size=placement.world_size,
+    )
+    return TorchDistributed()

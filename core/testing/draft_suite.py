@@ -1,0 +1,321 @@
+"""Conformance suites of draft workers and acceptance rules. A third party's test is a subclass::
+
+    from dovetail.testing.draft_suite import AcceptanceRuleSuite
+
+    class TestMyRule(AcceptanceRuleSuite):
+        rule_class = MyRule
+
+The statistical checks are deterministic: every random number comes from a seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.speculation import (
+    AcceptanceRule,
+    Draft,
+    DraftBatch,
+    DraftRequest,
+    DraftSetup,
+    DraftWorker,
+    Verdict,
+    VerifyRequest,
+)
+
+NUM_ROUNDS = 20_000
+"""Rounds per check of a distribution. A token whose probability is off by 0.02 is found with a power above 0.99 at the
+significance `SIGNIFICANCE`, as the chi-square test's noncentrality is then at least 20000 * 0.02**2 / 0.25 = 32."""
+SIGNIFICANCE = 1e-3
+
+
+def chi_square_p(observed: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+    """The probability of counts at least this far from `expected` (same sum), by Pearson's test.
+
+    Cells expected fewer than 5 times are pooled. The tail is Wilson and Hilferty's cube root approximation. 0.0 where
+    something was observed that cannot happen.
+    """
+    if observed[expected == 0].any():
+        return 0.0
+    is_rare = expected < 5
+    seen = np.append(observed[~is_rare], observed[is_rare].sum())
+    wanted = np.append(expected[~is_rare], expected[is_rare].sum())
+    seen, wanted = seen[wanted > 0], wanted[wanted > 0]
+    freedom = len(wanted) - 1
+    if freedom == 0:
+        return 1.0
+    statistic = float(((seen - wanted) ** 2 / wanted).sum())
+    spread = 2 / (9 * freedom)
+    return 1 - NormalDist().cdf(((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))
+
+
+class DraftWorkerSuite:
+    """What every draft worker must do."""
+
+    worker_class: ClassVar[type[DraftWorker]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    vocab_size: ClassVar[int] = 50
+    hidden_size: ClassVar[int] = 8
+    num_tokens: ClassVar[int] = 4
+
+    def create(self) -> DraftWorker:
+        """A fresh worker over a random target's embeddings."""
+        torch.manual_seed(0)
+        setup = DraftSetup(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            max_model_len=256,
+            max_num_seqs=8,
+            num_tokens=self.num_tokens,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            embed=torch.nn.Embedding(self.vocab_size, self.hidden_size),
+            compute_logits=torch.nn.Linear(self.hidden_size, self.vocab_size, bias=False),
+        )
+        return self.worker_class(self.worker_class.Options.model_validate(dict(self.options)), setup)
+
+    def batch(self, num_requests: int, max_drafts: int | None = None, num_known: int = 40) -> DraftBatch:
+        """Requests whose tokens repeat themselves, each with one new hidden state."""
+        requests = []
+        for key in range(num_requests):
+            random = np.random.default_rng(key)
+            phrase = random.integers(0, self.vocab_size, 7, dtype=np.int32)
+            count = self.num_tokens if max_drafts is None else max_drafts
+            tokens = np.resize(phrase, num_known)
+            tokens.flags.writeable = False
+            requests.append(
+                DraftRequest(
+                    key=key,
+                    token_ids=tokens,
+                    num_prompt_tokens=num_known - 5,
+                    max_drafts=count,
+                    sampling=SamplingParams(temperature=0.0 if key % 2 else 1.0),
+                    hidden_rows=np.array([key]),
+                    uniforms=random.random(count),
+                )
+            )
+        hidden = torch.randn(num_requests, self.hidden_size, generator=torch.Generator().manual_seed(1))
+        return DraftBatch(requests, hidden if self.worker_class.capabilities.needs_hidden_states else None)
+
+    def test_declares_its_contract(self) -> None:
+        """The host can tell which contract the class was written for."""
+        assert self.worker_class.contract[0] == 1
+
+    def test_answers_every_request_with_a_well_formed_draft(self) -> None:
+        """One answer per request; token ids, parents and probabilities as the capabilities promise."""
+        batch = self.batch(3)
+        drafts = self.create().propose(batch)
+        assert len(drafts) == 3
+        for draft in drafts:
+            self.check(draft, self.num_tokens)
+
+    def test_keeps_to_max_drafts(self) -> None:
+        """A request near its end gets no more nodes than it can use."""
+        for count in (0, 1, 2):
+            for draft in self.create().propose(self.batch(2, max_drafts=count)):
+                self.check(draft, count)
+
+    def test_serves_short_requests(self) -> None:
+        """A single known token is no reason to raise."""
+        for draft in self.create().propose(self.batch(2, num_known=6)):
+            self.check(draft, self.num_tokens)
+
+    def test_repeats_itself(self) -> None:
+        """The same requests with the same uniforms give the same drafts."""
+        first, second = (self.create().propose(self.batch(3)) for _ in range(2))
+        assert [as_lists(draft) for draft in first] == [as_lists(draft) for draft in second]
+
+    def test_gives_a_request_the_same_draft_in_any_batch(self) -> None:
+        """Other requests in the batch change nothing."""
+        together = self.create().propose(self.batch(3))
+        alone = self.create().propose(self.batch(1))
+        assert as_lists(together[0]) == as_lists(alone[0])
+
+    def test_goes_on_after_verification_and_finish(self) -> None:
+        """A round, its outcome, another round, the end, and the same key's tokens once more."""
+        worker = self.create()
+        batch = self.batch(2)
+        for draft, request in zip(worker.propose(batch), batch.requests, strict=True):
+            worker.on_verified(request.key, [], 0 if draft is None else len(draft.token_ids))
+        worker.propose(batch)
+        for request in batch.requests:
+            worker.on_finished(request.key, request.token_ids.tolist())
+        assert len(worker.propose(batch)) == 2
+
+    def check(self, draft: Draft | None, max_drafts: int) -> None:
+        """Asserts that a draft is one that the runner can use."""
+        if draft is None:
+            return
+        count = len(draft.token_ids)
+        assert count <= max_drafts, f"{count} drafts where {max_drafts} are used"
+        assert all(0 <= token < self.vocab_size for token in draft.token_ids), "token id outside the vocabulary"
+        if draft.parents is not None:
+            assert len(draft.parents) == count
+            assert all(-1 <= parent < i for i, parent in enumerate(draft.parents)), "parents come before children"
+        assert self.worker_class.capabilities.trees or not draft.is_tree, "a tree, but `trees` is not declared"
+        if draft.probs is None:
+            return
+        assert self.worker_class.capabilities.probabilities, "probs, but `probabilities` is not declared"
+        assert draft.probs.shape == (count, self.vocab_size)
+        assert draft.probs.dtype == torch.float32
+        assert bool((draft.probs >= 0).all())
+        torch.testing.assert_close(draft.probs.sum(-1), torch.ones(count))
+        chosen = draft.probs.gather(1, torch.as_tensor(draft.token_ids, dtype=torch.int64)[:, None])
+        assert bool((chosen > 0).all()), "a draft that its own distribution cannot give"
+
+
+class AcceptanceRuleSuite:
+    """What every acceptance rule must do, as far as its class says that it does it."""
+
+    rule_class: ClassVar[type[AcceptanceRule]]
+    options: ClassVar[Mapping[str, Any]] = {}
+
+    def create(self) -> AcceptanceRule:
+        """A fresh rule."""
+        return self.rule_class(self.rule_class.Options.model_validate(dict(self.options)))
+
+    def drafts(self) -> list[Draft]:
+        """Every shape of draft that the rule says it serves, over 4 tokens."""
+        chains = [Draft([]), Draft([2]), Draft([1, 1, 3])]
+        trees = [Draft([0, 1, 2, 3, 0], [-1, -1, 0, 0, 3]), Draft([3, 2, 1], [-1, -1, -1])]
+        return chains + (trees if self.rule_class.trees else [])
+
+    def test_declares_its_contract(self) -> None:
+        """The host can tell which contract the class was written for."""
+        assert self.rule_class.contract[0] == 1
+
+    def test_greedy_requests_get_the_best_tokens(self) -> None:
+        """At temperature 0 the tokens are those that the target would choose one by one, and none more."""
+        random = np.random.default_rng(0)
+        for draft in self.drafts() * 10:
+            best = random.integers(0, 4, len(draft.token_ids) + 1)
+            target = torch.nn.functional.one_hot(torch.from_numpy(best), 4).float()
+            verdict = self.create().verify([verify_request(draft, target, random, SamplingParams(temperature=0))])[0]
+            check_path(draft, verdict)
+            rows = [0, *(node + 1 for node in verdict.accepted)]
+            tokens = [*(draft.token_ids[node] for node in verdict.accepted), verdict.next_token_id]
+            assert tokens == best[rows].tolist()
+            last = rows[-1] - 1
+            assert not any(
+                parent_of(draft, node) == last and draft.token_ids[node] == tokens[-1]
+                for node in range(len(draft.token_ids))
+            ), "a draft that is right was not accepted"
+
+    def test_answers_in_order(self) -> None:
+        """One verdict per request, whatever else is in the batch."""
+        random = np.random.default_rng(1)
+        requests = [
+            verify_request(draft, torch.eye(4)[random.integers(0, 4, len(draft.token_ids) + 1)], random, greedy())
+            for draft in self.drafts()
+        ]
+        together = self.create().verify(requests)
+        alone = [self.create().verify([request])[0] for request in requests]
+        assert [(list(v.accepted), v.next_token_id) for v in together] == [
+            (list(v.accepted), v.next_token_id) for v in alone
+        ]
+        assert list(self.create().verify([])) == []
+
+    def test_lossless_rules_keep_the_distribution_of_chains(self) -> None:
+        """The first two tokens are distributed as the target has it, with and without draft probabilities."""
+        if self.rule_class.lossless and not self.rule_class.greedy_only:
+            for has_probs in (True, False):
+                p_value = chi_square_p(*two_token_counts(self.create(), [-1, 0], has_probs=has_probs))
+                assert p_value > SIGNIFICANCE, f"chain, probabilities {has_probs}: p = {p_value:.2g}"
+
+    def test_lossless_rules_keep_the_distribution_of_trees(self) -> None:
+        """The same for trees with siblings at both depths."""
+        if self.rule_class.lossless and self.rule_class.trees and not self.rule_class.greedy_only:
+            for has_probs in (True, False):
+                p_value = chi_square_p(*two_token_counts(self.create(), [-1, -1, 0, 0, 1], has_probs=has_probs))
+                assert p_value > SIGNIFICANCE, f"tree, probabilities {has_probs}: p = {p_value:.2g}"
+
+
+def two_token_counts(
+    rule: AcceptanceRule, parents: Sequence[int], *, has_probs: bool, num_rounds: int = NUM_ROUNDS
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Plays rounds over a target of 4 tokens whose second token depends on the first.
+
+    Drafts are drawn from distributions unlike the target's, siblings without replacement; without `has_probs`
+    they are fixed tokens. A round that ends after one token draws the second from the target.
+
+    Returns:
+        How often each of the 16 pairs of tokens came, and how often it should have.
+    """
+    random = np.random.default_rng(7)
+    first = np.array([0.5, 0.3, 0.15, 0.05])
+    second = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.5, 0.0], [0.4, 0.4, 0.1, 0.1]])
+    requests = []
+    for _ in range(num_rounds):
+        token_ids, probs = _draw_draft(parents, random, has_probs=has_probs)
+        rows = [first]
+        for node, token in enumerate(token_ids):
+            # Below depth 1 any distribution will do, as the third token is not looked at.
+            rows.append(second[token] if parents[node] < 0 else first)
+        draft = Draft(token_ids, list(parents), torch.from_numpy(probs).float() if has_probs else None)
+        requests.append(verify_request(draft, torch.from_numpy(np.array(rows)).float(), random, SamplingParams()))
+    counts = np.zeros((4, 4), dtype=np.int64)
+    for request, verdict in zip(requests, rule.verify(requests), strict=True):
+        check_path(request.draft, verdict)
+        tokens = [*(request.draft.token_ids[node] for node in verdict.accepted), verdict.next_token_id]
+        if len(tokens) == 1:
+            tokens.append(int(random.choice(4, p=second[tokens[0]])))
+        counts[tokens[0], tokens[1]] += 1
+    return counts.ravel(), (first[:, None] * second * num_rounds).ravel()
+
+
+def _draw_draft(
+    parents: Sequence[int], random: np.random.Generator, *, has_probs: bool
+) -> tuple[list[int], NDArray[np.float64]]:
+    """Tokens of a draft with these parents, and the distribution that each was drawn from given its elder siblings."""
+    token_ids: list[int] = []
+    probs = np.zeros((len(parents), 4))
+    for node, parent in enumerate(parents):
+        elder = [token_ids[other] for other in range(node) if parents[other] == parent]
+        q = np.array([0.2, 0.2, 0.25, 0.35])
+        q[elder] = 0
+        probs[node] = q / q.sum()
+        left = [token for token in range(4) if token not in elder]
+        token_ids.append(int(random.choice(4, p=probs[node])) if has_probs else left[(node + parent + 1) % len(left)])
+    return token_ids, probs
+
+
+def verify_request(
+    draft: Draft, target: torch.Tensor, random: np.random.Generator, sampling: SamplingParams
+) -> VerifyRequest:
+    """A request with fresh uniforms."""
+    count = len(draft.token_ids)
+    return VerifyRequest(draft, target, sampling, random.random(count), random.random(count + 1))
+
+
+def greedy() -> SamplingParams:
+    """Temperature 0."""
+    return SamplingParams(temperature=0)
+
+
+def check_path(draft: Draft, verdict: Verdict) -> None:
+    """Asserts that the accepted nodes are a path from the root."""
+    last = -1
+    for node in verdict.accepted:
+        assert parent_of(draft, node) == last, f"node {node} is not a child of {last}"
+        last = node
+
+
+def parent_of(draft: Draft, node: int) -> int:
+    """Index of a node's parent, -1 for the root."""
+    return node - 1 if draft.parents is None else draft.parents[node]
+
+
+def as_lists(draft: Draft | None) -> Any:
+    """A draft in a form that compares."""
+    if draft is None or not len(draft.token_ids):
+        return None
+    probs = None if draft.probs is None else draft.probs.tolist()
+    return list(draft.token_ids), None if draft.parents is None else list(draft.parents), probs

@@ -1,0 +1,258 @@
+"""The conformance suite of executors. A third party's test is a subclass::
+
+    from dovetail.testing.executor_suite import ProcessExecutorSuite
+
+    class TestMyExecutor(ProcessExecutorSuite):
+        executor_class = MyExecutor
+
+`ExecutorSuite` holds for every executor, `ProcessExecutorSuite` adds what must hold where workers are processes of
+their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+from dovetail.contracts.errors import CapacityError, DovetailError, ModelError, PluginError, WorkerError
+from dovetail.contracts.executor import Executor, ExecutorNeed, WorkerReport
+from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
+
+
+class ExecutorSuite:
+    """What every executor must do."""
+
+    executor_class: ClassVar[type[Executor]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    device_type: ClassVar[str] = "cpu"
+    tensor_parallel: ClassVar[int] = 1
+
+    def create(self, spec: ToySpec | None = None) -> Executor:
+        """An executor over toy workers, not started."""
+        need = ExecutorNeed(self.device_type, tensor_parallel=self.tensor_parallel)
+        options = self.executor_class.Options.model_validate(dict(self.options))
+        return self.executor_class(options, spec or ToySpec(), need)
+
+    @contextmanager
+    def started(self, spec: ToySpec | None = None) -> Iterator[Executor]:
+        """An executor that runs, and is shut down in any case."""
+        executor = self.create(spec)
+        try:
+            executor.start()
+            yield executor
+        finally:
+            executor.shutdown()
+
+    @pytest.fixture(autouse=True)
+    def nothing_left(self) -> Iterator[None]:
+        """No test may leave a process, a thread, a file descriptor or shared memory behind."""
+        before = self.resources()
+        yield
+        gc.collect()
+        left = {name: now - before[name] for name, now in self.resources().items() if now - before[name]}
+        assert not left
+
+    def resources(self) -> dict[str, set[Any]]:
+        """What exists now and must exist no longer when an executor was shut down. Override it for executors that
+        share a runtime of their own with others, such as a cluster."""
+        process = psutil.Process()
+        shared = Path("/dev/shm")
+        return {
+            "processes": {child.pid for child in process.children(recursive=True)},
+            "threads": {thread.name for thread in threading.enumerate()},
+            "descriptors": set(range(process.num_fds())),
+            "shared memory": set(os.listdir(shared)) if shared.is_dir() else set(),
+        }
+
+    def test_declares_its_contract(self) -> None:
+        """The host can tell which contract the class was written for."""
+        assert self.executor_class.contract[0] == 1
+
+    def test_results_come_in_the_order_of_plans(self) -> None:
+        """A hundred plans handed over without waiting."""
+        plans = [toy_plan(step_id) for step_id in range(100)]
+        with self.started() as executor:
+            results = [future.result() for future in [executor.execute(plan) for plan in plans]]
+            assert results == [expected_result(plan, self.tensor_parallel) for plan in plans]
+            # Every rank has run every plan, in order.
+            assert executor.call("steps") == [list(range(100))] * self.tensor_parallel
+
+    def test_calls_answer_in_rank_order(self) -> None:
+        """Each rank knows its place, and gets the arguments."""
+        with self.started() as executor:
+            placements = executor.call("placement")
+            assert [placement.rank for placement in placements] == list(range(self.tensor_parallel))
+            assert {placement.world_size for placement in placements} == {self.tensor_parallel}
+            assert all(placement.device.startswith(self.device_type) for placement in placements)
+            assert all(isinstance(report, WorkerReport) for report in executor.call("describe"))
+            assert executor.call("initialize_cache", (), 8, 0) == [None] * self.tensor_parallel
+
+    def test_ranks_reduce_together(self) -> None:
+        """A collective per step, over the process group that `Placement` describes."""
+        with self.started(ToySpec(all_reduce=True, num_threads=1)) as executor:
+            for step_id in range(3):
+                plan = toy_plan(step_id)
+                assert executor.execute(plan).result() == expected_result(plan, self.tensor_parallel)
+            assert executor.call("torch_threads") == [1] * self.tensor_parallel
+
+    @pytest.mark.parametrize("at", ["create", "load"])
+    def test_start_raises_what_the_last_rank_raised(self, at: Any) -> None:
+        """With its type and message."""
+        fault = Fault(self.tensor_parallel - 1, at, "raise", ModelError("no weights here"))
+        executor = self.create(ToySpec(faults=(fault,)))
+        with pytest.raises(ModelError, match="no weights here"):
+            executor.start()
+        executor.shutdown()
+
+    def test_an_error_in_a_step_reaches_the_caller(self) -> None:
+        """Either as it is, and the executor goes on; or as a `WorkerError` that quotes it, and the executor is dead."""
+        fault = Fault(0, 1, "raise", CapacityError("out of pages"))
+        with self.started(ToySpec(faults=(fault,))) as executor:
+            executor.execute(toy_plan(0)).result()
+            error = executor.execute(toy_plan(1)).exception()
+            assert isinstance(error, DovetailError)
+            assert "out of pages" in str(error)
+            if isinstance(error, WorkerError):
+                assert error.rank == 0
+                assert isinstance(error.__cause__, CapacityError)
+                with pytest.raises(WorkerError, match="out of pages"):
+                    executor.execute(toy_plan(2))
+                with pytest.raises(WorkerError, match="out of pages"):
+                    executor.call("ping")
+            else:
+                assert isinstance(error, CapacityError)
+                assert executor.execute(toy_plan(2)).result() == expected_result(toy_plan(2), self.tensor_parallel)
+
+    def test_an_error_in_a_call_is_raised_as_it_is(self) -> None:
+        """And the workers go on."""
+        with self.started() as executor:
+            with pytest.raises(CapacityError, match="too many blocks"):
+                executor.call("raise", self.tensor_parallel - 1, CapacityError("too many blocks"))
+            with pytest.raises(ValueError, match="no_such_operation"):
+                executor.call("no_such_operation")
+            assert executor.call("ping") == list(range(self.tensor_parallel))
+
+    def test_shutdown_is_idempotent_and_final(self) -> None:
+        """It also ends an executor that never started."""
+        self.create().shutdown()
+        executor = self.create()
+        executor.start()
+        executor.shutdown()
+        executor.shutdown()
+        with pytest.raises(WorkerError):
+            executor.execute(toy_plan(0))
+        with pytest.raises(WorkerError):
+            executor.call("ping")
+
+    def test_another_executor_may_follow_or_stand_beside(self) -> None:
+        """In the same process."""
+        plan = toy_plan(0)
+        with self.started() as first:
+            assert first.execute(plan).result() == expected_result(plan, self.tensor_parallel)
+            with self.started() as second:
+                assert second.execute(plan).result() == expected_result(plan, self.tensor_parallel)
+        with self.started() as third:
+            assert third.execute(plan).result() == expected_result(plan, self.tensor_parallel)
+
+
+class ProcessExecutorSuite(ExecutorSuite):
+    """What must hold beside, where each worker is a process on this machine and can die alone."""
+
+    tensor_parallel: ClassVar[int] = 2
+
+    @pytest.fixture
+    def fifo(self, tmp_path: Path) -> Path:
+        """Where a faulty worker says that it has reached its fault."""
+        path = tmp_path / "fifo"
+        os.mkfifo(path)
+        return path
+
+    def test_a_killed_rank_is_named(self, fifo: Path) -> None:
+        """SIGKILL in mid-step, while the other ranks wait for the victim in a collective. A new executor works."""
+        victim = self.tensor_parallel - 1
+        fault = Fault(victim, 1, "hang", announce=fifo)
+        with self.started(ToySpec(faults=(fault,), all_reduce=True, num_threads=1)) as executor:
+            pids = executor.call("pid")
+            processes = [psutil.Process(pid) for pid in pids]
+            executor.execute(toy_plan(0)).result()
+            futures = [executor.execute(toy_plan(step_id)) for step_id in (1, 2)]
+            assert int(fifo.read_text()) == pids[victim]
+            os.kill(pids[victim], signal.SIGKILL)
+            for future in futures:
+                error = future.exception(timeout=10)
+                assert isinstance(error, WorkerError)
+                assert error.rank == victim
+                assert f"rank {victim}" in str(error)
+                assert "SIGKILL" in str(error)
+            _, alive = psutil.wait_procs(processes, timeout=10)
+            assert not alive
+            with pytest.raises(WorkerError, match="SIGKILL"):
+                executor.call("ping")
+        with self.started() as anew:
+            assert anew.execute(toy_plan(0)).result() == expected_result(toy_plan(0), self.tensor_parallel)
+
+    def test_a_rank_that_exits_is_named(self) -> None:
+        """While another hangs."""
+        hang, leave = Fault(0, 0, "hang"), Fault(self.tensor_parallel - 1, 0, "exit")
+        with self.started(ToySpec(faults=(hang, leave))) as executor:
+            error = executor.execute(toy_plan(0)).exception(timeout=10)
+            assert isinstance(error, WorkerError)
+            assert error.rank == self.tensor_parallel - 1
+            assert "exited with code 3" in str(error)
+
+    def test_a_rank_that_dies_between_steps_is_noticed(self) -> None:
+        """By the next step at the latest."""
+        with self.started() as executor:
+            victim = self.tensor_parallel - 1
+            process = psutil.Process(executor.call("pid")[victim])
+            process.kill()
+            process.wait(timeout=10)
+            with pytest.raises(WorkerError, match=f"rank {victim}"):
+                executor.execute(toy_plan(0)).result(timeout=10)
+
+    def test_an_error_of_another_rank_ends_the_step(self) -> None:
+        """Rank 0 alone would have a result."""
+        fault = Fault(self.tensor_parallel - 1, 0, "raise", CapacityError("out of pages"))
+        with self.started(ToySpec(faults=(fault, Fault(0, 0, "hang")))) as executor:
+            error = executor.execute(toy_plan(0)).exception(timeout=10)
+            assert isinstance(error, WorkerError)
+            assert error.rank == self.tensor_parallel - 1
+            assert isinstance(error.__cause__, CapacityError)
+
+    def test_a_death_at_start_is_an_error(self) -> None:
+        """Not a wait for a worker that will never answer."""
+        fault = Fault(self.tensor_parallel - 1, "load", "exit")
+        with pytest.raises(WorkerError, match="exited with code 3") as caught, self.started(ToySpec(faults=(fault,))):
+            pass
+        assert caught.value.rank == self.tensor_parallel - 1
+
+    def test_a_plugin_that_a_worker_lacks_is_reported_with_its_place(self) -> None:
+        """Which rank, on which host."""
+        fault = Fault(self.tensor_parallel - 1, "create", "raise", PluginError("no plugin 'x'"))
+        where = rf"rank {self.tensor_parallel - 1} on host .+: no plugin 'x'"
+        with pytest.raises(PluginError, match=where), self.started(ToySpec(faults=(fault,))):
+            pass
+
+    def test_workers_have_the_import_path_of_the_driver(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """So that they find the same plugins."""
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with self.started() as executor:
+            assert all(path[0] == str(tmp_path) for path in executor.call("path"))
+
+    def test_shutdown_ends_workers_that_hang(self, fifo: Path) -> None:
+        """And fails what was pending."""
+        executor = self.create(ToySpec(faults=(Fault(0, 0, "hang", announce=fifo),)))
+        executor.start()
+        future = executor.execute(toy_plan(0))
+        fifo.read_text()
+        executor.shutdown()
+        assert isinstance(future.exception(timeout=10), WorkerError)

@@ -1,0 +1,163 @@
+"""A worker without a model, for testing executors: it places no demands and fails on request.
+
+Importable and picklable, so that it reaches workers in any process. It imports torch only where it is told to use
+torch.distributed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.executor import Placement, WorkerReport
+from dovetail.contracts.step import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong in one worker, at one moment."""
+
+    rank: int
+    at: Literal["create", "load"] | int
+    """When the worker is created, when it loads, or in the step of this id, before it talks to other ranks."""
+    action: Literal["raise", "exit", "hang"]
+    """Raise `error`; end the process with code 3; or wait for ever."""
+    error: Exception | None = None
+    announce: Path | None = None
+    """A FIFO to which the process writes its id before it acts; it waits until somebody reads."""
+
+
+@dataclass(frozen=True)
+class ToySpec:
+    """Builds `ToyWorker`s."""
+
+    num_threads: int | None = None
+    faults: tuple[Fault, ...] = ()
+    all_reduce: bool = False
+    """Each step sums over all ranks with torch.distributed, as tensor parallelism does."""
+
+    def create(self, placement: Placement) -> ToyWorker:
+        """The worker of one rank."""
+        return ToyWorker(self, placement)
+
+
+class ToyWorker:
+    """Answers plans with tokens that `expected_result` can tell beforehand."""
+
+    def __init__(self, spec: ToySpec, placement: Placement):
+        self._spec = spec
+        self._placement = placement
+        self._steps: list[int] = []
+        self._closed = False
+        self._meet("create")
+        if spec.all_reduce and placement.world_size > 1:
+            import torch.distributed as dist
+
+            backend = "gloo" if placement.device == "cpu" else "nccl"
+            dist.init_process_group(
+                backend, placement.init_method, rank=placement.rank, world_size=placement.world_size
+            )
+
+    def load(self) -> None:
+        """Loads nothing."""
+        self._meet("load")
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One token per request."""
+        self._meet(plan.step_id)
+        self._steps.append(plan.step_id)
+        return toy_result(plan, self._sum_over_ranks(self._placement.rank + 1))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """The operations of a worker, and more that show where and how it runs."""
+        match method, args:
+            case "describe", ():
+                return WorkerReport(caches=(), weight_bytes=0, available_bytes=1 << 20)
+            case "initialize_cache", (_, int(), int()):
+                return None
+            case "plugin_hash", ():
+                return "toy"
+            case "ping", ():
+                return self._placement.rank
+            case "placement", ():
+                return self._placement
+            case "steps", ():
+                return self._steps
+            case "pid", ():
+                return os.getpid()
+            case "path", ():
+                return sys.path
+            case "torch_threads", ():
+                import torch
+
+                return torch.get_num_threads()
+            case "unpicklable", ():
+                return threading.Lock()
+            case "raise", (int(rank), Exception() as error):
+                if rank == self._placement.rank:
+                    raise error
+                return None
+        raise ValueError(f"a toy worker knows no operation {method!r} with {len(args)} arguments")
+
+    def close(self) -> None:
+        """Leaves the process group."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._spec.all_reduce and self._placement.world_size > 1:
+            import torch.distributed as dist
+
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _sum_over_ranks(self, number: int) -> int:
+        world_size = self._placement.world_size
+        if not self._spec.all_reduce or world_size == 1:
+            return world_size * (world_size + 1) // 2
+        import torch
+        import torch.distributed as dist
+
+        tensor: torch.Tensor = torch.tensor([number], device=self._placement.device)
+        dist.all_reduce(tensor)
+        return int(tensor.item())
+
+    def _meet(self, moment: str | int) -> None:
+        for fault in self._spec.faults:
+            if fault.rank == self._placement.rank and fault.at == moment:
+                _act(fault)
+
+
+def _act(fault: Fault) -> None:
+    if fault.announce is not None:
+        fault.announce.write_text(str(os.getpid()))
+    match fault.action:
+        case "exit":
+            os._exit(3)
+        case "hang":
+            threading.Event().wait()
+        case "raise":
+            raise fault.error or DovetailError(f"a fault was asked for at {fault.at!r}")
+
+
+def toy_plan(step_id: int, num_requests: int = 3) -> StepPlan:
+    """A decode step of some requests."""
+    return StepPlan(step_id=step_id, keys=list(range(num_requests)), num_tokens=[1] * num_requests)
+
+
+def toy_result(plan: StepPlan, sum_over_ranks: int) -> StepResult:
+    """The result of a plan: each token tells the request, the step and that all ranks took part."""
+    tokens = [(31 * key + 7 * plan.step_id + 1009 * sum_over_ranks) % 32000 for key in plan.keys]
+    return StepResult(step_id=plan.step_id, token_ids=tokens)
+
+
+def expected_result(plan: StepPlan, world_size: int) -> StepResult:
+    """What any executor must return for a plan, over `world_size` toy workers."""
+    return toy_result(plan, sum(rank + 1 for rank in range(world_size)))

@@ -1,0 +1,40 @@
+"""How many threads torch gets in one worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+
+def worker_threads(asked: int | None, num_workers: int = 1) -> int:
+    """Threads for each of `num_workers` workers that share this machine, at least 1.
+
+    `asked` is what the config says; without it the OMP_NUM_THREADS of this process holds, as it does for torch
+    alone, and else the workers share the physical cores that this process may use.
+    """
+    if asked is not None:
+        return asked
+    inherited = os.environ.get("OMP_NUM_THREADS", "")
+    if inherited.isdecimal() and int(inherited) > 0:
+        return int(inherited)
+    return max(1, usable_cores() // num_workers)
+
+
+def usable_cores() -> int:
+    """Physical cores, or fewer where CPU affinity or a container's CPU quota allows fewer."""
+    limits = [psutil.cpu_count(logical=False), os.cpu_count(), _cgroup_cores()]
+    if sys.platform == "linux":
+        limits.append(len(os.sched_getaffinity(0)))
+    return min((limit for limit in limits if limit), default=1)
+
+
+def _cgroup_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+    # Affinity does not show a container's quota; more threads than it are throttled in turn.
+    try:
+        quota, period = path.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return None

@@ -1,0 +1,293 @@
+"""The driver's side of worker processes: passes operations to all, collects answers, notices when one dies."""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.contracts.executor import Placement
+from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.executors._processes import STOP_S, WorkerProcesses
+from dovetail.executors._worker_process import READY, Call, Launch, RemoteError, Reply, Step
+
+DEATH_CHECK_S = 0.5
+"""How often processes are looked at. A death usually shows at once, as the end of a pipe; a child process of the
+worker may hold that open."""
+ERROR_GRACE_S = 0.5
+"""After an error, how long to wait for a death that explains it: peers of a killed worker fail as well."""
+CALL_GRACE_S = 10.0
+"""After one rank's error in a call, how long to wait for the answers of the others."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why the group ended, or why a call failed on one rank."""
+
+    rank: int | None
+    message: str
+    cause: Exception | None = None
+
+    def error(self) -> WorkerError:
+        """A new exception each time: raising one twice would pile up tracebacks."""
+        error = WorkerError(self.message, rank=self.rank)
+        error.__cause__ = self.cause
+        return error
+
+
+@dataclass
+class _Operation:
+    """What was asked of the workers and not answered yet."""
+
+    label: str
+    waiting: set[int]
+    """Ranks whose answers are outstanding."""
+    finish: Callable[[list[Any]], Any] = list
+    """From the answers in rank order to the future's result."""
+    outlives_errors: bool = False
+    """An error is an answer like another, for the caller; otherwise it ends the group."""
+    future: Future[Any] = field(default_factory=Future)
+    values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, _Failure] = field(default_factory=dict)
+
+    def complete(self) -> None:
+        """Resolves the future once all ranks have answered; the lowest rank's error counts."""
+        if self.failures:
+            failure = self.failures[min(self.failures)]
+            self.future.set_exception(failure.cause or failure.error())
+        else:
+            self.future.set_result(self.finish([self.values[rank] for rank in sorted(self.values)]))
+
+
+class WorkerGroup:
+    """One process per placement, a pipe to each, and a thread that reads all pipes.
+
+    Operations reach every rank in the same order. The group ends when a process dies or a step fails: all
+    processes are killed, then all futures fail with `WorkerError`, and so does every later operation.
+    """
+
+    def __init__(self, placements: Sequence[Placement], scratch: str):
+        self._placements = placements
+        self._scratch = scratch
+        self._owner_pid = os.getpid()
+        self._processes = WorkerProcesses()
+        self._reader = threading.Thread(target=self._read, name="dovetail-multiproc", daemon=True)
+        self._send_lock = threading.RLock()  # order on the pipes; held for long where a pipe is full
+        self._state_lock = threading.RLock()  # re-entrant: garbage collection may call stop() anywhere
+        self._pending: dict[int, _Operation] = {}
+        self._num_operations = 0
+        self._error: _Failure | None = None  # the first; a death within the grace outranks it
+        self._error_deadline = 0.0
+        self._ended: list[int] = []  # ranks, in the order in which their ends were noticed
+        self._next_death_check = 0.0
+        self._failure: _Failure | None = None
+        self._is_stopping = False
+
+    def start(self, spec: bytes, env: Mapping[str, str]) -> Future[list[None]]:
+        """Starts the processes; the future is done when every worker has loaded."""
+        for _ in self._placements:
+            self._processes.spawn(env)
+        operation = _Operation("start", self._all_ranks())
+        self._register(READY, operation)
+        self._reader.start()
+        path = pickle.dumps([entry or os.getcwd() for entry in sys.path])
+        for pipe, placement in zip(self._processes.pipes, self._placements, strict=True):
+            _send(pipe, path)
+            _send(pipe, pickle.dumps(Launch(spec, placement, self._owner_pid, self._scratch)))
+        return operation.future
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        """Sends a plan to every rank; rank 0's answer comes back."""
+        operation = _Operation(f"step {plan.step_id}", {0}, finish=operator.itemgetter(0))
+        return self._submit(operation, lambda op_id: Step(op_id, plan))
+
+    def call(self, method: str, args: tuple[Any, ...]) -> Future[list[Any]]:
+        """Sends a call to every rank; fails with what the lowest rank raised, once all have answered."""
+        operation = _Operation(f"call {method!r}", self._all_ranks(), outlives_errors=True)
+        return self._submit(operation, lambda op_id: Call(op_id, method, args))
+
+    def loading_ranks(self) -> list[int]:
+        """Ranks that have not loaded yet."""
+        with self._state_lock:
+            operation = self._pending.get(READY)
+            return sorted(operation.waiting) if operation else []
+
+    def stop(self, politely: bool = True) -> None:
+        """Ends all processes: asked to first, then terminated, then killed. Idempotent; takes seconds at worst."""
+        if os.getpid() != self._owner_pid:
+            return  # a fork of the driver inherits this object, but not the workers
+        with self._state_lock:
+            if self._is_stopping:
+                return
+            self._is_stopping = True
+        if politely and self._failure is None and self._send_lock.acquire(timeout=STOP_S):
+            self._broadcast(b"")
+            self._send_lock.release()
+            self._processes.wait()
+        self._processes.terminate()
+        self._processes.kill()
+        if self._reader.ident is None:
+            self._processes.close_pipes()
+        elif self._reader is not threading.current_thread():
+            self._reader.join()
+
+    # Asking
+
+    def _all_ranks(self) -> set[int]:
+        return {placement.rank for placement in self._placements}
+
+    def _submit(self, operation: _Operation, message: Callable[[int], Step | Call]) -> Future[Any]:
+        with self._send_lock:
+            self._num_operations += 1
+            data = pickle.dumps(message(self._num_operations), pickle.HIGHEST_PROTOCOL)
+            self._register(self._num_operations, operation)
+            self._broadcast(data)
+        return operation.future
+
+    def _register(self, op_id: int, operation: _Operation) -> None:
+        operation.future.set_running_or_notify_cancel()  # what is under way cannot be cancelled
+        with self._state_lock:
+            if self._failure is not None:
+                raise self._failure.error()
+            if self._is_stopping:
+                raise WorkerError("this executor was shut down: create a new one")
+            self._pending[op_id] = operation
+
+    def _broadcast(self, data: bytes) -> None:
+        for pipe in self._processes.pipes:
+            _send(pipe, data)
+
+    # The reader's thread
+
+    def _read(self) -> None:
+        try:
+            failure = self._watch()
+        except Exception as error:  # futures must not wait for ever, whatever goes wrong here
+            failure = _Failure(None, f"reading the workers' answers failed: {error!r}", error)
+        if failure is not None:
+            with self._state_lock:
+                self._failure = failure
+            self._processes.kill()
+        with self._send_lock:  # nobody may be writing to a descriptor that is closed, and perhaps used anew
+            self._processes.close_pipes()
+        self._fail_pending(failure or _Failure(None, "the executor was shut down before this was done"))
+
+    def _watch(self) -> _Failure | None:
+        """Reads until the group fails, or all processes have stopped as they were told to."""
+        failure = None
+        with selectors.DefaultSelector() as selector:
+            for rank, pipe in enumerate(self._processes.pipes):
+                selector.register(pipe, selectors.EVENT_READ, rank)
+            while failure is None and len(self._ended) < len(self._placements):
+                self._read_once(selector)
+                failure = None if self._is_stopping else self._find_failure()
+        return failure
+
+    def _read_once(self, selector: selectors.BaseSelector) -> None:
+        ready = selector.select(DEATH_CHECK_S if self._error is None else ERROR_GRACE_S / 10)
+        for key, _ in ready:
+            rank = key.data
+            try:
+                data = self._processes.pipes[rank].recv_bytes()
+            except (EOFError, OSError):
+                selector.unregister(key.fileobj)
+                self._note_end(rank)
+            else:
+                self._deliver(rank, data)
+        if time.monotonic() >= self._next_death_check:
+            self._next_death_check = time.monotonic() + DEATH_CHECK_S
+            for rank, pipe in enumerate(self._processes.pipes):
+                # What a worker said before it died counts, so its pipe is read to the end first.
+                if rank not in self._ended and self._processes.is_dead(rank) and not pipe.poll():
+                    self._note_end(rank)
+
+    def _note_end(self, rank: int) -> None:
+        if rank not in self._ended:
+            self._ended.append(rank)
+
+    def _note_error(self, failure: _Failure, grace: float) -> None:
+        if self._error is None:
+            self._error = failure
+            self._error_deadline = time.monotonic() + (grace if len(self._placements) > 1 else 0.0)
+
+    def _deliver(self, rank: int, data: bytes) -> None:
+        try:
+            reply: Reply = pickle.loads(data)
+        except Exception as error:
+            message = f"worker rank {rank} sent an answer that this process cannot read: {error!r}"
+            self._note_error(_Failure(rank, message, error), ERROR_GRACE_S)
+            return
+        with self._state_lock:
+            operation = self._pending.get(reply.op_id)
+            if reply.error is not None:
+                label = operation.label if operation else "a step that rank 0 had finished"
+                failure = _remote_failure(rank, label, reply.error)
+                if operation is None or not operation.outlives_errors:
+                    self._note_error(failure, ERROR_GRACE_S)
+                    return
+                self._note_error(failure, CALL_GRACE_S)
+                operation.failures[rank] = failure
+            elif operation is None:
+                return
+            operation.values[rank] = reply.value
+            operation.waiting.discard(rank)
+            if operation.waiting:
+                return
+            del self._pending[reply.op_id]
+        if operation.failures:
+            self._error = None  # every rank has answered: they are in step, and the group lives on
+        operation.complete()
+
+    def _find_failure(self) -> _Failure | None:
+        error = self._error
+        if self._ended:
+            # The first whose end was noticed, unless it had said what was wrong before.
+            return error if error is not None and error.rank in self._ended else self._death(self._ended[0])
+        return error if error is not None and time.monotonic() >= self._error_deadline else None
+
+    def _death(self, rank: int) -> _Failure:
+        with self._state_lock:
+            during = next((f" during {operation.label}" for operation in self._pending.values()), "")
+        process = f"worker rank {rank} (pid {self._processes.pid(rank)})"
+        end = self._processes.how_it_ended(rank)
+        return _Failure(rank, f"{process} {end}{during}; all workers were stopped")
+
+    def _fail_pending(self, failure: _Failure) -> None:
+        with self._state_lock:
+            operations = list(self._pending.values())
+            self._pending.clear()
+        for operation in operations:
+            operation.future.set_exception(failure.error())
+
+
+def _send(pipe: Connection, data: bytes) -> None:
+    try:
+        pipe.send_bytes(data)
+    except OSError:
+        return  # the worker is gone: the reader finds out how it ended, and fails what is pending
+
+
+def _remote_failure(rank: int, label: str, remote: RemoteError) -> _Failure:
+    """An error as the worker had it, with the worker's traceback as a note."""
+    where = f"rank {rank} on host {remote.host}"
+    message = f"worker rank {rank} failed in {label}: {remote.summary}"
+    try:
+        cause = pickle.loads(remote.pickled or b"")
+    except Exception:  # of a type that does not pickle, or that this process cannot import
+        cause = None
+    if not isinstance(cause, Exception):
+        return _Failure(rank, f"{message}\n{remote.traceback}")
+    if isinstance(cause, PluginError):
+        cause.args = (f"{where}: {cause}", *cause.args[1:])
+    cause.add_note(f"Raised by {where}:\n{remote.traceback}")
+    return _Failure(rank, message, cause)

@@ -1,0 +1,168 @@
+"""Gemma 2 and the text models of Gemma 3: norms before and after each block, alternating windows, soft caps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.plugin import Environment
+from dovetail.nn import (
+    GatedMLP,
+    LMHead,
+    ModelContext,
+    OffsetRMSNorm,
+    RopeSpec,
+    RotaryEmbedding,
+    Rotation,
+    VocabEmbedding,
+    WeightRules,
+    load_weights,
+)
+from dovetail.nn.hf_config import Config, layer_windows, required, rope_spec
+from dovetail.nn.planning import planned_size, reasons_against
+from dovetail.plugins.model_families.decoder import AttentionStyle, SelfAttention
+
+
+class GemmaFamily(ModelFamily):
+    """Gemma 2 and 3, text only."""
+
+    contract = (1, 0)
+    stability = "provisional"
+    preference: ClassVar[int] = 10
+    architectures = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+
+    @classmethod
+    def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
+        """Builds the model on the meta device and reports what that meets."""
+        return reasons_against(create, need)
+
+    def size(self, config: Mapping[str, Any]) -> ModelSize:
+        """Counted from the module's own blocks. max_position_embeddings includes the scaling here."""
+        return planned_size(create, config, int(required(config, "max_position_embeddings")))
+
+    def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
+        """Builds the decoder for config's architecture."""
+        return create(config, context)
+
+
+@dataclass(frozen=True)
+class GemmaStyle:
+    """Where the generations differ."""
+
+    attention: AttentionStyle
+    full_rope: RopeSpec
+    sliding_rope: RopeSpec
+    logits_soft_cap: float | None
+
+
+def create(config: Mapping[str, Any], context: ModelContext) -> GemmaModel:
+    """The module for one of `GemmaFamily.architectures`."""
+    if config.get("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention makes an encoder of the model, which cannot generate")
+    return GemmaModel(context, config, _style(config))
+
+
+def _style(config: Config) -> GemmaStyle:
+    architecture = required(config, "architectures")[0]
+    bias = bool(config.get("attention_bias", False))
+    attention = AttentionStyle((), bias, bias, scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5)
+    if architecture == "Gemma2ForCausalLM":
+        rope = rope_spec(config)
+        cap = config.get("attn_logit_softcapping", 50.0)
+        attention = replace(attention, windows=_windows(config, period=2), soft_cap=cap)
+        return GemmaStyle(attention, rope, rope, config.get("final_logit_softcapping", 30.0))
+    if architecture == "Gemma3ForCausalLM":
+        period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+        attention = replace(attention, windows=_windows(config, int(period)), head_norm=OffsetRMSNorm)
+        full_rope = rope_spec(config, "full_attention", theta=1e6)
+        return GemmaStyle(attention, full_rope, _sliding_rope(config), config.get("final_logit_softcapping"))
+    raise ModelError(f"{architecture} is none of {', '.join(GemmaFamily.architectures)}")
+
+
+def _windows(config: Config, period: int) -> list[int | None]:
+    """Every `period`-th layer sees everything, the others slide."""
+    types = [
+        "sliding_attention" if (index + 1) % period else "full_attention"
+        for index in range(int(required(config, "num_hidden_layers")))
+    ]
+    return layer_windows(config, types)
+
+
+def _sliding_rope(config: Config) -> RopeSpec:
+    """Windows keep the short base and are never scaled, unless the config nests parameters by layer type."""
+    if "sliding_attention" in (config.get("rope_parameters") or {}):
+        return rope_spec(config, "sliding_attention", theta=1e4)
+    local = {**config, "rope_parameters": None, "rope_scaling": None, "rope_theta": config.get("rope_local_base_freq")}
+    return rope_spec(local, theta=1e4)
+
+
+class GemmaLayer(torch.nn.Module):
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+
+    def __init__(self, context: ModelContext, config: Config, style: GemmaStyle, name: str, index: int):
+        super().__init__()
+        hidden_size, eps = int(required(config, "hidden_size")), float(required(config, "rms_norm_eps"))
+        hidden_act = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
+        intermediate_size = int(required(config, "intermediate_size"))
+        window = style.attention.windows[index]
+        self.is_sliding = window is not None
+        self.input_layernorm = OffsetRMSNorm(context, f"{name}.input_layernorm", hidden_size, eps)
+        self.self_attn = SelfAttention(context, config, style.attention, f"{name}.self_attn", window)
+        self.post_attention_layernorm = OffsetRMSNorm(context, f"{name}.post_attention_layernorm", hidden_size, eps)
+        self.pre_feedforward_layernorm = OffsetRMSNorm(context, f"{name}.pre_feedforward_layernorm", hidden_size, eps)
+        self.mlp = GatedMLP(context, f"{name}.mlp", hidden_size, intermediate_size, hidden_act)
+        self.post_feedforward_layernorm = OffsetRMSNorm(
+            context, f"{name}.post_feedforward_layernorm", hidden_size, eps
+        )
+
+    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rotation))
+        output: torch.Tensor = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return output
+
+
+class GemmaModel(torch.nn.Module):
+    """The whole causal language model; a `CausalLM`."""
+
+    def __init__(self, context: ModelContext, config: Config, style: GemmaStyle):
+        super().__init__()
+        vocab_size, hidden_size = int(required(config, "vocab_size")), int(required(config, "hidden_size"))
+        self.embed_tokens = VocabEmbedding(context, "model.embed_tokens", vocab_size, hidden_size)
+        # Rounded to the model's dtype, as in training: 55.4256 becomes 55.5 in bfloat16.
+        self._embedding_scale = torch.tensor(hidden_size**0.5, dtype=context.dtype).item()
+        self.full_rotary = RotaryEmbedding(context, style.full_rope)
+        self.sliding_rotary = RotaryEmbedding(context, style.sliding_rope)
+        self.layers = torch.nn.ModuleList(
+            GemmaLayer(context, config, style, f"model.layers.{index}", index) for index in range(len(style.attention.windows))
+        )
+        self.norm = OffsetRMSNorm(context, "model.norm", hidden_size, float(required(config, "rms_norm_eps")))
+        is_tied = bool(config.get("tie_word_embeddings", True))
+        self.lm_head = LMHead(context, "lm_head", vocab_size, hidden_size, self.embed_tokens if is_tied else None)
+        self._rules = WeightRules(tied={"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {})
+        self._logits_soft_cap = style.logits_soft_cap
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.forward`."""
+        x = self.embed_tokens(input_ids) * self._embedding_scale
+        full, sliding = self.full_rotary(positions), self.sliding_rotary(positions)
+        for layer in self.layers:
+            x = layer(x, sliding if layer.is_sliding else full)
+        hidden: torch.Tensor = self.norm(x)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.compute_logits`."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        if self._logits_soft_cap is None:
+            return logits
+        return torch.tanh(logits / self._logits_soft_cap) * self._logits_soft_cap
+
+    def load_weights(self, weights: Any) -> None:
+        """As `CausalLM.load_weights`."""
+        load_weights(self, weights, self._rules)

@@ -1,0 +1,75 @@
+"""Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen2.5 and Qwen3: one decoder, with and without biases, windows and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.plugin import Environment
+from dovetail.nn import GatedMLP, ModelContext, RMSNorm
+from dovetail.nn.hf_config import Config, layer_windows, longest_sequence, required, rope_spec
+from dovetail.nn.planning import planned_size, reasons_against
+from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
+
+
+class LlamaFamily(ModelFamily):
+    """Dense decoders in the manner of Llama."""
+
+    contract = (1, 0)
+    stability = "provisional"
+    preference: ClassVar[int] = 10
+    architectures = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+    @classmethod
+    def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
+        """Builds the model on the meta device and reports what that meets."""
+        return reasons_against(create, need)
+
+    def size(self, config: Mapping[str, Any]) -> ModelSize:
+        """Counted from the module's own blocks."""
+        return planned_size(create, config, longest_sequence(rope_spec(config)))
+
+    def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
+        """Builds the decoder for config's architecture."""
+        return create(config, context)
+
+
+def create(config: Mapping[str, Any], context: ModelContext) -> DecoderModel:
+    """The module for one of `LlamaFamily.architectures`."""
+
+    def make_mlp(context: ModelContext, layer: str, index: int) -> torch.nn.Module:
+        sizes = int(required(config, "hidden_size")), int(required(config, "intermediate_size"))
+        bias = bool(config.get("mlp_bias", False))
+        return GatedMLP(context, f"{layer}.mlp", *sizes, config.get("hidden_act", "silu"), bias)
+
+    return DecoderModel(context, config, rope_spec(config), _style(config), make_mlp)
+
+
+def _style(config: Config) -> AttentionStyle:
+    architecture = required(config, "architectures")[0]
+    bias = bool(config.get("attention_bias", False))
+    num_layers = int(required(config, "num_hidden_layers"))
+    match architecture:
+        case "LlamaForCausalLM":
+            return AttentionStyle([None] * num_layers, qkv_bias=bias, output_bias=bias)
+        case "MistralForCausalLM":
+            return AttentionStyle([config.get("sliding_window")] * num_layers)
+        case "Qwen2ForCausalLM":
+            return AttentionStyle(_qwen_windows(config), qkv_bias=True)
+        case "Qwen3ForCausalLM":
+            return AttentionStyle(_qwen_windows(config), qkv_bias=bias, output_bias=bias, head_norm=RMSNorm)
+    raise ModelError(f"{architecture} is none of {', '.join(LlamaFamily.architectures)}")
+
+
+def _qwen_windows(config: Config) -> list[int | None]:
+    """Layers from max_window_layers on slide, where the config wants windows at all."""
+    num_layers = int(required(config, "num_hidden_layers"))
+    if not config.get("use_sliding_window", False):
+        return [None] * num_layers
+    first = int(config.get("max_window_layers", 28))
+    types = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
+    return layer_windows(config, types)

@@ -1,0 +1,309 @@
+"""Any causal language model that Hugging Face transformers can build, served by Dovetail's paged attention.
+
+The model runs as transformers wrote it, except that its attention functions go through transformers' registry to
+`AttentionPort.attend`. What each layer needs is found out by a rehearsal on three tokens before weights are read;
+that nothing else mixes tokens is verified once they are there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.plugin import Environment
+from dovetail.nn import ModelContext
+from dovetail.nn.hf_config import required
+from dovetail.plugins.model_families.transformers_attention import (
+    IMPLEMENTATION,
+    REHEARSAL,
+    AttentionPort,
+    LocalAttention,
+    PagedAttention,
+    Rehearsal,
+    register_attention,
+)
+
+
+class TransformersFamily(ModelFamily):
+    """Models whose attention goes through transformers' attention registry; on one rank, unquantized."""
+
+    contract = (1, 0)
+    stability = "experimental"
+    preference: ClassVar[int] = -10
+    architectures = ()
+
+    @classmethod
+    def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
+        """Asks transformers' own tables and the model class; builds nothing."""
+        reasons = []
+        if need.tensor_parallel > 1:
+            reasons.append("models built by transformers run on one rank here; set executor.tensor_parallel to 1")
+        if need.config.get("is_encoder_decoder"):
+            reasons.append("an encoder-decoder needs cross attention, which paged attention does not serve")
+        if need.config.get("quantization_config"):
+            reasons.append("the checkpoint is quantized, and models built by transformers run unquantized here")
+        try:
+            model_class = _model_class(_hf_config(need.config))
+        except ModelError as error:
+            return [*reasons, str(error)]
+        return reasons + _reasons_against_class(model_class)
+
+    def size(self, config: Mapping[str, Any]) -> ModelSize:
+        """Counted on the meta device."""
+        hf_config = _hf_config(config)
+        with torch.device("meta"):
+            model = _model_class(hf_config)(hf_config)
+        text = hf_config.get_text_config()
+        given = text.to_dict()
+        try:
+            return ModelSize(
+                num_parameters=model.num_parameters(),
+                num_layers=text.num_hidden_layers,
+                num_kv_heads=given.get("num_key_value_heads") or text.num_attention_heads,
+                head_size=given.get("head_dim") or text.hidden_size // text.num_attention_heads,
+                vocab_size=text.vocab_size,
+                max_model_len=text.max_position_embeddings,
+            )
+        except AttributeError as error:
+            raise ModelError(f"the config of {hf_config.model_type!r} does not say enough: {error}") from None
+
+    def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
+        """Builds the model without weights and rehearses it. Raises `ModelError` for one whose attention is not ours
+        to serve."""
+        if context.tp_size > 1:
+            raise ModelError("models built by transformers run on one rank here; set executor.tensor_parallel to 1")
+        if context.quantization is not None:
+            raise ModelError("models built by transformers run unquantized here; remove model.quantization")
+        return TransformersModel(_hf_config(config), context)
+
+
+class TransformersModel(torch.nn.Module):
+    """A `CausalLM` around a transformers model."""
+
+    def __init__(self, hf_config: Any, context: ModelContext):
+        super().__init__()
+        from transformers.initialization import no_init_weights
+
+        register_attention()
+        self._context = context
+        self._hf_config = hf_config
+        model_class = _model_class(hf_config)
+        if reasons := _reasons_against_class(model_class):
+            raise ModelError("; ".join(reasons))
+        hf_config = copy.deepcopy(hf_config)
+        with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype):
+            model = model_class._from_config(hf_config, attn_implementation=REHEARSAL, dtype=context.dtype)
+        rehearsal = Rehearsal(context)
+        self._forward(model.eval(), rehearsal, [1, 2, 3], [0, 1, 2])
+        names = {module: name for name, module in model.named_modules()}
+        self._layers = {names[module]: attention for module, attention in rehearsal.layers().items()}
+        self.model: torch.nn.Module | None = None
+        self._head: torch.nn.Module | None = None
+        self._port: AttentionPort = rehearsal
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.forward`."""
+        return self._trunk(self._loaded(), self._port, input_ids, positions)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.compute_logits`: the model's own code after its trunk, whatever it does to logits."""
+        self._loaded()
+        assert self._head is not None
+        logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits
+
+    def load_weights(self, weights: Any) -> None:
+        """Lets transformers match names and layouts, as in `from_pretrained`, then verifies that the model computes
+        each token by itself outside attention. Raises `ModelError` where it does not."""
+        model = self._load(dict(weights))
+        modules = dict(model.named_modules())
+        self._port = PagedAttention({modules[name]: attention for name, attention in self._layers.items()})
+        self.model = model
+        self._head = _without_trunk(model)
+        self._verify(model)
+
+    def _load(self, state: dict[str, torch.Tensor]) -> Any:
+        with _quiet_progress():
+            model, info = _model_class(self._hf_config).from_pretrained(
+                None,
+                config=copy.deepcopy(self._hf_config),
+                state_dict=state,
+                dtype=self._context.dtype,
+                attn_implementation=IMPLEMENTATION,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        wrong = {title: sorted(map(str, info[key])) for title, key in _LOADING_PROBLEMS.items() if info[key]}
+        if wrong:
+            listed = "; ".join(f"{title} ({len(names)}): {', '.join(names[:12])}" for title, names in wrong.items())
+            raise ModelError(f"the checkpoint does not fit the model's config: {listed}")
+        return model.eval().to(self._context.device)
+
+    def _verify(self, model: Any) -> None:
+        """A token's hidden state, attention aside, must depend on the token and its position alone, and the head must
+        make of it the logits that the whole model makes."""
+        last = self._context.max_model_len - 1
+        local = LocalAttention()
+        alone = self._forward(model, local, [1, 2, 3], [0, 1, 2])
+        among_others = self._forward(model, local, [3, 1, 2, 3, 2], [last, 0, 1, 2, 0])[1:4]
+        if not _close(alone, among_others):
+            raise ModelError(
+                "this model mixes tokens outside of attention (a recurrent state, a convolution), or ignores or "
+                f"rescales positions below {last}, so its tokens cannot be computed in one flat batch; "
+                "if it scales RoPE with the sequence, a smaller model.max_model_len may do"
+            )
+        ids, positions = self._tensors([1, 2, 3], [0, 1, 2])
+        with torch.inference_mode(), _refusal(model):
+            whole = model(input_ids=ids, position_ids=positions, use_cache=False, dovetail=local).logits[0]
+            if not _close(self.compute_logits(alone), whole):
+                raise ModelError("this model's head does not work on hidden states alone")
+
+    def _loaded(self) -> torch.nn.Module:
+        if self.model is None:
+            raise RuntimeError("the model has no weights yet: call load_weights() first")
+        return self.model
+
+    def _tensors(self, ids: list[int], positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self._context.device
+        return torch.tensor([ids], device=device), torch.tensor([positions], device=device)
+
+    @torch.inference_mode()
+    def _forward(self, model: Any, port: AttentionPort, ids: list[int], positions: list[int]) -> torch.Tensor:
+        """A pass over a few tokens."""
+        flat_ids, flat_positions = self._tensors(ids, positions)
+        with _refusal(model):
+            return self._trunk(model, port, flat_ids[0], flat_positions[0])
+
+    def _trunk(
+        self, model: Any, port: AttentionPort, input_ids: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        output = model.base_model(
+            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, dovetail=port
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+
+_LOADING_PROBLEMS = {
+    "missing": "missing_keys",
+    "not expected": "unexpected_keys",
+    "of another shape": "mismatched_keys",
+}
+
+
+@dataclass(frozen=True)
+class _TrunkOutput:
+    """What heads read of a trunk's output, by name or as its first element."""
+
+    last_hidden_state: torch.Tensor
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+    cross_attentions: None = None
+    router_logits: None = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+class _GivenTrunk(torch.nn.Module):
+    """Stands where a model's trunk stood and hands back the hidden states it is given."""
+
+    @property
+    def decoder(self) -> _GivenTrunk:
+        """Some models call their trunk's only child."""
+        return self
+
+    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _TrunkOutput:
+        """Hidden states come as `inputs_embeds`."""
+        return _TrunkOutput(inputs_embeds)
+
+
+def _without_trunk(model: Any) -> torch.nn.Module:
+    """`model` sharing all its parts, but with `_GivenTrunk` for a trunk."""
+    head: torch.nn.Module = copy.copy(model)
+    head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _GivenTrunk()}
+    return head
+
+
+def _hf_config(config: Mapping[str, Any]) -> Any:
+    """The transformers config object of config.json. Raises `ModelError` for a model_type that it does not know."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = required(config, "model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"transformers knows no model_type {model_type!r}; a newer transformers may, and code that comes with a "
+            "checkpoint is not run"
+        )
+    values = {key: value for key, value in config.items() if key != "generation_config"}
+    return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(values))
+
+
+def _model_class(hf_config: Any) -> Any:
+    """The class of the causal language model. Raises `ModelError` where transformers has none."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"transformers has no causal language model for model_type {hf_config.model_type!r}")
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+
+
+def _reasons_against_class(model_class: Any) -> list[str]:
+    name = model_class.__name__
+    reasons = []
+    if model_class._is_stateful:
+        reasons.append(f"{name} keeps a recurrent state, which no layer declares here")
+    elif not model_class._supports_attention_backend:
+        reasons.append(f"the attention of {name} does not go through transformers' attention registry")
+    return reasons
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal up to what the order of additions changes in the tensors' dtype."""
+    tolerance = 32 * torch.finfo(one.dtype).eps * max(float(one.abs().max()), 1.0)
+    return bool(torch.allclose(one.float(), other.float(), rtol=0.0, atol=tolerance))
+
+
+@contextmanager
+def _refusal(model: Any) -> Iterator[None]:
+    """Whatever goes wrong inside says that the model cannot be served."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        name = type(model).__name__
+        raise ModelError(f"{name} does not run over paged attention: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters that a model creates without saying a dtype get this one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _quiet_progress() -> Iterator[None]:
+    """Keeps transformers' progress bar off the terminal, and leaves its setting as it was."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

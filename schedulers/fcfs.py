@@ -1,0 +1,15 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from dovetail.contracts.scheduler import RequestState
+from dovetail.schedulers.batching import BatchingScheduler
+from dovetail.schedulers.ranked_queue import Rank
+
+
+class FCFSScheduler(BatchingScheduler):
+    """Requests run in the order in which they were added; under memory pressure the latest give way."""
+
+    def rank(self, request: RequestState) -> Rank:
+        """All equal: order of arrival decides."""
+        return ()

@@ -1,0 +1,23 @@
+"""Priorities: lower numbers first, as in vLLM."""
+
+from __future__ import annotations
+
+from dovetail.contracts.scheduler import RequestState
+from dovetail.schedulers.batching import BatchingScheduler
+from dovetail.schedulers.ranked_queue import Rank
+
+
+class PriorityScheduler(BatchingScheduler):
+    """Requests run by priority, then by arrival time.
+
+    A waiting request takes the place and the blocks of running ones of a strictly lower priority. Victims are of
+    the lowest priority, and among those the latest.
+    """
+
+    def rank(self, request: RequestState) -> Rank:
+        """Priority number, then arrival time."""
+        return (request.priority, request.arrival_time)
+
+    def outranks(self, waiting: RequestState, running: RequestState) -> bool:
+        """Whether its priority is strictly higher."""
+        return waiting.priority < running.priority

@@ -1,0 +1,37 @@
+"""Requests in order of rank."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from dovetail.contracts.scheduler import RequestState
+
+Rank = tuple[float, ...]
+"""Sorts requests; lower runs first. No two requests have the same."""
+
+
+class RankedQueue:
+    """Requests sorted by rank. Finding one takes O(log n); adding and removing move pointers in one block of memory."""
+
+    def __init__(self) -> None:
+        self.requests: list[RequestState] = []
+        """Best rank first. Read it; change it through the methods."""
+        self._ranks: list[Rank] = []
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def add(self, request: RequestState, rank: Rank) -> None:
+        """Puts a request in its place."""
+        index = bisect_left(self._ranks, rank)
+        self._ranks.insert(index, rank)
+        self.requests.insert(index, request)
+
+    def remove(self, rank: Rank) -> bool:
+        """Takes out the request of this rank; False: it is not here."""
+        index = bisect_left(self._ranks, rank)
+        if index == len(self._ranks) or self._ranks[index] != rank:
+            return False
+        del self._ranks[index]
+        del self.requests[index]
+        return True

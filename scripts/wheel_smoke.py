@@ -1,0 +1,44 @@
+"""Run by `make wheel-smoke` in an environment that holds only the wheel: what is installed lists, explains, loads and
+generates, with a random model made on the spot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCRIPTS = Path(sys.executable).parent
+
+
+def run(*arguments: str) -> str:
+    """Runs the installed command and returns what it printed."""
+    completed = subprocess.run([str(SCRIPTS / "dovetail"), *arguments], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
+
+
+def main() -> None:
+    """Fails with the first thing that does not work."""
+    import dovetail
+
+    here = Path(dovetail.__file__).resolve()
+    assert "site-packages" in here.parts, f"the wheel is not what is imported: {here}"
+    assert "fcfs" in run("plugins", "list")
+    assert "ok" in run("plugins", "doctor")
+
+    from dovetail import LLM, SamplingParams
+    from dovetail.testing.tiny_models import make_tiny_model
+
+    with tempfile.TemporaryDirectory() as directory:
+        model = make_tiny_model("llama", Path(directory))
+        config = {"path": str(model), "tokenizer_mode": "none", "dtype": "float32"}
+        with LLM(model=config, cache={"memory_gib": 0.05}) as llm:
+            outputs = llm.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [4, 4]
+        assert "max_model_len" in run("explain", "-o", f"model.path={model}", "-o", "model.tokenizer_mode=none")
+    print("wheel smoke test: ok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Prompt lookup: the text that followed the same words before is the guess for what follows them now.
+
+Saxena 2023, "Prompt Lookup Decoding"; Yang et al. 2023, "Inference with Reference" (arXiv 2304.04487).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.speculation import Draft, DraftBatch, DraftCapabilities, DraftWorker
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+
+class NgramOptions(PluginOptions):
+    """Which repetitions count."""
+
+    min_match: int = Field(default=2, ge=1)
+    """Tokens at the end that must occur before, at least."""
+    max_match: int = Field(default=5, ge=1)
+    """Longer matches are not looked for; the longest that exists wins."""
+    occurrence: Literal["latest", "earliest"] = "latest"
+    """Which of several matches of equal length is taken."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match ({self.min_match}) must not exceed max_match ({self.max_match})")
+        return self
+
+
+class NgramDrafter(DraftWorker):
+    """Looks the last tokens up in the request's own prompt and output. Keeps no state and needs no weights."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+    Options = NgramOptions
+    capabilities = DraftCapabilities()
+    options: NgramOptions
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        return [self._guess(request.token_ids, request.max_drafts) for request in batch.requests]
+
+    def _guess(self, token_ids: NDArray[np.int32], count: int) -> Draft | None:
+        if count == 0:
+            return None
+        end = self._match_end(token_ids)
+        if end is None:
+            return None
+        # Like an LZ77 copy, a match that runs into its own continuation repeats itself.
+        period = len(token_ids) - end
+        guess = token_ids[end + np.arange(count) % period]
+        return Draft(guess.tolist())
+
+    def _match_end(self, token_ids: NDArray[np.int32]) -> int | None:
+        """Index after the earlier occurrence of the longest suffix, or None if no suffix is long enough."""
+        last = len(token_ids) - 1
+        matches = np.flatnonzero(token_ids[:last] == token_ids[last])
+        for length in range(1, self.options.max_match):
+            longer = matches[matches >= length]
+            longer = longer[token_ids[longer - length] == token_ids[last - length]]
+            if len(longer) == 0:
+                if length < self.options.min_match:
+                    return None
+                break
+            matches = longer
+        if len(matches) == 0:
+            return None
+        return int(matches[-1 if self.options.occurrence == "latest" else 0]) + 1

@@ -1,0 +1,139 @@
+"""Rejection sampling: drafts stand with a probability that leaves the target's distribution exactly as it is.
+
+For chains this is Algorithm 1 of Leviathan et al. 2023 (arXiv 2211.17192), for trees the multi-step speculative
+sampling of Miao et al. 2024 (SpecInfer, arXiv 2305.09781, Algorithm 2), of which the chain is the case of one child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
+from torch import Tensor
+
+
+class RejectionRule(AcceptanceRule):
+    """Outputs follow the target's distribution; greedy requests get its tokens exactly.
+
+    Drafts that come without probabilities were not drawn, and a token x of theirs stands with the target's own p(x).
+    For them the target's token is drawn first, as it is without drafts, and the draft that equals it stands: the same
+    probability, and a seeded request keeps its tokens whether drafts are guessed for it or not.
+    """
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+    preference: ClassVar[int] = 10
+    lossless = True
+    trees = True
+
+    def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
+        fixed = [request for request in requests if _is_fixed(request)]
+        # Tokens of all of them come from the device in one transfer.
+        rows = torch.cat([_target_tokens(request) for request in fixed]).tolist() if fixed else []
+        verdicts = []
+        start = 0
+        for request in requests:
+            if not _is_fixed(request):
+                verdicts.append(self._sample_tree(request))
+                continue
+            end = start + len(request.draft.token_ids) + 1
+            verdicts.append(_matching_path(request.draft, rows[start:end]))
+            start = end
+        return verdicts
+
+    def accepts(self, p: float, q: float, uniform: float) -> bool:
+        """Whether a draft stands that has probability `p` in what is left of the target's distribution, and
+        `q` in the one that it was drawn from: with probability min(1, p / q)."""
+        return uniform * q < p
+
+    def _sample_tree(self, request: VerifyRequest) -> Verdict:
+        """Multi-step speculative sampling. Siblings are tried in order; each that is refused leaves the target's
+        distribution p with what the draft's distribution q has not covered."""
+        draft, probs = request.draft, request.draft.probs
+        assert probs is not None
+        children = _children(draft)
+        path: list[int] = []
+        p = request.target[0]
+        while True:
+            accepted = None
+            for node in children[path[-1] + 1 if path else 0]:
+                token, q = draft.token_ids[node], probs[node]
+                if self.accepts(float(p[token]), float(q[token]), float(request.accept_uniforms[node])):
+                    accepted = node
+                    break
+                p = residual(p, q)
+            if accepted is None:
+                return Verdict(path, int(draw(p[None], request.recover_uniforms[len(path)].reshape(1))))
+            path.append(accepted)
+            p = request.target[accepted + 1]
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm(max(p - q, 0)): what p asks for beyond q. Both float32 [vocab_size]."""
+    rest = (p - q).clamp_(min=0)
+    mass = rest.sum()
+    # Nothing is left only if p and q are equal but for rounding, when a refusal is a rounding error as well.
+    return torch.where(mass > 0, rest / mass, p)
+
+
+def draw(probs: Tensor, uniforms: object) -> Tensor:
+    """One token per row by inverting the cumulative distribution, never one of probability 0.
+
+    Args:
+        probs: float32 [n, vocab_size].
+        uniforms: array of float64 [n] in [0, 1).
+
+    Returns:
+        int64 [n].
+    """
+    cumulative = probs.double().cumsum(-1)
+    target = torch.as_tensor(uniforms, dtype=torch.float64, device=probs.device)[:, None] * cumulative[:, -1:]
+    # Counted by the last column that must be passed over, so a column of probability 0 is never stopped at.
+    token = (cumulative <= target).sum(-1)
+    columns = torch.arange(probs.shape[1], device=probs.device)
+    return torch.minimum(token, torch.where(probs > 0, columns, 0).amax(-1))
+
+
+def _is_fixed(request: VerifyRequest) -> bool:
+    """Whether the drafts were chosen rather than drawn, or the target's tokens are certain anyway."""
+    return request.draft.probs is None or request.sampling.is_greedy
+
+
+def _target_tokens(request: VerifyRequest) -> Tensor:
+    """The token that plain sampling would draw after each row: int64 [k + 1]."""
+    if request.sampling.is_greedy:
+        return request.target.argmax(-1)
+    depths = _depths(request.draft)
+    return draw(request.target, request.recover_uniforms[depths])
+
+
+def _matching_path(draft: Draft, tokens: Sequence[int]) -> Verdict:
+    """The path of drafts that equal the tokens drawn before them."""
+    path: list[int] = []
+    last = -1
+    for node, token in enumerate(draft.token_ids):
+        if _parent(draft, node) == last and token == tokens[last + 1]:
+            path.append(node)
+            last = node
+    return Verdict(path, tokens[last + 1])
+
+
+def _parent(draft: Draft, node: int) -> int:
+    return node - 1 if draft.parents is None else draft.parents[node]
+
+
+def _depths(draft: Draft) -> list[int]:
+    """Depth of each row: 0 for the last known token, then one per node."""
+    depths = [0]
+    for node in range(len(draft.token_ids)):
+        depths.append(depths[_parent(draft, node) + 1] + 1)
+    return depths
+
+
+def _children(draft: Draft) -> list[list[int]]:
+    """Children of each row's node, in order."""
+    children: list[list[int]] = [[] for _ in range(len(draft.token_ids) + 1)]
+    for node in range(len(draft.token_ids)):
+        children[_parent(draft, node) + 1].append(node)
+    return children

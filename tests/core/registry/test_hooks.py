@@ -1,0 +1,98 @@
+"""Hook plugins listen; none of them can stop the engine or another plugin."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.hooks import hookimpl
+from dovetail.registry import HookCaller, create_hook_caller
+
+HOOKS = "dovetail.hooks.v1"
+
+
+class Listener:
+    def __init__(self):
+        self.heard = []
+
+    @hookimpl
+    def dovetail_step_done(self, step_id):
+        self.heard.append(step_id)
+
+
+class Raising:
+    def __init__(self):
+        self.num_calls = 0
+
+    @hookimpl
+    def dovetail_step_done(self, num_running, step_id):
+        self.num_calls += 1
+        raise ValueError(f"step {step_id}")
+
+
+def step(caller: HookCaller, step_id: int) -> None:
+    caller.call("dovetail_step_done", step_id=step_id, num_running=1, num_waiting=0)
+
+
+def test_a_hook_that_raises_is_reported_once_and_the_others_go_on(caplog):
+    caller, raising, listeners = HookCaller(), Raising(), (Listener(), Listener())
+    caller.register(listeners[0], "before")
+    caller.register(raising, "noisy")
+    caller.register(listeners[1], "after")
+    with caplog.at_level(logging.WARNING):
+        step(caller, 1)
+        step(caller, 2)
+    assert [listener.heard for listener in listeners] == [[1, 2], [1, 2]]
+    assert raising.num_calls == 2
+    [record] = caplog.records
+    assert "noisy" in record.getMessage()
+    assert "step 1" in record.getMessage()
+    [failure] = caller.failures
+    assert (failure.plugin, failure.hook) == ("noisy", "dovetail_step_done")
+
+
+def test_an_installed_hook_plugin_is_called(install):
+    source = (
+        "from dovetail.contracts.hooks import hookimpl\n"
+        "heard = []\n@hookimpl\ndef dovetail_request_added(request_id):\n    heard.append(request_id)\n"
+    )
+    registry = install("acme", entry_points={HOOKS: {"audit": "acme_audit"}}, modules={"acme_audit.py": source})
+    caller = create_hook_caller(registry)
+    assert caller.plugins == ["acme:audit"]
+    caller.call("dovetail_request_added", request_id="r1", num_prompt_tokens=4)
+    import acme_audit
+
+    assert acme_audit.heard == ["r1"]
+    assert caller.listens("dovetail_request_added")
+    assert not caller.listens("dovetail_step_done")
+
+
+def test_broken_hook_plugins_cost_a_warning_each_and_nothing_else(install, caplog):
+    marked = "from dovetail.contracts.hooks import hookimpl\n@hookimpl\ndef {}(): pass\n"
+    modules = {
+        "hooks_raise.py": "raise RuntimeError('no luck')",
+        "hooks_typo.py": marked.format("dovetail_stepp_done"),
+        "hooks_fine.py": marked.format("dovetail_engine_stopped"),
+    }
+    points = {name.removesuffix(".py"): name.removesuffix(".py") for name in modules}
+    registry = install(
+        "acme", entry_points={HOOKS: points, "dovetail.hooks.v2": {"later": "hooks_later"}}, modules=modules
+    )
+    with caplog.at_level(logging.WARNING):
+        caller = create_hook_caller(registry)
+    assert caller.plugins == ["acme:hooks_fine"]
+    assert {failure.plugin for failure in caller.failures} == {"acme:hooks_raise", "acme:hooks_typo", "acme:later"}
+    assert len(caplog.records) == 3
+
+
+def test_a_hook_that_asks_for_an_unknown_argument_is_refused():
+    class Curious:
+        @hookimpl
+        def dovetail_step_done(self, engine):
+            return None
+
+    caller = HookCaller()
+    with pytest.raises(PluginError, match="engine"):
+        caller.register(Curious(), "curious")
+    assert caller.plugins == []

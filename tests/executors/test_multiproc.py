@@ -1,0 +1,164 @@
+"""The `multiproc` executor: the suite with real processes, and what is its own."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.contracts.executor import ExecutorNeed, Placement
+from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.executors.multiproc import MultiprocExecutor, MultiprocOptions
+from dovetail.testing.executor_suite import ProcessExecutorSuite
+from dovetail.testing.toy_worker import Fault, ToySpec, toy_plan
+
+
+class TestMultiprocExecutor(ProcessExecutorSuite):
+    executor_class = MultiprocExecutor
+
+
+def create(spec: ToySpec | None = None, tensor_parallel: int = 1, **options: float) -> MultiprocExecutor:
+    need = ExecutorNeed("cpu", tensor_parallel=tensor_parallel)
+    return MultiprocExecutor(MultiprocOptions.model_validate(options), spec or ToySpec(), need)
+
+
+def test_one_rank_runs_in_another_process_without_rendezvous() -> None:
+    executor = create()
+    executor.start()
+    assert executor.call("pid") != [os.getpid()]
+    assert executor.call("placement") == [Placement(0, 1, "cpu", None)]
+    executor.shutdown()
+
+
+def test_the_environment_of_the_driver_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    before = dict(os.environ)
+    executor = create(threads=1)
+    executor.start()
+    assert executor.call("torch_threads") == [1]
+    assert dict(os.environ) == before
+    executor.shutdown()
+
+
+def test_ctrl_c_is_left_to_the_driver() -> None:
+    executor = create()
+    executor.start()
+    os.kill(executor.call("pid")[0], signal.SIGINT)
+    assert executor.call("ping") == [0]
+    executor.shutdown()
+
+
+def test_an_error_carries_the_traceback_of_the_worker() -> None:
+    executor = create(ToySpec(faults=(Fault(0, 0, "raise", ValueError("bad page")),)))
+    executor.start()
+    error = executor.execute(toy_plan(0)).exception()
+    assert error is not None
+    assert isinstance(error.__cause__, ValueError)
+    assert "toy_worker.py" in error.__cause__.__notes__[0]
+    executor.shutdown()
+
+
+def test_an_answer_that_does_not_pickle_is_an_error_of_the_call() -> None:
+    executor = create()
+    executor.start()
+    with pytest.raises(TypeError, match="pickle"):
+        executor.call("unpicklable")
+    with pytest.raises(TypeError, match="pickle"):
+        executor.call("raise", threading.Lock())
+    assert executor.call("ping") == [0]
+    executor.shutdown()
+
+
+def test_start_gives_up_after_its_timeout() -> None:
+    executor = create(ToySpec(faults=(Fault(0, "load", "hang"),)), start_timeout_s=0.5)
+    with pytest.raises(WorkerError, match=r"ranks \[0\] .*start_timeout_s"):
+        executor.start()
+    assert psutil.Process().children() == []
+
+
+def test_an_executor_that_is_forgotten_stops_its_workers() -> None:
+    executor = create()
+    executor.start()
+    process = psutil.Process(executor.call("pid")[0])
+    del executor
+    gc.collect()
+    assert not process.is_running()
+
+
+class _LocalSpec(ToySpec):
+    """Of this test module, which workers cannot import by its name."""
+
+
+def test_a_spec_that_workers_cannot_import_is_refused_with_the_reason() -> None:
+    _LocalSpec.__module__ = "__main__"
+    sys.modules["__main__"].__dict__["_LocalSpec"] = _LocalSpec
+    try:
+        with pytest.raises(PluginError, match=r"rank 0 on host .* must be importable"):
+            create(_LocalSpec()).start()
+    finally:
+        del sys.modules["__main__"].__dict__["_LocalSpec"]
+
+
+# Without a __main__ guard, on purpose.
+DRIVER = """
+import os, sys
+from pathlib import Path
+from dovetail.contracts.executor import ExecutorNeed
+from dovetail.executors.multiproc import MultiprocExecutor, MultiprocOptions
+from dovetail.testing.toy_worker import Fault, ToySpec, toy_plan
+
+faults = (Fault(1, 1, "hang", announce=Path(sys.argv[1])), Fault(0, 1, "hang")) if sys.argv[1:] else ()
+executor = MultiprocExecutor(MultiprocOptions(), ToySpec(faults=faults), ExecutorNeed("cpu", tensor_parallel=2))
+executor.start()
+executor.execute(toy_plan(0)).result()
+print(*executor.call("pid"), flush=True)
+if faults:
+    executor.execute(toy_plan(1)).result()
+"""
+
+
+def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    script, fifo, scratch = tmp_path / "driver.py", tmp_path / "fifo", tmp_path / "tmp"
+    script.write_text(DRIVER)
+    scratch.mkdir()
+    os.mkfifo(fifo)
+    env = dict(os.environ, TMPDIR=str(scratch))
+    with subprocess.Popen([sys.executable, script, fifo], stdout=subprocess.PIPE, text=True, env=env) as driver:
+        assert driver.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        fifo.read_text()
+        assert len(workers) == 2
+        driver.kill()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_script_from_standard_input_needs_no_shutdown(tmp_path: Path) -> None:
+    env = dict(os.environ, TMPDIR=str(tmp_path))
+    done = subprocess.run([sys.executable], input=DRIVER, capture_output=True, text=True, timeout=60, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("need", "reason"),
+    [
+        (ExecutorNeed("cuda", tensor_parallel=2), "torch sees 1"),
+        (ExecutorNeed("mps"), "the device is mps"),
+        (ExecutorNeed("cpu", pipeline_parallel=2), "planned"),
+    ],
+)
+def test_refusals_say_why(need: ExecutorNeed, reason: str) -> None:
+    devices = (DeviceInfo("gpu", 1 << 34, (9, 0)),)
+    environment = Environment(need.device_type, num_cpus=8, memory_bytes=1 << 33, devices=devices)
+    (answer,) = MultiprocExecutor.check(need, MultiprocOptions(), environment)
+    assert reason in answer
+    assert MultiprocExecutor.check(ExecutorNeed("cuda"), MultiprocOptions(), environment) == []

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.speculation import Draft, VerifyRequest
+from dovetail.spec_decode.rejection import RejectionRule, draw, residual
+from dovetail.testing.draft_suite import SIGNIFICANCE, AcceptanceRuleSuite, chi_square_p, two_token_counts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CHAIN = [-1, 0]
+TREE = [-1, -1, 0, 0, 1]
+
+
+class InvertedRule(RejectionRule):
+    """The classic mistake: accepts with min(1, q / p)."""
+
+    def accepts(self, p: float, q: float, uniform: float) -> bool:
+        return uniform * p < q
+
+
+class TestRejectionRule(AcceptanceRuleSuite):
+    rule_class = RejectionRule
+
+
+@pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
+def test_the_distribution_check_finds_inverted_acceptance(parents: list[int]) -> None:
+    assert chi_square_p(*two_token_counts(InvertedRule(PluginOptions()), parents, has_probs=True)) < 1e-9
+
+
+def emitted(rule: RejectionRule, p: list[float], q: list[float], num_points: int = 2048) -> np.ndarray:
+    """The exact distribution of the first token, with drafts enumerated and both uniforms integrated over a
+    lattice (Fibonacci's second coordinate), whose error is of the order log(n) / n."""
+    u = (np.arange(num_points) + 0.5) / num_points
+    v = (np.arange(num_points) * 0.6180339887498949) % 1.0
+    probs = torch.tensor([q])
+    target = torch.tensor([p, p])
+    result = np.zeros(len(p))
+    for token, weight in enumerate(q):
+        requests = [
+            VerifyRequest(Draft([token], None, probs), target, SamplingParams(), u[i : i + 1], np.array([v[i], 0.5]))
+            for i in range(num_points)
+        ]
+        for request, verdict in zip(requests, rule.verify(requests), strict=True):
+            first = request.draft.token_ids[0] if verdict.accepted else verdict.next_token_id
+            result[first] += weight / num_points
+    return result
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]),
+        ([0.6, 0.4, 0.0], [0.1, 0.1, 0.8]),
+        ([0.25, 0.25, 0.5], [0.25, 0.25, 0.5]),
+    ],
+    ids=["crossed", "impossible draft", "equal"],
+)
+def test_one_draft_leaves_the_target_exactly(p: list[float], q: list[float]) -> None:
+    np.testing.assert_allclose(emitted(RejectionRule(PluginOptions()), p, q), p, atol=3e-3)
+
+
+def test_exact_enumeration_finds_inverted_acceptance() -> None:
+    p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
+    assert np.abs(emitted(InvertedRule(PluginOptions()), p, q) - p).max() > 0.05
+
+
+@given(seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_draws_have_probability_and_residuals_sum_to_one(seed: int, vocab_size: int) -> None:
+    random = np.random.default_rng(seed)
+    p, q = (torch.from_numpy(random.dirichlet(np.full(vocab_size, 0.1))).float() for _ in range(2))
+    for uniform in (0.0, random.random(), 1 - 2.0**-53):
+        assert p[draw(p[None], np.array([uniform]))] > 0
+    rest = residual(p, q)
+    assert float(rest.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert not (rest[q > p] > 0).any() or torch.equal(rest, p)
+
+
+def test_fixed_drafts_stand_as_often_as_the_target_has_them() -> None:
+    random = np.random.default_rng(3)
+    target = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+    requests = [
+        VerifyRequest(Draft([0]), target, SamplingParams(), random.random(1), random.random(2)) for _ in range(4000)
+    ]
+    accepted = sum(len(verdict.accepted) for verdict in RejectionRule(PluginOptions()).verify(requests))
+    assert chi_square_p(np.array([accepted, 4000 - accepted]), np.array([2800.0, 1200.0])) > SIGNIFICANCE
