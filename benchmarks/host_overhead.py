@@ -21,7 +21,7 @@ from dovetail import LLMEngine, SamplingParams
 from dovetail.contracts.executor import Executor, WorkerReport
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.step import StepPlan, StepResult
-from dovetail.testing.tiny_models import make_tiny_model
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 VOCAB_SIZE = 128
 
@@ -60,7 +60,7 @@ class RandomTokens(Executor):
         """A small cache, and the plugin set of this process."""
         if method == "describe":
             spec = KVSpec(num_kv_heads=1, head_size=16, dtype="float32")
-            return [WorkerReport(caches=(spec,), weight_bytes=0, available_bytes=1 << 30)]
+            return [WorkerReport(caches=(spec,), available_bytes=1 << 30)]
         if method == "plugin_hash":
             return [self.spec.config.plugin_hash]  # type: ignore[attr-defined]
         return [None]
@@ -104,7 +104,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the ten functions that take most time")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        model = make_tiny_model("llama", Path(directory))
+        model = Path(directory)
+        save_tiny_model(model, tiny_config("llama", max_position_embeddings=512))
         print("| batch | outputs | us per generated token (median, min-max) |\n| --- | --- | --- |")
         for batch in arguments.batch:
             with create_engine(model, batch) as engine:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine.beam import BeamSearch
@@ -40,7 +41,7 @@ class LLM:
         self,
         model: str | Mapping[str, Any] | None = None,
         *,
-        config: str | Path | Mapping[str, Any] | None = None,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         options: Iterable[str] = (),
         **keywords: Any,
     ):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -69,6 +72,15 @@ class WorkerProcesses:
         for child in self._children:
             child.kill()
         self.wait()
+
+    def shut_pipes(self, how: int) -> None:
+        """Ends the talk, in the sense of `socket.shutdown`. Never blocks, and ends a send that does.
+
+        SHUT_WR asks the workers to stop once they have done what was sent before.
+        """
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
+                end.shutdown(how)
 
     def close_pipes(self) -> None:
         """Closes our ends."""

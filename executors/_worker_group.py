@@ -6,6 +6,7 @@ import operator
 import os
 import pickle
 import selectors
+import socket
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Placement
 from dovetail.contracts.step import StepPlan, StepResult
-from dovetail.executors._processes import STOP_S, WorkerProcesses
+from dovetail.executors._processes import WorkerProcesses
 from dovetail.executors._worker_process import READY, Call, Launch, RemoteError, Reply, Step
 
 DEATH_CHECK_S = 0.5
@@ -130,9 +131,9 @@ class WorkerGroup:
             if self._is_stopping:
                 return
             self._is_stopping = True
-        if politely and self._failure is None and self._send_lock.acquire(timeout=STOP_S):
-            self._broadcast(b"")
-            self._send_lock.release()
+            if self._failure is None:
+                self._processes.shut_pipes(socket.SHUT_WR)
+        if politely:
             self._processes.wait()
         self._processes.terminate()
         self._processes.kill()
@@ -151,7 +152,8 @@ class WorkerGroup:
             self._num_operations += 1
             data = pickle.dumps(message(self._num_operations), pickle.HIGHEST_PROTOCOL)
             self._register(self._num_operations, operation)
-            self._broadcast(data)
+            for pipe in self._processes.pipes:
+                _send(pipe, data)
         return operation.future
 
     def _register(self, op_id: int, operation: _Operation) -> None:
@@ -163,10 +165,6 @@ class WorkerGroup:
                 raise WorkerError("this executor was shut down: create a new one")
             self._pending[op_id] = operation
 
-    def _broadcast(self, data: bytes) -> None:
-        for pipe in self._processes.pipes:
-            _send(pipe, data)
-
     # The reader's thread
 
     def _read(self) -> None:
@@ -177,8 +175,9 @@ class WorkerGroup:
         if failure is not None:
             with self._state_lock:
                 self._failure = failure
+            self._processes.shut_pipes(socket.SHUT_RDWR)
             self._processes.kill()
-        with self._send_lock:  # nobody may be writing to a descriptor that is closed, and perhaps used anew
+        with self._send_lock, self._state_lock:  # nobody may use a descriptor that is closed, and perhaps another's
             self._processes.close_pipes()
         self._fail_pending(failure or _Failure(None, "the executor was shut down before this was done"))
 

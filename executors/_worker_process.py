@@ -16,7 +16,7 @@ import socket
 import threading
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import Placement, Worker, WorkerSpec
@@ -82,7 +82,7 @@ class Reply(NamedTuple):
 
 
 def main(pipe: Connection) -> None:
-    """Serves one worker until the driver says stop (an empty message) or is gone."""
+    """Serves one worker until the driver ends the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides
     os.set_inheritable(pipe.fileno(), False)
     launch: Launch = pipe.recv()
@@ -92,11 +92,12 @@ def main(pipe: Connection) -> None:
     except Exception as error:
         # Stays until the driver has read this: a process that ends now makes its peers fail too, and later
         # errors would hide the first.
-        _send(pipe, Reply(READY, None, describe(error)))
-        pipe.recv_bytes()
+        with contextlib.suppress(EOFError, OSError):
+            _send(pipe, Reply(READY, None, describe(error)))
+            pipe.recv_bytes()
         return
     try:
-        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the driver is gone
+        with contextlib.suppress(EOFError, OSError):  # the pipe's end: _serve hands on no error of the worker
             _send(pipe, Reply(READY, None))
             _serve(pipe, worker, replies_to_steps=launch.placement.rank == 0)
     finally:
@@ -120,9 +121,9 @@ def _build(launch: Launch) -> Worker:
     return worker
 
 
-def _serve(pipe: Connection, worker: Worker, replies_to_steps: bool) -> None:
-    while data := pipe.recv_bytes():
-        op_id, *_ = operation = pickle.loads(data)
+def _serve(pipe: Connection, worker: Worker, replies_to_steps: bool) -> NoReturn:
+    while True:
+        op_id, *_ = operation = pickle.loads(pipe.recv_bytes())
         try:
             if isinstance(operation, Step):
                 result = worker.execute(operation.plan)

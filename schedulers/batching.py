@@ -41,7 +41,8 @@ class _Step:
     num_long: int = 0
 
     def is_long(self, num_known: int) -> bool:
-        return 0 < self.limits.long_prefill_token_threshold < num_known
+        limits = self.limits
+        return limits.enable_chunked_prefill and 0 < limits.long_prefill_token_threshold < num_known
 
     def chunk(self, num_known: int, at_most: int) -> int:
         """How many of a prompt's `num_known` tokens to compute; 0 where no more prompts may be computed in part."""
@@ -231,10 +232,11 @@ class BatchingScheduler(Scheduler):
         self._waiting.remove(rank)
         self._running.add(request, rank)
         request.status = RequestStatus.RUNNING
-        if not was_swapped or memory.allocate(request, count):
-            step.schedule.requests.append(request)
-            step.schedule.num_tokens.append(count)
-            step.left -= count
+        if was_swapped and not memory.allocate(request, count):
+            return False  # It runs from the next step on; until then nobody overtakes it.
+        step.schedule.requests.append(request)
+        step.schedule.num_tokens.append(count)
+        step.left -= count
         return True
 
     def _take_blocks(self, request: RequestState, count: int, memory: KVMemory) -> bool:

@@ -28,10 +28,11 @@ def main() -> None:
     assert "ok" in run("plugins", "doctor")
 
     from dovetail import LLM, SamplingParams
-    from dovetail.testing.tiny_models import make_tiny_model
+    from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
     with tempfile.TemporaryDirectory() as directory:
-        model = make_tiny_model("llama", Path(directory))
+        model = Path(directory)
+        save_tiny_model(model, tiny_config("llama"))
         config = {"path": str(model), "tokenizer_mode": "none", "dtype": "float32"}
         with LLM(model=config, cache={"memory_gib": 0.05}) as llm:
             outputs = llm.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))

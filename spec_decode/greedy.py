@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+
 from dovetail.contracts.speculation import AcceptanceRule, Verdict, VerifyRequest
 
 

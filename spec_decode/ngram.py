@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
-from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import Draft, DraftBatch, DraftCapabilities, DraftWorker
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.speculation import Draft, DraftBatch, DraftCapabilities, DraftWorker
 
 
 class NgramOptions(PluginOptions):

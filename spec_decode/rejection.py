@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
 from torch import Tensor
+
+from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
 
 
 class RejectionRule(AcceptanceRule):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
@@ -26,32 +28,26 @@ class Chosen:
     plugin: type[Plugin]
     options: PluginOptions
 
-    def as_type(self, base: type[P]) -> type[P]:
-        """The class, typed as its kind's base; the registry has made sure that it is one."""
-        return cast(type[P], self.plugin)
-
 
 def choose(
     state: Resolution,
     path: KeyPath,
     kind: str,
     section: ComponentSection,
-    reasons: Callable[[type[Any], PluginOptions], Sequence[str]],
+    reasons: Reasons[Any],
     *,
     none_left: type[DovetailError] = ConfigError,
-    later: Callable[[type[Any]], bool] = lambda plugin: False,
+    last_resort: Callable[[type[Any]], bool] = lambda plugin: False,
 ) -> Chosen:
     """The plugin of `kind` for the section at `path`; decides its `name`, and each option that reads otherwise.
 
-    `reasons` is asked of each candidate. A named plugin never falls back: its reasons are a `ConfigError`. Where
-    `auto` finds no candidate, `none_left` is raised with every candidate's reasons. Candidates for which `later`
-    holds are asked after all others.
+    `reasons` is asked of each candidate. A named plugin never falls back: its reasons are a `ConfigError`. `auto`
+    looks among those that take the section's options; where it finds none, `none_left` is raised with every
+    candidate's reasons. Candidates for which `last_resort` holds are asked only if no other can be used.
     """
     if section.name != AUTO:
         return _named(state, path, kind, section, reasons)
-    if section.options:
-        raise ConfigError(_option_without_name(state, path, section))
-    return _automatic(state, path, kind, reasons, none_left, later)
+    return _automatic(state, path, kind, section, reasons, none_left, last_resort)
 
 
 def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSection, reasons: Reasons[Any]) -> Chosen:
@@ -60,10 +56,11 @@ def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSectio
     base_dir = state.layered.base_dir(name_path)
     try:
         plugin = state.registry.load(kind, section.name, base_dir)
-        _refuse_unknown_options(state, path, section, plugin)
-        component = state.registry.component(kind, section.name, section.options, base_dir)
     except PluginError as error:
         raise PluginError(f"{dotted(name_path)} ({origin}): {error}") from error
+    _refuse_unknown_options(state, path, section, plugin)
+    try:
+        component = state.registry.component(kind, section.name, section.options, base_dir)
     except ConfigError as error:
         raise ConfigError(f"{dotted(path)}: {error}") from error
     options = plugin.Options.model_validate(dict(component.options))
@@ -81,24 +78,33 @@ def _automatic(
     state: Resolution,
     path: KeyPath,
     kind: str,
+    section: ComponentSection,
     reasons: Reasons[Any],
     none_left: type[DovetailError],
-    later: Callable[[type[Any]], bool],
+    last_resort: Callable[[type[Any]], bool],
 ) -> Chosen:
     candidates, broken = _candidates(state, kind)
-    candidates.sort(key=lambda item: later(item[1]))
-    asked = [(name, plugin, tuple(_ask(plugin, reasons))) for name, plugin in candidates]
-    answers = [*((name, against) for name, _, against in asked), *broken]
-    fitting = [(name, plugin) for name, plugin, against in asked if not against]
+    _refuse_options_of_none(state, path, section, [plugin for _, plugin in candidates])
+    candidates.sort(key=lambda candidate: last_resort(candidate[1]))
+    answers: list[tuple[str, tuple[str, ...]]] = []
+    fitting: list[tuple[str, type[Plugin]]] = []
+    for name, plugin in candidates:
+        if fitting and last_resort(plugin):
+            answers.append((name, ("not asked: it is for models that no other can build",)))
+            continue
+        answers.append((name, tuple(_ask(state, name, plugin, section, reasons))))
+        if not answers[-1][1]:
+            fitting.append((name, plugin))
     name_path = (*path, "name")
     if not fitting:
-        listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in answers) or "  (none is installed)"
+        listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in [*answers, *broken])
+        listed = listed or "  (none is installed)"
         raise none_left(f"{dotted(name_path)}: no {kind} of those installed can be used here:\n{listed}")
     name, plugin = fitting[0]
     reason = "the only candidate that can be used" if len(fitting) == 1 else "first in preference that can be used"
-    state.decide(name_path, name, reason, tuple(answers))
-    component = state.registry.component(kind, name)
-    _decide_options(state, path, {}, component.options)
+    state.decide(name_path, name, reason, (*answers, *broken))
+    component = state.registry.component(kind, name, section.options)
+    _decide_options(state, path, section.options, component.options)
     return Chosen(component, plugin, plugin.Options.model_validate(dict(component.options)))
 
 
@@ -109,7 +115,9 @@ def _candidates(
     entries = state.registry.entries(kind)
     names = [entry.name for entry in entries]
     loaded: list[tuple[str, type[Plugin]]] = []
-    broken = [(entry.qualified_name, (entry.refusal or "",)) for entry in state.registry.refused(kind)]
+    broken: list[tuple[str, tuple[str, ...]]] = [
+        (entry.qualified_name, (entry.refusal or "",)) for entry in state.registry.refused(kind)
+    ]
     for entry in entries:
         name = entry.qualified_name if names.count(entry.name) > 1 else entry.name
         try:
@@ -122,11 +130,21 @@ def _candidates(
     return loaded, broken
 
 
-def _ask(plugin: type[Plugin], reasons: Reasons[Any]) -> Sequence[str]:
-    required = [key for key, field in plugin.Options.model_fields.items() if field.is_required()]
-    if required:
-        return [f"it needs the option {', '.join(required)}: name it to give it"]
-    return reasons(plugin, plugin.Options())
+def _ask(
+    state: Resolution, name: str, plugin: type[Plugin], section: ComponentSection, reasons: Reasons[Any]
+) -> Sequence[str]:
+    try:
+        options = plugin.Options.model_validate(section.options)
+    except ValidationError as error:
+        issues = [f"option {'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors()]
+        return [f"its options do not go with it ({'; '.join(issues)})"]
+    try:
+        return reasons(plugin, options)
+    except Exception as error:
+        # A contract that a candidate breaks is its own fault; nobody named it, so it costs a line and no more.
+        problem = f"its check failed with {type(error).__name__}: {error}"
+        state.warn(f"{plugin.__qualname__} ({name}): {problem} (nothing names it, so the run goes on without)")
+        return [problem]
 
 
 def _decide_options(state: Resolution, path: KeyPath, asked: Mapping[str, Any], got: Mapping[str, Any]) -> None:
@@ -139,10 +157,9 @@ def _decide_options(state: Resolution, path: KeyPath, asked: Mapping[str, Any], 
 
 
 def _refuse_unknown_options(state: Resolution, path: KeyPath, section: ComponentSection, plugin: type[Plugin]) -> None:
-    fields = plugin.Options.model_fields
-    if plugin.Options.model_config.get("extra") == "allow":
+    if _takes_anything(plugin):
         return
-    options = {field.alias or name for name, field in fields.items()}
+    options = _option_keys(plugin)
     for key in section.options:
         if key not in options:
             where = state.layered.origin((*path, key))
@@ -150,11 +167,22 @@ def _refuse_unknown_options(state: Resolution, path: KeyPath, section: Component
             raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}) for {section.name!r}: {hint}")
 
 
-def _option_without_name(state: Resolution, path: KeyPath, section: ComponentSection) -> str:
-    key = next(iter(section.options))
-    where = state.layered.origin((*path, key))
-    hint = nearest(key, known_keys(type(section)))
-    return (
-        f"unknown key '{dotted((*path, key))}' ({where}): {hint} If it is an option of a plugin, name the plugin in "
-        f"{dotted((*path, 'name'))}"
-    )
+def _refuse_options_of_none(
+    state: Resolution, path: KeyPath, section: ComponentSection, plugins: Sequence[type[Plugin]]
+) -> None:
+    if any(_takes_anything(plugin) for plugin in plugins):
+        return
+    options = {key for plugin in plugins for key in _option_keys(plugin)}
+    for key in section.options:
+        if key not in options:
+            where = state.layered.origin((*path, key))
+            hint = nearest(key, options | set(known_keys(type(section))))
+            raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}): {hint}")
+
+
+def _option_keys(plugin: type[Plugin]) -> set[str]:
+    return {field.alias or name for name, field in plugin.Options.model_fields.items()}
+
+
+def _takes_anything(plugin: type[Plugin]) -> bool:
+    return plugin.Options.model_config.get("extra") == "allow"

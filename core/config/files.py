@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from dovetail.config.tree import KeyPath, dotted
 from dovetail.contracts.errors import ConfigError
 

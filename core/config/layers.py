@@ -150,7 +150,8 @@ class Merge:
 
 
 def replaced_unit(path: KeyPath) -> KeyPath:
-    """What a layer that gives `path` replaces as a whole. The items of the tree's one list have no keys of their own to override."""
+    """What a layer that gives `path` replaces as a whole: of the tree's one list all, since its items have no keys of
+    their own that could be overridden."""
     return path[:1] if path[0] == "telemetry" else path
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
+
 from dovetail.config.files import FileContent, read_file
 from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
 from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
@@ -19,7 +21,6 @@ from dovetail.config.shape import normalise
 from dovetail.config.tree import KeyPath, dotted, flatten, nearest, nested
 from dovetail.config.vllm_table import VLLM_NAMES
 from dovetail.contracts.errors import ConfigError
-from pydantic import ValidationError
 
 
 def load_config(
@@ -94,7 +95,9 @@ def _keyword_layers(keywords: Mapping[str, Any]) -> Iterator[Layer]:
 
 def _flag_layers(flags: Mapping[str, Any]) -> Iterator[Layer]:
     for name, value in flags.items():
-        yield from _vllm_layers(name, value, VLLM_NAMES[name].flag)
+        entry = VLLM_NAMES[name]
+        negative = entry.negative_flag if value is False else None
+        yield from _vllm_layers(name, value, negative or entry.flag)
 
 
 def _vllm_layers(name: str, value: Any, text: str) -> Iterator[Layer]:

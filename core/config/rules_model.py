@@ -46,7 +46,7 @@ def find_files(state: Resolution) -> tuple[Chosen, ModelFiles]:
         raise ModelError(_not_found(state, model.path, str(error))) from None
     if scheme is not None:
         state.decide("model.source.name", chosen.component.name, f"the scheme of {model.path!r}")
-    source = chosen.as_type(ModelSource)(chosen.options)
+    source = cast(type[ModelSource], chosen.plugin)(chosen.options)
     return chosen, source.resolve(rest, model.revision)
 
 
@@ -100,7 +100,7 @@ def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, Mapping[s
         return plugin.check(files, options, state.environment)
 
     chosen = choose(state, ("model", "weight_format"), "weight_format", section, against, none_left=ModelError)
-    config = dict(chosen.as_type(WeightFormat)(chosen.options).config(files))
+    config = dict(cast(type[WeightFormat], chosen.plugin)(chosen.options).config(files))
     config.update(state.config.model.hf_overrides)
     return chosen, config
 
@@ -155,7 +155,7 @@ def _speed(dtype: str, fast: set[str], environment: Environment) -> str:
 def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -> tuple[Chosen, ModelSize]:
     """The model family that builds the config's architecture, and the model's sizes.
 
-    Families that list the architecture are asked before those that list none and decide by `check` alone.
+    Families that list no architectures and decide by `check` alone are the last resort.
     """
     section = state.config.model.family
     architectures = [str(name) for name in hf_config.get("architectures") or ()]
@@ -168,16 +168,16 @@ def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -
             return [f"it does not build {' or '.join(architectures) or 'a model without architectures in its config'}"]
         return plugin.check(need, options, state.environment)
 
-    def asked_later(plugin: type[ModelFamily]) -> bool:
+    def last_resort(plugin: type[ModelFamily]) -> bool:
         return not plugin.architectures
 
     path = ("model", "family")
     try:
-        chosen = choose(state, path, "model_family", section, against, none_left=ModelError, later=asked_later)
+        chosen = choose(state, path, "model_family", section, against, none_left=ModelError, last_resort=last_resort)
     except ModelError as error:
         names = " or ".join(repr(name) for name in architectures) or 'none (its config has no "architectures")'
         raise ModelError(f"the model's architecture is {names}, and no model family can build it.\n{error}") from None
-    size = chosen.as_type(ModelFamily)(chosen.options).size(hf_config)
+    size = cast(type[ModelFamily], chosen.plugin)(chosen.options).size(hf_config)
     return chosen, size
 
 

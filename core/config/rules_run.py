@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from dovetail.config.choose import Chosen, choose
 from dovetail.config.resolution import Resolution
@@ -287,7 +287,7 @@ def _choose_drafter(state: Resolution, section: SpeculativeSection, name: str, n
 
 
 def _is_tree_drafter(drafter: Chosen) -> bool:
-    return drafter.as_type(DraftWorker).capabilities.trees
+    return cast(type[DraftWorker], drafter.plugin).capabilities.trees
 
 
 def _choose_acceptance(

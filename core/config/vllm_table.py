@@ -70,7 +70,7 @@ _MODEL = (
         False,
     ),
     _planned("allowed_local_media_path", "str", _VISION, ""),
-    _planned("download_dir", "str", "the hub's cache is the one of huggingface_hub; HF_HOME moves it"),
+    _works("download_dir", "str", "model.source.cache_dir", "an option of the model source `hf`"),
     _works(
         "load_format",
         "str",
@@ -228,7 +228,13 @@ _REST = (
         "model_loader_extra_config", "json", "a weight format's options stand beside its name in model.weight_format"
     ),
     _planned("ignore_patterns", "str", "only the files that a weight format needs are fetched"),
-    _refused("preemption_mode", "str", "cache.swap_gib decides: 0 recomputes, more swaps while there is room"),
+    _works(
+        "preemption_mode",
+        "str",
+        "scheduler.preemption_mode",
+        "an option of the bundled schedulers",
+        refuses={"swap": "requests are swapped wherever cache.swap_gib gives room; set that, and leave this out"},
+    ),
     _planned("served_model_name", "str", "comes with the server"),
     _refused("qlora_adapter_name_or_path", "str", "vLLM itself has dropped it; merge the adapter into the weights"),
     _refused("show_hidden_metrics_for_version", "str", "no metric is hidden"),

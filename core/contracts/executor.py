@@ -52,7 +52,6 @@ class WorkerReport:
 
     caches: tuple[LayerCache, ...]
     """What each attention layer caches on this rank, by layer_id."""
-    weight_bytes: int
     available_bytes: int
     """Bytes that the device has left for KV pages, after weights and the activations of the largest step."""
 

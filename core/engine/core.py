@@ -163,6 +163,7 @@ class EngineCore:
         changes = self._kv.drain()
         preempted = []
         for sequence in schedule.preempted:
+            sequence.num_preemptions += 1
             if sequence.key in self._on_worker:
                 self._on_worker.remove(sequence.key)
                 preempted.append(sequence.key)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
@@ -52,7 +53,7 @@ class LLMEngine:
     @classmethod
     def from_config(
         cls,
-        config: str | Path | Mapping[str, Any] | None = None,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         *,
         options: Iterable[str] = (),
         **keywords: Any,

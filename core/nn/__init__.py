@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dovetail.nn.attention import Attention
 from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
-from dovetail.nn.context import ModelContext, TorchLinear
+from dovetail.nn.context import ModelContext
 from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.kernels import PackedLinear, TorchLinear, plain_kernel
 from dovetail.nn.linear import (
     ColumnLinear,
     Linear,
@@ -38,6 +39,7 @@ __all__ = [
     "MergedColumnLinear",
     "ModelContext",
     "OffsetRMSNorm",
+    "PackedLinear",
     "QKVLinear",
     "RMSNorm",
     "ReplicatedLinear",
@@ -57,4 +59,5 @@ __all__ = [
     "expected_shapes",
     "load_weights",
     "num_parameters",
+    "plain_kernel",
 ]

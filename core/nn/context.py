@@ -10,6 +10,7 @@ import torch
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
 from dovetail.nn.communicator import Communicator, SingleProcess
+from dovetail.nn.kernels import plain_kernel
 
 if TYPE_CHECKING:
     from dovetail.nn.attention import Attention
@@ -64,20 +65,4 @@ class ModelContext:
 
     def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
         """Full precision, whatever the quantization method says."""
-        return TorchLinear(self.empty(shape.out_features, shape.in_features))
-
-
-class TorchLinear(LinearKernel):
-    """Weights as they are, multiplied by torch."""
-
-    def __init__(self, weight: torch.Tensor):
-        self.weight = weight
-        """[out_features, in_features] in the model's dtype; `load` writes into it."""
-
-    def load(self, rows: slice, weight: torch.Tensor) -> None:
-        """Copies, converting dtype and device."""
-        self.weight[rows].copy_(weight)
-
-    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x @ weight.T + bias."""
-        return torch.nn.functional.linear(x, self.weight, bias)
+        return plain_kernel(self.empty(shape.out_features, shape.in_features))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from dovetail.contracts.quantization import LinearShape
-from dovetail.nn.context import ModelContext, TorchLinear
+from dovetail.nn.context import ModelContext
+from dovetail.nn.kernels import plain_kernel
 from dovetail.nn.loading import WeightHolder
 
 
@@ -65,8 +66,8 @@ class LMHead(WeightHolder):
         self._rows = _vocab_rows(context, vocab_size)
         num_rows = -(-vocab_size // context.tp_size)
         shape = LinearShape(name, hidden_size, num_rows, has_bias=False)
-        self._is_tied = tied is not None
-        self.kernel = context.create_kernel(shape) if tied is None else TorchLinear(tied.weight)
+        self._tied = tied
+        self.kernel = context.create_kernel(shape) if tied is None else plain_kernel(tied.weight)
         self._num_rows = num_rows
         self._communicator = context.communicator
         self._sharded = context.tp_size > 1
@@ -80,7 +81,7 @@ class LMHead(WeightHolder):
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight, unless it is tied."""
-        return {} if self._is_tied else {self._name: (self.vocab_size, self._hidden_size)}
+        return {} if self._tied is not None else {self._name: (self.vocab_size, self._hidden_size)}
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
         """Keeps this rank's rows."""
@@ -91,9 +92,10 @@ class LMHead(WeightHolder):
             self.kernel.load(slice(len(share), self._num_rows), padding)
 
     def finish(self) -> None:
-        """Lets the kernel pack its weights."""
-        if not self._is_tied:
-            self.kernel.finish()
+        """Lets the kernel pack its weights; tied ones are packed from the embedding, which keeps its own."""
+        if self._tied is not None:
+            self.kernel = plain_kernel(self._tied.weight)
+        self.kernel.finish()
 
 
 def _vocab_rows(context: ModelContext, vocab_size: int) -> slice:

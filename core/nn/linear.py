@@ -34,7 +34,9 @@ class LinearPart:
 class Linear(WeightHolder):
     """y = x W^T + b over parts that stand one below the other; the subclasses say which."""
 
-    def __init__(self, context: ModelContext, name: str, parts: Sequence[LinearPart], bias: bool, quantize: bool = True):
+    def __init__(
+        self, context: ModelContext, name: str, parts: Sequence[LinearPart], bias: bool, quantize: bool = True
+    ):
         super().__init__()
         out_features = parts[-1].rows.stop
         columns = parts[0].take[1]

@@ -74,7 +74,9 @@ class SparseMoE(torch.nn.Module):
             Expert(context, f"{name}.{names.experts}.{index}", shape, names) for index in range(shape.num_experts)
         )
         self._runs = list(self.experts)
-        self.shared: SharedExpert | None = SharedExpert(context, name, shape) if shape.shared_intermediate_size else None
+        self.shared: SharedExpert | None = (
+            SharedExpert(context, name, shape) if shape.shared_intermediate_size else None
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
@@ -106,9 +108,7 @@ class SharedExpert(torch.nn.Module):
         super().__init__()
         size = shape.shared_intermediate_size
         self.gate = ReplicatedLinear(context, f"{name}.shared_expert_gate", shape.hidden_size, 1)
-        self.mlp = GatedMLP(
-            context, f"{name}.shared_expert", shape.hidden_size, size, shape.hidden_act, reduce=False
-        )
+        self.mlp = GatedMLP(context, f"{name}.shared_expert", shape.hidden_size, size, shape.hidden_act, reduce=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""

@@ -51,10 +51,11 @@ def uniforms(
     Returns:
         float64 multiples of 2**-53, each a hash of its own arguments: three rounds of SplitMix64's finalizer.
     """
-    word = np.asarray(lanes).astype(np.uint64) << _LANE_BITS | np.uint64(stream)
-    state = _mix(seeds + _GAMMA)
+    # Arrays throughout: numpy warns where scalars overflow, which here is the point.
+    word = np.atleast_1d(lanes).astype(np.uint64) << _LANE_BITS | np.uint64(stream)
+    state = _mix(np.atleast_1d(seeds) + _GAMMA)
     state = _mix(state + word * _STREAM_STEP)
-    state = _mix(state + np.asarray(positions).astype(np.uint64) * _POSITION_STEP)
+    state = _mix(state + np.atleast_1d(positions).astype(np.uint64) * _POSITION_STEP)
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

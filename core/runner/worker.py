@@ -90,11 +90,9 @@ class ModelWorker:
         return self._plugins.create(component, QuantizationNeed(self._config.device_type, self._config.model.dtype))
 
     def _describe(self) -> WorkerReport:
-        assert self._context is not None and isinstance(self._model, torch.nn.Module)
-        weight_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        assert self._context is not None
         return WorkerReport(
             caches=tuple(layer.cache for layer in self._context.attention_layers),
-            weight_bytes=weight_bytes,
             available_bytes=self._available_bytes(),
         )
 
@@ -102,6 +100,8 @@ class ModelWorker:
         memory = self._config.cache.memory_bytes
         if memory is not None:
             return memory
+        if self._config.cache.num_blocks is not None:
+            return 0  # the config counts blocks itself, and nobody asks
         free, total = torch.cuda.mem_get_info(self._device)
         return max(0, int(free - (1 - self._config.cache.memory_fraction) * total))
 

@@ -48,8 +48,8 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
 def tiny_model(config: Any, seed: int = 0) -> Any:
     """The random float32 transformers model of a config, in eval mode, with eager attention.
 
-    Weights are wider than a fresh model's and norms are not all ones, so that logits differ clearly from token to
-    token and no two layers are alike.
+    Weights are wider than a fresh model's, norms are not all ones and embeddings are small beside what layers add to
+    them, so that greedy text does not repeat itself and no two layers are alike.
     """
     from transformers import AutoModelForCausalLM
 
@@ -62,6 +62,7 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
             else:
                 parameter.add_(noise * 0.1)
+        model.get_input_embeddings().weight.mul_(0.25)
     return model
 
 

@@ -80,7 +80,7 @@ class ToyWorker:
         """The operations of a worker, and more that show where and how it runs."""
         match method, args:
             case "describe", ():
-                return WorkerReport(caches=(), weight_bytes=0, available_bytes=1 << 20)
+                return WorkerReport(caches=(), available_bytes=1 << 20)
             case "initialize_cache", (_, int(), int()):
                 return None
             case "plugin_hash", ():

@@ -1,6 +1,6 @@
 """No n-gram twice: Hugging Face's `no_repeat_ngram_size`, per request.
 
-    SamplingParams(processors={"no_repeat_ngram": 3})
+SamplingParams(processors={"no_repeat_ngram": 3})
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRequest, LogitsRow, LogitsSetup
 from dovetail.contracts.plugin import PluginOptions
-from numpy.typing import NDArray
-from pydantic import Field
 
 
 class NoRepeatNgramOptions(PluginOptions):
@@ -51,7 +52,9 @@ class NoRepeatNgram(LogitsProcessor):
     def validate(self, options: Any) -> None:
         is_size = isinstance(options, int) and not isinstance(options, bool) and options >= 1
         if options is not None and not is_size:
-            raise RequestError(f"processors['no_repeat_ngram'] must be the n of the n-grams, at least 1, got {options!r}")
+            raise RequestError(
+                f"processors['no_repeat_ngram'] must be the n of the n-grams, at least 1, got {options!r}"
+            )
 
     def add_request(self, request: LogitsRequest) -> bool:
         size = request.options if request.options is not None else self.options.size

@@ -116,9 +116,7 @@ class GemmaLayer(torch.nn.Module):
         self.post_attention_layernorm = OffsetRMSNorm(context, f"{name}.post_attention_layernorm", hidden_size, eps)
         self.pre_feedforward_layernorm = OffsetRMSNorm(context, f"{name}.pre_feedforward_layernorm", hidden_size, eps)
         self.mlp = GatedMLP(context, f"{name}.mlp", hidden_size, intermediate_size, hidden_act)
-        self.post_feedforward_layernorm = OffsetRMSNorm(
-            context, f"{name}.post_feedforward_layernorm", hidden_size, eps
-        )
+        self.post_feedforward_layernorm = OffsetRMSNorm(context, f"{name}.post_feedforward_layernorm", hidden_size, eps)
 
     def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
@@ -139,7 +137,8 @@ class GemmaModel(torch.nn.Module):
         self.full_rotary = RotaryEmbedding(context, style.full_rope)
         self.sliding_rotary = RotaryEmbedding(context, style.sliding_rope)
         self.layers = torch.nn.ModuleList(
-            GemmaLayer(context, config, style, f"model.layers.{index}", index) for index in range(len(style.attention.windows))
+            GemmaLayer(context, config, style, f"model.layers.{index}", index)
+            for index in range(len(style.attention.windows))
         )
         self.norm = OffsetRMSNorm(context, "model.norm", hidden_size, float(required(config, "rms_norm_eps")))
         is_tied = bool(config.get("tie_word_embeddings", True))

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen2.5 and Qwen3: one decoder, with and without biases, windows and norms."""
+"""Llama 2 and 3, SmolLM2, Mistral, Qwen2, 2.5 and 3: one decoder, with and without biases, windows and norms."""
 
 from __future__ import annotations
 

@@ -98,7 +98,9 @@ def _sparse_shape(config: Config) -> SparseShape:
 
 def _is_sparse(config: Config, index: int) -> bool:
     """Mixtral has experts in every layer; Qwen in every decoder_sparse_step-th one that mlp_only_layers spares."""
-    return index not in (config.get("mlp_only_layers") or ()) and (index + 1) % config.get("decoder_sparse_step", 1) == 0
+    return (
+        index not in (config.get("mlp_only_layers") or ()) and (index + 1) % config.get("decoder_sparse_step", 1) == 0
+    )
 
 
 def _split_gate_up(match: re.Match[str], tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

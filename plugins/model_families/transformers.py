@@ -181,9 +181,7 @@ class TransformersModel(torch.nn.Module):
         with _refusal(model):
             return self._trunk(model, port, flat_ids[0], flat_positions[0])
 
-    def _trunk(
-        self, model: Any, port: AttentionPort, input_ids: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def _trunk(self, model: Any, port: AttentionPort, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         output = model.base_model(
             input_ids=input_ids[None], position_ids=positions[None], use_cache=False, dovetail=port
         )

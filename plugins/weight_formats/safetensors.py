@@ -142,7 +142,7 @@ def _refuse_pickles(directory: Path) -> None:
     if pickles:
         raise ModelError(
             f"{directory} has weights as pickles only ({', '.join(pickles[:3])}), which can run code when they are "
-            "read. Convert them where you trust them: python -c \"from transformers import AutoModelForCausalLM as M; "
+            'read. Convert them where you trust them: python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{directory}').save_pretrained('{directory}', safe_serialization=True)\""
         )
 

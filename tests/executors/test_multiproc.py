@@ -1,6 +1,7 @@
 """The `multiproc` executor: the suite with real processes, and what is its own."""
 
 import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -89,6 +90,41 @@ def test_an_executor_that_is_forgotten_stops_its_workers() -> None:
     del executor
     gc.collect()
     assert not process.is_running()
+
+
+FORKING_SPEC = """
+import os
+from dataclasses import dataclass
+from dovetail.testing.toy_worker import ToySpec
+
+@dataclass(frozen=True)
+class ForkingSpec(ToySpec):
+    fifo: str = ""
+
+    def create(self, placement):
+        if os.fork() == 0:
+            open(self.fifo).close()
+            os._exit(0)
+        return super().create(placement)
+"""
+
+
+def test_a_death_shows_though_a_child_of_the_worker_holds_its_pipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "forking_spec.py").write_text(FORKING_SPEC)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    executor = create(importlib.import_module("forking_spec").ForkingSpec(fifo=str(fifo)))
+    executor.start()
+    (pid,) = executor.call("pid")
+    os.kill(pid, signal.SIGKILL)
+    # More plans than fit into a pipe that nobody reads any more: sending must not block for ever either.
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        [executor.execute(toy_plan(step_id, num_requests=1000)) for step_id in range(1000)][-1].result()
+    executor.shutdown()
+    fifo.write_text("")
 
 
 class _LocalSpec(ToySpec):

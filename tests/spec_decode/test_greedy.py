@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import Draft
 from dovetail.spec_decode.greedy import GreedyRule
 from dovetail.testing.draft_suite import AcceptanceRuleSuite, greedy, verify_request
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 class TestGreedyRule(AcceptanceRuleSuite):

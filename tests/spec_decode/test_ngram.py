@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import DraftBatch, DraftRequest
 from dovetail.spec_decode.ngram import NgramDrafter, NgramOptions
 from dovetail.testing.draft_suite import DraftWorkerSuite
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
 
 class TestNgramDrafter(DraftWorkerSuite):
@@ -46,9 +47,7 @@ def brute_force(tokens: list[int], count: int, options: NgramOptions) -> list[in
 )
 @settings(max_examples=300, deadline=None)
 def test_guess_follows_the_longest_match(tokens: list[int], count: int, matches: list[int], occurrence: str) -> None:
-    options = NgramOptions.model_validate(
-        {"min_match": matches[0], "max_match": matches[1], "occurrence": occurrence}
-    )
+    options = NgramOptions.model_validate({"min_match": matches[0], "max_match": matches[1], "occurrence": occurrence})
     assert guess(tokens, count, options) == brute_force(tokens, count, options)
 
 

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
+
 from dovetail.contracts.errors import ModelError
 from dovetail.plugins.weight_formats.gguf.architectures import (
     ARCHITECTURES,
@@ -19,7 +21,6 @@ from dovetail.plugins.weight_formats.gguf.architectures import (
     Architecture,
 )
 from dovetail.plugins.weight_formats.gguf.header import Header
-from gguf.constants import GGMLQuantizationType
 
 _DTYPES = {
     GGMLQuantizationType.F32: "float32",
@@ -233,9 +234,7 @@ def _gemma(architecture: Architecture, metadata: _Metadata, config: dict[str, An
         scalar = config["hidden_size"] // config["num_attention_heads"]
     found: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
-        if is_27b
-        else config["head_dim"],
+        "query_pre_attn_scalar": scalar,
         "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "sliding_window": window,

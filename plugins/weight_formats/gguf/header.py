@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dovetail.contracts.errors import ModelError
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from dovetail.contracts.errors import ModelError
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -10,10 +10,11 @@ from typing import Any
 import gguf.quants
 import numpy as np
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import TensorInfo, WeightReader
 from dovetail.plugins.weight_formats.gguf.names import MappedTensor
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 _PLAIN: dict[GGMLQuantizationType, tuple[np.dtype[Any], torch.dtype]] = {
     GGMLQuantizationType.F32: (np.dtype("<f4"), torch.float32),

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import NoRepeatNGramLogitsProcessor
+
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsRequest, LogitsRow, LogitsSetup
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.logits_processors.no_repeat_ngram import NoRepeatNgram, NoRepeatNgramOptions
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import NoRepeatNGramLogitsProcessor
 
 VOCAB = 5
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)

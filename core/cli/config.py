@@ -1,0 +1,40 @@
+"""`dovetail config`: the config file itself, before anything is resolved."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+import yaml
+
+from dovetail.cli.errors import print_warning
+from dovetail.cli.options import takes_config
+from dovetail.config.json_schema import config_schema
+from dovetail.config.layers import LayeredConfig
+from dovetail.registry.registry import Registry
+
+app = typer.Typer(no_args_is_help=True, help="Work with config files and their schema.")
+
+
+@app.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of the config file, with the options of the installed plugins inside."""
+    schema, warnings = config_schema(Registry.scan())
+    typer.echo(json.dumps(schema, indent=2, ensure_ascii=False))
+    for warning in warnings:
+        print_warning(f"options left out of the schema: {warning}")
+
+
+@app.command("show")
+@takes_config
+def show_config(
+    layered: LayeredConfig,
+    origins: Annotated[bool, typer.Option("--origins", help="Print each key with its origin instead.")] = False,
+) -> None:
+    """Print what a config asks for once file, flags and options are merged, before anything is chosen."""
+    if origins:
+        for key, value in layered.asked().items():
+            typer.echo(f"{key} = {json.dumps(value, ensure_ascii=False)}  ({layered.origin(key)})")
+    else:
+        typer.echo(yaml.safe_dump(layered.tree(), sort_keys=False, allow_unicode=True), nl=False)

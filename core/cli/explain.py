@@ -1,0 +1,132 @@
+"""`dovetail explain`: what a configuration comes to, and why."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.cli.errors import create_console, exit_code, print_error, print_warning
+from dovetail.cli.options import takes_config
+from dovetail.config.estimate import MemoryEstimate
+from dovetail.config.explanation import Explanation, as_data, explain
+from dovetail.config.layers import LayeredConfig
+from dovetail.config.manifest import write_manifest
+from dovetail.config.resolved import Decision
+
+app = typer.Typer(help="Say what a config comes to, and why, without loading weights.")
+
+
+@app.command("explain")
+@takes_config
+def explain_config(
+    layered: LayeredConfig,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    manifest: Annotated[
+        Path | None, typer.Option("--manifest", help="Write a file from which the run can be repeated.")
+    ] = None,
+) -> None:
+    """Say what a config comes to, and why, without loading weights.
+
+    Exit code 0: an engine would start; 2: the config is refused; 1: its model or a plugin cannot be used.
+    """
+    explanation = explain(layered)
+    if as_json:
+        typer.echo(json.dumps(as_data(explanation), indent=2, ensure_ascii=False))
+    else:
+        _print(explanation)
+    if explanation.refusal is not None:
+        if not as_json:
+            print_error(explanation.refusal)
+        raise typer.Exit(exit_code(explanation.refusal))
+    if manifest is not None and explanation.resolved is not None:
+        origins = {value.key: value.origin for value in explanation.values}
+        write_manifest(explanation.resolved, manifest, origins)
+
+
+def _print(explanation: Explanation) -> None:
+    console = create_console()
+    decided = {decision.key: decision for decision in explanation.decisions}
+    _print_values(console, explanation, decided)
+    _print_choices(console, explanation, decided)
+    if explanation.estimate is not None:
+        _print_memory(console, explanation.estimate)
+    if explanation.refused_requests:
+        _heading(console, "requests that would be refused")
+        for line in explanation.refused_requests:
+            console.print(f"  - {line}", markup=False)
+    for warning in explanation.warnings:
+        print_warning(warning)
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print(Text(f"\n{text}", style="bold"))
+
+
+def _print_values(console: Console, explanation: Explanation, decided: dict[str, Decision]) -> None:
+    for section, values in groupby(explanation.values, key=lambda value: value.key.partition(".")[0]):
+        _heading(console, section)
+        table = Table.grid(padding=(0, 2))
+        for value in values:
+            notes = [f"over {old!r} ({origin})" for origin, old in value.overrides]
+            decision = decided.get(value.key)
+            if decision is not None:
+                notes.append(f"asked {_plain(decision.asked)}: {decision.reason}")
+            key = value.key.partition(".")[2] or section
+            table.add_row(*map(Text, (f"  {key}", _plain(value.value), value.origin, "; ".join(notes))))
+        console.print(table)
+    dropped = [d for d in explanation.decisions if d.key not in {value.key for value in explanation.values}]
+    if dropped:
+        _heading(console, "left out")
+        for decision in dropped:
+            console.print(f"  {decision.key} = {_plain(decision.asked)}: {decision.reason}", markup=False)
+
+
+def _print_choices(console: Console, explanation: Explanation, decided: dict[str, Decision]) -> None:
+    chosen = [decision for decision in decided.values() if decision.candidates]
+    if chosen:
+        _heading(console, "choices of auto")
+    for decision in chosen:
+        console.print(f"  {decision.key}: {decision.got} ({decision.reason})", markup=False)
+        for name, reasons in decision.candidates:
+            verdict = "chosen" if name == decision.got else "; ".join(reasons) or "would do"
+            console.print(f"    {name}: {verdict}", markup=False)
+    if explanation.resolved is not None:
+        _heading(console, "plugins")
+        table = Table.grid(padding=(0, 2))
+        for component in explanation.resolved.components():
+            where = f"{component.distribution} {component.version}" if component.distribution else "local"
+            table.add_row(*map(Text, (f"  {component.kind}", component.name, where, component.reference)))
+        console.print(table)
+
+
+def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
+    _heading(console, "memory, estimated per rank")
+    rows = [
+        ("parameters", f"{estimate.num_parameters:,} ({_size(estimate.checkpoint_bytes)} on disk)"),
+        ("weights", _size(estimate.weight_bytes)),
+        ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes"),
+    ]
+    if estimate.kv_bytes is None or estimate.kv_tokens is None or estimate.max_concurrency is None:
+        rows.append(("KV memory", "known when the weights are loaded"))
+    else:
+        rows.append(("KV memory", f"{_size(estimate.kv_bytes)}, {estimate.kv_tokens:,} tokens"))
+        rows.append(("concurrency", f"{estimate.max_concurrency:.1f} requests of max_model_len tokens"))
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(f"  {name}"), Text(value))
+    console.print(table)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

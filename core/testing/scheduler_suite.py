@@ -1,0 +1,106 @@
+"""Conformance suite for schedulers. Subclass `SchedulerSuite` in a test module and say how to create yours::
+
+    class TestMyScheduler(SchedulerSuite):
+        def create_scheduler(self, limits):
+            return MyScheduler(MyScheduler.Options(), limits)
+
+The tests drive it with real KV memory and simulated pages (`dovetail.testing.scheduler_simulation`), and check in each
+step every rule that the contract states.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.scheduler import RequestStatus, Scheduler, SchedulerLimits
+from dovetail.testing.scheduler_simulation import SchedulerSimulation, random_simulation, run_random_traffic
+
+LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=32)
+
+
+class SchedulerSuite(ABC):
+    """What every scheduler must do. Methods named test_* are collected from subclasses."""
+
+    @abstractmethod
+    def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
+        """A new scheduler."""
+
+    def test_speaks_this_contract(self) -> None:
+        scheduler = self.create_scheduler(LIMITS)
+        version = KINDS["scheduler"].version
+        assert isinstance(scheduler, Scheduler)
+        assert scheduler.contract[0] == version.major
+        assert scheduler.contract[1] <= version.minor
+
+    def test_empty_schedule_without_requests(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        assert simulation.step().requests == []
+
+    def test_one_request_runs_to_its_end(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        sequence = simulation.add([1, 2, 0, 1], 5)
+        simulation.run()
+        assert simulation.finished == [sequence]
+        assert simulation.num_steps == 5
+
+    def test_requests_share_steps(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        for _ in range(4):
+            simulation.add([1, 2, 0, 1], 4)
+        simulation.run()
+        assert simulation.num_steps < 16
+
+    def test_long_prompt_is_chunked(self) -> None:
+        limits = replace(LIMITS, max_num_batched_tokens=4)
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits)
+        simulation.add([1] * 11, 2)
+        simulation.run()
+
+    def test_prompt_waits_or_is_whole_without_chunking(self) -> None:
+        limits = replace(LIMITS, enable_chunked_prefill=False)
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits)
+        for length in (9, 9, 16, 3):
+            simulation.add([1] * length, 3)
+        simulation.run()
+
+    def test_cached_prefix_is_not_computed_again(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        simulation.add([1, 2, 0, 1, 1, 2], 2)
+        simulation.run()
+        simulation.add([1, 2, 0, 1, 2, 2], 2)
+        assert simulation.step().num_tokens == [2]
+        simulation.run()
+
+    @pytest.mark.parametrize("num_host_blocks", [0, 30], ids=["recompute", "swap"])
+    def test_finishes_in_memory_for_one(self, num_host_blocks: int) -> None:
+        simulation = SchedulerSimulation(
+            self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
+        )
+        longest = simulation.longest_request()
+        for token in range(3):
+            simulation.add([token, 1, 2, 0], longest - 4)
+        simulation.run()
+        assert len(simulation.finished) == 3
+
+    def test_abort_in_every_status(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=10)
+        seen: set[RequestStatus] = set()
+        for _ in range(40):
+            while len(simulation.live) < 3:
+                simulation.add([len(seen) % 3, 1, 2, 0], 12)
+            simulation.step()
+            fresh = [sequence for sequence in simulation.live if sequence.status not in seen]
+            if fresh:
+                seen.add(fresh[0].status)
+                simulation.abort(fresh[0])
+        simulation.run()
+
+    @pytest.mark.parametrize("seed", range(25))
+    def test_random_traffic(self, seed: int) -> None:
+        rng = Random(seed)
+        run_random_traffic(random_simulation(self.create_scheduler, rng), rng)

@@ -1,0 +1,119 @@
+"""Chat templates as Hugging Face checkpoints carry them: Jinja in a sandbox, with a few helpers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dovetail.contracts.errors import RequestError
+
+_MARK = "\ue000final-message-ends-here\ue001 "
+"""Stands at the end of a message that is to be continued. The space tells whether the template trims messages."""
+
+
+class ChatTemplate:
+    """One compiled template."""
+
+    def __init__(self, source: str):
+        """Raises `RequestError` for a template that does not compile."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise RequestError(f"the chat template is not valid Jinja: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The conversation as text.
+
+        `continue_final_message` cuts the text behind the last message's content, for the model to go on from there.
+        Raises `RequestError`.
+        """
+        # Keys without a value are how OpenAI's clients say that they have none; templates ask whether a key exists.
+        chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if not chat:
+            raise RequestError("a conversation needs at least one message")
+        if continue_final_message and add_generation_prompt:
+            raise RequestError("continue_final_message and add_generation_prompt exclude each other: set one to false")
+        final = _mark_end(chat) if continue_final_message else ""
+        try:
+            text = self._template.render(messages=chat, add_generation_prompt=add_generation_prompt, **variables)
+        except Exception as error:
+            # Templates run whatever their authors wrote on whatever was sent: any error is about this one request.
+            raise RequestError(f"the chat template refused the messages: {error}") from error
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant said, for training; here its body is all that matters."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's own form
+
+    def parse(self, parser: Parser) -> Node:
+        scope = Scope(lineno=next(parser.stream).lineno)
+        scope.body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return scope
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML and sorts keys, and models were trained without either.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> str:
+    """Puts the mark behind the text of the last message, in `chat` alone; returns that text."""
+    content = chat[-1].get("content")
+    if isinstance(content, str):
+        chat[-1]["content"] = content + _MARK
+        return content
+    parts = [dict(part) for part in content or [] if isinstance(part, Mapping)]
+    texts = [part for part in parts if isinstance(part.get("text"), str)]
+    if not texts:
+        raise RequestError("continue_final_message needs a last message with text to continue")
+    text: str = texts[-1]["text"]
+    texts[-1]["text"] = text + _MARK
+    chat[-1]["content"] = parts
+    return text
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    place = text.rfind(_MARK.rstrip())
+    if place < 0 or final.strip() not in text:
+        raise RequestError(
+            "continue_final_message cannot be used: the chat template does not show the last message whole"
+        )
+    is_trimmed = not text.startswith(_MARK, place)
+    return text[:place].rstrip() if is_trimmed else text[:place]

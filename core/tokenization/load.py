@@ -1,0 +1,103 @@
+"""Makes the tokenizer of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.weights import TokenizerFiles
+from dovetail.tokenization.directory import TokenizerSettings, read_settings
+from dovetail.tokenization.tokenizer import FastTokenizer, Tokenizer
+
+_MODES = ("auto", "slow", "none")
+
+
+def load_tokenizer(files: TokenizerFiles | None, mode: str, override_directory: str | None = None) -> Tokenizer | None:
+    """The tokenizer of `files`, or of `override_directory` where that is given.
+
+    Mode "auto" takes the `tokenizers` library, "slow" the class of Hugging Face transformers, and "none" gives None:
+    token ids in and out. Raises `ModelError` where there is no tokenizer or it cannot be read.
+    """
+    if mode not in _MODES:
+        raise ConfigError(f"model.tokenizer_mode must be one of {', '.join(_MODES)}, got {mode!r}")
+    if mode == "none":
+        return None
+    if override_directory is not None:
+        directory = Path(override_directory).expanduser()
+        if not directory.is_dir():
+            raise ModelError(f"model.tokenizer: {directory} is not a directory")
+        files = TokenizerFiles(directory=directory)
+    if files is None:
+        raise ModelError(
+            "the model has no tokenizer: give model.tokenizer a directory that has one, or set model.tokenizer_mode to "
+            "none and send token ids"
+        )
+    if files.tokenizer_json is not None:
+        if mode == "slow":
+            raise ModelError(
+                "tokenizer_mode slow needs a directory with tokenizer files, and this model's tokenizer is part of its "
+                "weight file: use auto, or give model.tokenizer"
+            )
+        return _from_json(files, files.tokenizer_json)
+    if files.directory is None:
+        raise ModelError("the weight format gave neither a tokenizer's directory nor its JSON")
+    return _from_directory(files, files.directory, mode)
+
+
+def _from_json(files: TokenizerFiles, source: str) -> Tokenizer:
+    backend = _parse(source, "the tokenizer in the model's metadata")
+    ids = {"bos_token": files.bos_token_id, "eos_token": files.eos_token_id}
+    special = {role: backend.id_to_token(token) for role, token in ids.items() if token is not None}
+    return FastTokenizer(
+        backend,
+        source,
+        special_tokens={role: text for role, text in special.items() if text is not None},
+        chat_templates=_templates(files, {}),
+        first_token=files.bos_token_id if files.add_bos_token else None,
+    )
+
+
+def _from_directory(files: TokenizerFiles, directory: Path, mode: str) -> Tokenizer:
+    settings = read_settings(directory)
+    templates = _templates(files, settings.chat_templates)
+    path = directory / "tokenizer.json"
+    if mode == "auto" and path.exists():
+        source = path.read_text(encoding="utf-8")
+        backend = _parse(source, str(path))
+        _apply_settings(backend, settings)
+        return FastTokenizer(backend, source, settings.special_tokens, templates)
+    # transformers takes seconds to import: only for what nothing else reads.
+    from dovetail.tokenization.slow import load_with_transformers
+
+    return load_with_transformers(directory, settings.special_tokens, templates, keep_class=mode == "slow")
+
+
+def _parse(source: str, what: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(source)
+    except Exception as error:
+        # The library raises bare Exception for whatever is wrong with the JSON.
+        raise ModelError(f"{what} cannot be read: {error}") from error
+
+
+def _templates(files: TokenizerFiles, own: dict[str, str]) -> dict[str, str]:
+    return own if files.chat_template is None else {**own, "default": files.chat_template}
+
+
+def _apply_settings(backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
+    """What transformers changes in tokenizer.json for the sake of tokenizer_config.json."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    named = [*settings.special_tokens.values(), *settings.extra_special]
+    backend.add_special_tokens(
+        [text for text in named if text not in special and backend.token_to_id(text) is not None]
+    )
+    if settings.add_bos_token is None and settings.add_eos_token is None:
+        return
+    first = settings.special_tokens.get("bos_token") if settings.add_bos_token else None
+    last = settings.special_tokens.get("eos_token") if settings.add_eos_token else None
+    known = {text: token for text in (first, last) if text and (token := backend.token_to_id(text)) is not None}
+    pieces = [*([first] if first in known else []), "$A", *([last] if last in known else [])]
+    backend.post_processor = TemplateProcessing(single=pieces, pair=None, special_tokens=list(known.items()))

@@ -1,0 +1,79 @@
+"""Weight-only int8: each output channel of a linear layer as int8 with one scale, activations as they are.
+
+The smallest useful quantization method, and a worked example of the contract. Symmetric rounding to nearest,
+w ~ q * scale with scale = max |w| / 127 per output channel (LLM.int8(), Dettmers et al. 2022, section 2, without the
+outlier decomposition), so every weight is off by at most scale / 2.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+
+FEW_ROWS = 8
+"""Up to so many rows torch's int8 kernel, which reads the weights once, beats a dequantized multiplication."""
+
+
+class Int8Options(PluginOptions):
+    """Options of `int8`."""
+
+    skip: tuple[str, ...] = ("lm_head",)
+    """Layers whose dotted name contains one of these stay in full precision."""
+
+
+class Int8Method(QuantizationMethod):
+    """Holds linear weights as int8 with a scale per output channel."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+    Options = Int8Options
+    stability = "provisional"
+    options: Int8Options
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: Int8Options, environment: Environment) -> list[str]:
+        """Activations must be of a float dtype that torch multiplies."""
+        if need.dtype not in ("float32", "bfloat16", "float16"):
+            return [f"int8 multiplies with float32, bfloat16 or float16 activations, not {need.dtype}"]
+        return []
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """An int8 kernel, except for the layers that `skip` names."""
+        if any(part in shape.name for part in self.options.skip):
+            return None
+        return Int8Linear(shape, device)
+
+    def bytes_per_weight(self) -> float:
+        """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""
+        return 1.0 + 4.0 / 1024
+
+
+class Int8Linear(LinearKernel):
+    """One linear layer: int8 [out_features, in_features] and float32 [out_features]."""
+
+    def __init__(self, shape: LinearShape, device: torch.device):
+        self._quantized = torch.empty(shape.out_features, shape.in_features, dtype=torch.int8, device=device)
+        self._scale = torch.empty(shape.out_features, dtype=torch.float32, device=device)
+        self._is_on_cpu = device.type == "cpu"
+
+    def load(self, rows: slice, weight: torch.Tensor) -> None:
+        """Rounds as it comes, so that no more than one part is ever held in full precision."""
+        weight = weight.to(device=self._scale.device, dtype=torch.float32)
+        # A channel of zeros needs no scale, but must not divide by zero.
+        scale = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        self._scale[rows] = scale
+        self._quantized[rows] = (weight / scale[:, None]).round().to(torch.int8)
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Few rows through torch's kernel, many through weights dequantized for the call."""
+        if self._is_on_cpu and x.dtype in (torch.float32, torch.bfloat16) and x.shape[0] <= FEW_ROWS:
+            y = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._quantized, self._scale.to(x.dtype))
+            return y if bias is None else y + bias
+        return torch.nn.functional.linear(x, self.dequantized(x.dtype), bias)
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weights that the int8 values stand for."""
+        return (self._quantized * self._scale[:, None]).to(dtype)
