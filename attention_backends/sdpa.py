@@ -9,7 +9,16 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from dovetail.attention_backends.refusals import reasons_against
-from dovetail.attention_backends.sdpa_plan import Buffer, KindPlan, LayerKind, LongRequest, Planner, ShortCall, Tile
+from dovetail.attention_backends.sdpa_plan import (
+    Buffer,
+    KindPlan,
+    LayerKind,
+    LongRequest,
+    Planner,
+    ShortCall,
+    Tile,
+    split_tokens,
+)
 from dovetail.contracts.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -21,6 +30,9 @@ from dovetail.contracts.attention import (
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.plugin import Environment, PluginOptions
+
+_WIDE_WRITE = 64
+"""Tokens from which on it pays to move eight bytes at a time."""
 
 
 class SDPAOptions(PluginOptions):
@@ -72,7 +84,9 @@ class SDPABackend(AttentionBackend):
         self._plans: dict[int, KindPlan] = {}
         self._gathered = Buffer(kv_dtype)
         self._slots = torch.empty(0, dtype=torch.int64)
-        self._new_tokens = torch.empty(setup.max_num_batched_tokens, 2, spec.num_kv_heads, spec.head_size, dtype=kv_dtype)
+        self._new_tokens = torch.empty(
+            setup.max_num_batched_tokens, 2, spec.num_kv_heads, spec.head_size, dtype=kv_dtype
+        )
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, block_size, 2 (key, value), num_kv_heads, head_size]."""
@@ -96,6 +110,8 @@ class SDPABackend(AttentionBackend):
         """Writes the new tokens, then runs the planned calls."""
         new_tokens = self._write(key, value, kv_cache)
         plan = self._plans[layer.layer_id]
+        if plan.is_one_short_call:
+            return _attend_short(layer, plan.short_calls[0], query, kv_cache)
         output = query.new_empty(query.shape)
         for call in plan.short_calls:
             output[call.rows] = _attend_short(layer, call, query[call.rows], kv_cache)
@@ -113,24 +129,30 @@ class SDPABackend(AttentionBackend):
         new_tokens = self._new_tokens[: len(key)]
         torch.stack((key.to(kv_cache.dtype), value.to(kv_cache.dtype)), dim=1, out=new_tokens)
         if kv_cache.is_contiguous():
-            kv_cache.view(-1, *kv_cache.shape[2:]).index_copy_(0, self._slots, new_tokens)
+            token_size = kv_cache.shape[2:].numel()
+            target, source = kv_cache.view(-1, token_size), new_tokens.view(-1, token_size)
+            if len(key) >= _WIDE_WRITE and token_size * kv_cache.itemsize % 8 == 0:
+                # index_copy_ costs per element, whatever the element's size.
+                target, source = target.view(torch.int64), source.view(torch.int64)
+            target.index_copy_(0, self._slots, source)
         else:
             block_size = self.setup.block_size
             kv_cache[self._slots // block_size, self._slots % block_size] = new_tokens
         return new_tokens
 
 
-def _attend_short(
-    layer: AttentionLayer, call: ShortCall, query: torch.Tensor, kv_cache: torch.Tensor
-) -> torch.Tensor:
+def _attend_short(layer: AttentionLayer, call: ShortCall, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
     """query [n * query_len, num_heads, head_size] -> the same shape."""
     keys, values = call.source.read(kv_cache)
+    num_requests, query_len = call.num_requests, call.query_len
     group = layer.num_heads // layer.num_kv_heads
     # [n, num_kv_heads, query_len * group, head_size]: one matrix for each key head.
-    by_kv_head = query.view(call.num_requests, call.query_len, layer.num_kv_heads, group, layer.head_size)
-    matrices = by_kv_head.transpose(1, 2).flatten(2, 3)
-    attended = _attention(layer, matrices, keys, values, call.mask)
-    return attended.unflatten(2, (call.query_len, group)).transpose(1, 2).reshape(query.shape)
+    if query_len == 1:
+        matrices = query.view(num_requests, layer.num_kv_heads, group, layer.head_size)
+        return _attention(layer, matrices, keys, values, call.mask).reshape(query.shape)
+    by_kv_head = query.view(num_requests, query_len, layer.num_kv_heads, group, layer.head_size)
+    attended = _attention(layer, by_kv_head.transpose(1, 2).flatten(2, 3), keys, values, call.mask)
+    return attended.unflatten(2, (query_len, group)).transpose(1, 2).reshape(query.shape)
 
 
 def _attend_long(
@@ -145,8 +167,7 @@ def _attend_long(
     if request.fresh is None:
         keys, values = request.source.read(kv_cache)
     else:
-        tokens = new_tokens[None, request.fresh]
-        keys, values = tokens[:, :, 0].transpose(1, 2), tokens[:, :, 1].transpose(1, 2)
+        keys, values = split_tokens(new_tokens[None, request.fresh])
     for tile in request.tiles:
         tile_query = query[None, tile.rows].transpose(1, 2)
         attended = _attend_tile(layer, tile, tile_query, keys[:, :, tile.keys], values[:, :, tile.keys])

@@ -45,20 +45,23 @@ class KeySource:
     """int64 [n * pages]: pages to gather."""
     pages: torch.Tensor
     """[n * pages, block_size, 2, num_kv_heads, head_size]: the part of the gather buffer that takes them."""
-    num_requests: int
-    keys: slice
-    """Which of the gathered tokens take part."""
+    gathered: tuple[torch.Tensor, torch.Tensor]
+    """Keys and values in `pages` that take part, each [n, num_kv_heads, tokens, head_size]."""
     run: slice | None
     """The slots that hold those tokens, where one request's pages lie one after another."""
 
     def read(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each [n, num_kv_heads, tokens, head_size]: views of the cache or of the gather buffer."""
         if self.run is not None and kv_cache.is_contiguous():
-            tokens = kv_cache.view(-1, *kv_cache.shape[2:])[None, self.run]
-        else:
-            torch.index_select(kv_cache, 0, self.blocks, out=self.pages)
-            tokens = self.pages.view(self.num_requests, -1, *self.pages.shape[2:])[:, self.keys]
-        return tokens[:, :, 0].transpose(1, 2), tokens[:, :, 1].transpose(1, 2)
+            return split_tokens(kv_cache.view(-1, *kv_cache.shape[2:])[None, self.run])
+        torch.index_select(kv_cache, 0, self.blocks, out=self.pages)
+        return self.gathered
+
+
+def split_tokens(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, tokens, 2, num_kv_heads, head_size] -> keys and values, each [n, num_kv_heads, tokens, head_size]."""
+    keys, values = tokens.transpose(1, 3).unbind(2)
+    return keys, values
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class KindPlan:
 
     short_calls: list[ShortCall]
     long_requests: list[LongRequest]
+    is_one_short_call: bool
+    """Whether one short call attends all rows of the step in their order."""
 
 
 class Buffer:
@@ -208,7 +213,8 @@ class Planner:
             self._long_request(batch, int(request), int(first_keys[request]), gathered)
             for request in np.flatnonzero(~is_short)
         ]
-        return KindPlan(short_calls, long_requests)
+        is_one_call = len(short_calls) == 1 and not long_requests and isinstance(short_calls[0].rows, slice)
+        return KindPlan(short_calls, long_requests, is_one_call)
 
     def _source(
         self, batch: AttentionBatch, requests: np.ndarray, first_keys: np.ndarray, gathered: Buffer
@@ -230,14 +236,14 @@ class Planner:
             run = slice(slot + keys.start, slot + keys.stop)
         gathered.reset()
         pages = gathered.take(blocks.size, *self.page_shape)
-        source = KeySource(torch.from_numpy(blocks.reshape(-1)), pages, len(requests), keys, run)
-        return source, starts + keys.start
+        views = split_tokens(pages.view(len(requests), -1, *self.page_shape[1:])[:, keys])
+        return KeySource(torch.from_numpy(blocks.reshape(-1)), pages, views, run), starts + keys.start
 
     def _short_call(
         self, batch: AttentionBatch, requests: np.ndarray, first_keys: np.ndarray, query_len: int, gathered: Buffer
     ) -> ShortCall:
         source, starts = self._source(batch, requests, first_keys, gathered)
-        num_keys = source.keys.stop - source.keys.start
+        num_keys = source.gathered[0].shape[2]
         rows = (batch.query_start[requests][:, None] + np.arange(query_len)).reshape(-1).astype(np.int64)
         is_range = bool((np.diff(rows) == 1).all())
         return ShortCall(
@@ -259,7 +265,12 @@ class Planner:
     ) -> torch.Tensor | None:
         """starts: position of the first key of each request."""
         ends = batch.seq_lens[requests] - starts
-        if query_len == 1 and self.kind.alibi_slopes is None and (ends == num_keys).all() and (starts == first_keys).all():
+        if (
+            query_len == 1
+            and self.kind.alibi_slopes is None
+            and (ends == num_keys).all()
+            and (starts == first_keys).all()
+        ):
             return None
         key_positions = starts[:, None] + np.arange(num_keys)
         query_positions = (batch.seq_lens[requests] - query_len)[:, None] + np.arange(query_len)

@@ -90,10 +90,9 @@ def draw(probs: Tensor, uniforms: object) -> Tensor:
     """
     cumulative = probs.double().cumsum(-1)
     target = torch.as_tensor(uniforms, dtype=torch.float64, device=probs.device)[:, None] * cumulative[:, -1:]
-    # Counted by the last column that must be passed over, so a column of probability 0 is never stopped at.
-    token = (cumulative <= target).sum(-1)
-    columns = torch.arange(probs.shape[1], device=probs.device)
-    return torch.minimum(token, torch.where(probs > 0, columns, 0).amax(-1))
+    token = torch.searchsorted(cumulative, target, right=True).clamp(max=probs.shape[1] - 1)
+    # Serial sums never stop at a probability of 0; parallel ones, as on GPUs, are not quite monotonic.
+    return torch.where(probs.gather(1, token) > 0, token, probs.max(-1, keepdim=True).indices)[:, 0]
 
 
 def _is_fixed(request: VerifyRequest) -> bool:
@@ -104,7 +103,7 @@ def _is_fixed(request: VerifyRequest) -> bool:
 def _target_tokens(request: VerifyRequest) -> Tensor:
     """The token that plain sampling would draw after each row: int64 [k + 1]."""
     if request.sampling.is_greedy:
-        return request.target.argmax(-1)
+        return request.target.max(-1).indices  # on a CPU a quarter of argmax's time
     depths = _depths(request.draft)
     return draw(request.target, request.recover_uniforms[depths])
 

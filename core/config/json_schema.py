@@ -47,38 +47,39 @@ def _slot(schema: dict[str, Any], definitions: dict[str, Any], place: Place, ref
 
 def _component(registry: Registry, place: Place, definitions: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
     """A name, or a mapping that is told apart by its name."""
-    kind = place.kind or ""
     own = _own_properties(place)
     forms: list[dict[str, Any]] = []
-    names: list[str] = []
-    auto = not place.section.model_fields["name"].is_required()
-    if auto:
-        forms.append(_form(own, {"const": AUTO}, required=False))
-        names.append(AUTO)
-    for entry in registry.entries(kind):
+    short: list[str] = []
+    options_of_any: dict[str, list[Any]] = {}
+    entries = registry.entries(place.kind or "")
+    for entry in entries:
         try:
             plugin = registry.load_entry(entry)
         except PluginError as error:
             warnings.append(str(error).partition("\n")[0])
             continue
         properties, required = _options(entry, plugin, definitions)
-        forms.append(_form({**properties, **own}, {"enum": [entry.name, entry.qualified_name]}, required=True))
-        forms[-1]["required"] += [key for key in required if key not in own]
-        forms[-1]["description"] = f"{entry.name} of {entry.origin}"
+        for key, value in properties.items():
+            options_of_any.setdefault(key, []).append(value)
+        form = _form({**properties, **own}, {"enum": [entry.name, entry.qualified_name]}, ["name", *required])
+        forms.append({"description": f"{entry.name} of {entry.origin}", **form})
         if not required:
-            names.append(entry.name)
-    installed = [e.qualified_name for e in registry.entries(kind)]
-    elsewhere = {"type": "string", "pattern": _REFERENCE, "not": {"enum": installed}}
-    forms.append({**_form(own, elsewhere, required=True), "additionalProperties": True})
-    short = {"anyOf": [{"enum": sorted(set(names))}, {"type": "string", "pattern": _REFERENCE}]}
-    return {"oneOf": [short, *forms]}
+            short += [entry.name, entry.qualified_name]
+    if not place.section.model_fields["name"].is_required():
+        options = {key: {"anyOf": values} for key, values in options_of_any.items()}
+        forms.append(_form({**options, **own}, {"const": AUTO}, []))
+        short.append(AUTO)
+    installed = [name for entry in entries for name in (entry.name, entry.qualified_name)]
+    reference = {"type": "string", "pattern": _REFERENCE, "not": {"enum": installed}}
+    forms.append({**_form(own, reference, ["name"]), "additionalProperties": True})
+    return {"oneOf": [{"enum": sorted(set(short))}, reference, *forms]}
 
 
-def _form(properties: dict[str, Any], name: dict[str, Any], *, required: bool) -> dict[str, Any]:
+def _form(properties: dict[str, Any], name: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {**properties, "name": name},
-        "required": ["name"] if required else [],
+        "required": required,
         "additionalProperties": False,
     }
 

@@ -24,13 +24,13 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 class Section(BaseModel):
     """A section whose keys are all known."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ComponentSection(BaseModel):
     """A plugin's name beside the section's own keys and the plugin's options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     name: str = Field(
         default=AUTO, min_length=1, description="Plugin name, `dist:name`, `pkg.mod:Class`, `./file.py:Class`"

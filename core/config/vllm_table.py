@@ -69,7 +69,7 @@ _MODEL = (
         "no code of a model repository is ever run; wrap the architecture in a model family plugin",
         False,
     ),
-    _planned("allowed_local_media_path", "str", _VISION, ""),
+    _planned("allowed_local_media_path", "str", _VISION),
     _works("download_dir", "str", "model.source.cache_dir", "an option of the model source `hf`"),
     _works(
         "load_format",
@@ -80,13 +80,7 @@ _MODEL = (
     ),
     _planned("config_format", "str", "configs are read as Hugging Face's or from GGUF metadata", "auto", "hf"),
     _works("dtype", "str", "model.dtype", values={"half": "float16", "float": "float32"}),
-    _works(
-        "kv_cache_dtype",
-        "str",
-        "cache.dtype",
-        "so far only the model's own dtype is served",
-        values={"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
-    ),
+    _planned("kv_cache_dtype", "str", "keys and values are cached in the model's dtype until backends say more", "auto"),
     _works("max_model_len", "int", "model.max_model_len"),
     _planned("guided_decoding_backend", "str", "grammars come with structured output", "auto"),
     _refused("logits_processor_pattern", "str", "only processors that the config names under logits_processors run"),

@@ -34,6 +34,9 @@ class ModelNeed:
 class CausalLM(Protocol):
     """What a family builds: a torch module, created on the context's device and dtype, without weights."""
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [N] -> [N, hidden_size], as they enter the first layer; drafters share it."""
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """int64 [T] token ids and positions of the step's query tokens, flat over requests -> the last hidden states
         [T, hidden_size], final norm applied. Calls each attention layer once, in order of layer_id."""

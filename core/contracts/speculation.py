@@ -11,7 +11,7 @@ Drafters and rules run on the rank that samples; their results are sent to the o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -60,9 +60,9 @@ class DraftSetup:
     num_tokens: int
     device: torch.device
     dtype: torch.dtype
-    embed: torch.nn.Module
+    embed: Callable[[torch.Tensor], torch.Tensor]
     """The target's token embedding: int64 [N] -> [N, hidden_size]."""
-    compute_logits: torch.nn.Module
+    compute_logits: Callable[[torch.Tensor], torch.Tensor]
     """The target's unembedding: [N, hidden_size] -> [N, vocab_size]."""
 
 

@@ -54,6 +54,12 @@ class Attention(torch.nn.Module):
         self._backend = backend
         self._kv_cache = kv_cache
 
+    def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies cached keys and values of single tokens, as `AttentionBackend.move_slots`."""
+        if self._backend is None or self._kv_cache is None:
+            raise RuntimeError("the attention layer has no backend yet: call bind() first")
+        self._backend.move_slots(self._kv_cache, source, target)
+
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """query [T, num_heads * head_size] or [T, num_heads, head_size], rotated already, key and value likewise
         with num_kv_heads -> [T, num_heads * head_size]."""

@@ -260,9 +260,9 @@ def _choose(logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64]
 
 
 def _rows_at_once(logits: Tensor) -> int:
-    """On a CPU, as many rows as temporaries of 8 MiB hold: larger ones are mapped anew each time, and the page
+    """On a CPU, as many rows as temporaries of 4 MiB hold: larger ones are mapped anew each time, and the page
     faults cost more than the arithmetic."""
-    return max(1, 2**21 // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    return max(1, 2**20 // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
 
 
 def _weights(logits: Tensor, rows: NDArray[np.void]) -> Tensor:

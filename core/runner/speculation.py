@@ -4,15 +4,16 @@ the other ranks are told, in one small tensor each way."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.speculation import (
     AcceptanceRule,
@@ -23,6 +24,7 @@ from dovetail.contracts.speculation import (
     DraftWorker,
 )
 from dovetail.contracts.step import DraftCounts, StepPlan
+from dovetail.nn.attention import Attention
 from dovetail.nn.context import ModelContext
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.runner.input_batch import InputBatch, StepInputs
@@ -43,27 +45,14 @@ class ActiveDrafter:
     num_tokens: int
 
 
-class _Unembedding(torch.nn.Module):
-    """The target's `compute_logits`, as drafters are handed it."""
-
-    def __init__(self, model: CausalLM):
-        super().__init__()
-        self._compute = model.compute_logits
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, hidden_size] -> [N, vocab_size]."""
-        return self._compute(hidden)
-
-
 def create_speculation(
-    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: ModelContext
+    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: ModelContext, layout: KVLayout
 ) -> Speculation | None:
     """The drafters and the rule of a config; None where it has no speculative section."""
     if config.speculation is None:
         return None
     drafters = {}
     for name, chosen in config.speculation.drafters.items():
-        cls, options = plugins.get(chosen.component)
         setup = DraftSetup(
             vocab_size=config.model.vocab_size,
             hidden_size=int(config.model.hf_config["hidden_size"]),
@@ -73,17 +62,19 @@ def create_speculation(
             device=context.device,
             dtype=context.dtype,
             embed=model.embed,
-            compute_logits=_Unembedding(model),
+            compute_logits=model.compute_logits,
         )
-        worker: Any = cls(options, setup)  # type: ignore[call-arg]
+        worker: DraftWorker = plugins.create(chosen.component, setup)
         if worker.attention_layers():
             raise ConfigError(
                 f"drafter {name!r} has attention layers of its own; this version runs drafters that keep no KV cache"
             )
         drafters[name] = ActiveDrafter(worker, chosen.num_tokens)
-    rule_class, rule_options = plugins.get(config.speculation.acceptance)
-    rule: Any = rule_class(rule_options)
-    return Speculation(drafters, rule, model, context, config.model.max_model_len)
+    rule: AcceptanceRule = plugins.create(config.speculation.acceptance)
+    layers = [
+        (group.group_id, context.attention_layers[layer_id]) for group in layout.groups for layer_id in group.layer_ids
+    ]
+    return Speculation(drafters, rule, model, context, layers, config.model.max_model_len)
 
 
 class Speculation:
@@ -95,13 +86,14 @@ class Speculation:
         rule: AcceptanceRule,
         model: CausalLM,
         context: ModelContext,
+        layers: Sequence[tuple[int, Attention]],
         max_model_len: int,
     ):
         self._drafters = dict(drafters)
         self._rule = rule
         self._model = model
         self._communicator = context.communicator
-        self._layers = context.attention_layers
+        self._layers = layers
         self._device = context.device
         self._max_model_len = max_model_len
         self.max_drafts = max(drafter.num_tokens for drafter in self._drafters.values())
@@ -224,8 +216,8 @@ class Speculation:
     def _compact(self, place: int, request: DraftedRequest, nodes: list[int], inputs: StepInputs) -> None:
         """Moves the KV of an accepted path through a tree to the slots right behind the known tokens."""
         first = int(inputs.query_start[place + 1]) - len(request.draft.token_ids)
-        for layer in self._layers:
-            slots = inputs.slot_mappings[layer.group_id]
+        for group_id, layer in self._layers:
+            slots = inputs.slot_mappings[group_id]
             source = torch.from_numpy(slots[[first + node for node in nodes]]).to(self._device)
             target = torch.from_numpy(slots[first : first + len(nodes)].copy()).to(self._device)
             layer.move_slots(source, target)

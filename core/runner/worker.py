@@ -113,7 +113,7 @@ class ModelWorker:
         processors: dict[str, LogitsProcessor] = {
             name: self._plugins.create(component, setup) for name, component in self._config.logits_processors.items()
         }
-        speculation = create_speculation(self._config, self._plugins, self._model, self._context)
+        speculation = create_speculation(self._config, self._plugins, self._model, self._context, layout)
         self._runner = ModelRunner(
             self._config, self._model, self._context, layout, storage, backends, processors, speculation
         )

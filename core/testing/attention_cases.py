@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -141,10 +141,6 @@ class AttentionCase:
         """What the contract says comes out, pair by pair in float64: [T, num_heads, head_size]."""
         return torch.from_numpy(np.concatenate([brute_force(self.layer, request) for request in self.requests]))
 
-    def without(self, index: int) -> AttentionCase:
-        """The same case with one request less. Its pages must not be shared."""
-        return replace(self, requests=self.requests[:index] + self.requests[index + 1 :])
-
 
 def make_batch(
     rows: Sequence[tuple[Sequence[int], int, int]],
@@ -173,25 +169,22 @@ def make_batch(
 
 
 def brute_force(layer: AttentionLayer, request: CaseRequest) -> np.ndarray:
-    """Attention of one request, one (query, key) pair at a time, in float64: [query_len, num_heads, head_size]."""
+    """Attention of one request, one query token and head at a time, in float64: [query_len, num_heads, head_size]."""
     query, keys, values = (x.to(torch.float64).numpy() for x in (request.query, request.keys, request.values))
     group = layer.num_heads // layer.num_kv_heads
     output = np.zeros(query.shape)
     for i in range(request.query_len):
+        own_position = _position(request, request.num_cached + i)
         seen = [j for j in range(request.seq_len) if _sees(layer, request, i, j)]
+        distances = np.array([_position(request, j) - own_position for j in seen])
         for head in range(layer.num_heads):
-            kv_head = head // group
-            scores = []
-            for j in seen:
-                score = float(query[i, head] @ keys[j, kv_head]) * layer.scale
-                if layer.soft_cap is not None:
-                    score = layer.soft_cap * math.tanh(score / layer.soft_cap)
-                if layer.alibi_slopes is not None:
-                    score += layer.alibi_slopes[head] * (_position(request, j) - _position(request, request.num_cached + i))
-                scores.append(score)
-            weights = [math.exp(score - max(scores)) for score in scores]
-            for weight, j in zip(weights, seen, strict=True):
-                output[i, head] += weight / sum(weights) * values[j, kv_head]
+            scores = keys[seen, head // group] @ query[i, head] * layer.scale
+            if layer.soft_cap is not None:
+                scores = layer.soft_cap * np.tanh(scores / layer.soft_cap)
+            if layer.alibi_slopes is not None:
+                scores = scores + layer.alibi_slopes[head] * distances
+            weights = np.exp(scores - scores.max())
+            output[i, head] = weights / weights.sum() @ values[seen, head // group]
     return output
 
 

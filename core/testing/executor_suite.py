@@ -11,6 +11,7 @@ their own.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -66,12 +67,11 @@ class ExecutorSuite:
         """What exists now and must exist no longer when an executor was shut down. Override it for executors that
         share a runtime of their own with others, such as a cluster."""
         process = psutil.Process()
-        shared = Path("/dev/shm")
         return {
             "processes": {child.pid for child in process.children(recursive=True)},
             "threads": {thread.name for thread in threading.enumerate()},
             "descriptors": set(range(process.num_fds())),
-            "shared memory": set(os.listdir(shared)) if shared.is_dir() else set(),
+            "shared memory": _unowned_shared_memory(),
         }
 
     def test_declares_its_contract(self) -> None:
@@ -257,6 +257,19 @@ class ProcessExecutorSuite(ExecutorSuite):
         fifo.read_text()
         executor.shutdown()
         assert isinstance(future.exception(timeout=10), WorkerError)
+
+
+def _unowned_shared_memory() -> set[str]:
+    """POSIX shared memory that no other living process maps: this process's own, or nobody's."""
+    folder = Path("/dev/shm")
+    names = set(os.listdir(folder)) if folder.is_dir() else set()
+    if not names:
+        return names
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            maps = Path(f"/proc/{process.pid}/maps").read_text() if process.pid != os.getpid() else ""
+            names = {name for name in names if f"{folder}/{name}" not in maps}
+    return names
 
 
 def _run_steps(executor: Executor) -> None:

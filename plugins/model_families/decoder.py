@@ -134,9 +134,14 @@ class DecoderModel(torch.nn.Module):
         tied = {"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {}
         self._rules = replace(rules or WeightRules(), tied=tied)
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.embed`."""
+        x: torch.Tensor = self.embed_tokens(input_ids)
+        return x
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.forward`."""
-        x = self.embed_tokens(input_ids)
+        x = self.embed(input_ids)
         rotation = self.rotary(positions)
         for layer in self.layers:
             x = layer(x, rotation)

@@ -146,9 +146,14 @@ class GemmaModel(torch.nn.Module):
         self._rules = WeightRules(tied={"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {})
         self._logits_soft_cap = style.logits_soft_cap
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.embed`."""
+        x: torch.Tensor = self.embed_tokens(input_ids) * self._embedding_scale
+        return x
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.forward`."""
-        x = self.embed_tokens(input_ids) * self._embedding_scale
+        x = self.embed(input_ids)
         full, sliding = self.full_rotary(positions), self.sliding_rotary(positions)
         for layer in self.layers:
             x = layer(x, sliding if layer.is_sliding else full)

@@ -112,6 +112,11 @@ class TransformersModel(torch.nn.Module):
         """As `CausalLM.forward`."""
         return self._trunk(self._loaded(), self._port, input_ids, positions)
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.embed`."""
+        embedded: torch.Tensor = self._loaded().get_input_embeddings()(input_ids)
+        return embedded
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.compute_logits`: the model's own code after its trunk, whatever it does to logits."""
         self._loaded()

@@ -113,7 +113,7 @@ def build_config(header: Header) -> dict[str, Any]:
 
 
 def _head_size(metadata: _Metadata, default: int) -> int:
-    size = metadata.get("attention.key_length") or metadata.get("rope.dimension_count") or default
+    size = metadata.get("attention.key_length") or default
     if metadata.get("attention.value_length", size) != size:
         raise ModelError(f"{metadata.header.path}: heads of keys and values differ in size, which is not served")
     if metadata.get("rope.dimension_count", size) != size:

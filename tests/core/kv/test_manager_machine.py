@@ -24,6 +24,8 @@ tokens = st.lists(st.integers(0, 1), min_size=1, max_size=7)
 
 
 class ManagerMachine(RuleBasedStateMachine):
+    kv: KVCacheManager | None = None
+
     @initialize(
         windows=st.sampled_from([(None,), (3,), (None, 3), (None, 2, 5)]),
         block_size=st.sampled_from([1, 2, 4]),
@@ -209,7 +211,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert sorted([*held, *waiting, *pool._free]) == list(range(pool.num_blocks))
 
     def teardown(self):
-        if not hasattr(self, "kv"):
+        if self.kv is None:
             return
         for sequence in self.sequences:
             self.kv.free(sequence)

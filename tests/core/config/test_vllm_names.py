@@ -1,0 +1,109 @@
+"""vLLM's names: each one does what the table says, and the documentation says what the table says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dovetail.config.load import load_config
+from dovetail.config.schema import place_at
+from dovetail.config.vllm_doc import with_table
+from dovetail.config.vllm_table import VLLM_NAMES
+from dovetail.contracts.errors import ConfigError
+
+REPO = Path(__file__).resolve().parents[3]
+FLAGS = (Path(__file__).parent / "vllm_serve_flags.txt").read_text().split()
+
+
+def asked(**keywords):
+    layered = load_config(keywords=keywords)
+    return {key: value for key, value in layered.asked().items() if layered.origin(key) != "default"}
+
+
+def test_every_flag_of_vllm_serve_is_covered():
+    known = {name.flag for name in VLLM_NAMES.values()} | {name.negative_flag for name in VLLM_NAMES.values()}
+    assert set(FLAGS) <= known
+
+
+def test_the_documentation_is_the_table():
+    page = (REPO / "docs" / "from-vllm.md").read_text()
+    assert page == with_table(page), "run: python -m dovetail.config.vllm_doc docs/from-vllm.md"
+
+
+def test_names_that_are_not_taken_say_why():
+    assert [name.name for name in VLLM_NAMES.values() if name.status != "works" and not name.note] == []
+
+
+def test_names_that_work_have_a_key_in_the_tree():
+    for name in VLLM_NAMES.values():
+        if name.status == "works":
+            parts = tuple(name.key.split("."))
+            place = next(p for n in range(len(parts) - 1, -1, -1) if (p := place_at(parts[:n])))
+            key = parts[len(place.path)]
+            assert key in place.section.model_fields or place.kind is not None, name.key
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"model": "./dir"}, {"model.path": "./dir"}),
+        ({"tensor_parallel_size": 2}, {"executor.tensor_parallel": 2}),
+        ({"dtype": "half"}, {"model.dtype": "float16"}),
+        ({"max_model_len": 512}, {"model.max_model_len": 512}),
+        ({"enable_prefix_caching": False}, {"cache.prefix_caching": False}),
+        ({"swap_space": 4}, {"cache.swap_gib": 4}),
+        ({"seed": 7}, {"model.seed": 7}),
+        ({"gpu_memory_utilization": 0.8}, {"cache.memory_fraction": 0.8}),
+        ({"scheduling_policy": "priority"}, {"scheduler.name": "priority"}),
+        ({"distributed_executor_backend": "mp"}, {"executor.name": "multiproc"}),
+        ({"quantization": "int8"}, {"model.quantization.name": "int8"}),
+        ({"skip_tokenizer_init": True}, {"model.tokenizer_mode": "none"}),
+        ({"rope_theta": 5e5}, {"model.hf_overrides.rope_theta": 5e5}),
+        ({"hf_overrides": {"a": {"b": 1}}}, {"model.hf_overrides.a.b": 1}),
+        ({"load_format": "safetensors"}, {"model.weight_format.name": "safetensors"}),
+        (
+            {
+                "speculative_model": "[ngram]",
+                "num_speculative_tokens": 5,
+                "ngram_prompt_lookup_max": 4,
+                "ngram_prompt_lookup_min": 2,
+            },
+            {
+                "speculative.drafters.draft.name": "ngram",
+                "speculative.drafters.draft.num_tokens": 5,
+                "speculative.drafters.draft.max_match": 4,
+                "speculative.drafters.draft.min_match": 2,
+            },
+        ),
+        ({"max_model_len": None, "quantization": None}, {}),
+        ({"trust_remote_code": False, "enforce_eager": True, "pipeline_parallel_size": 1, "enable_lora": False}, {}),
+    ],
+)
+def test_a_name_sets_its_key(keywords, expected):
+    assert asked(**keywords) == expected
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"trust_remote_code": True}, "vLLM name trust_remote_code=True is refused: no code of a model repository"),
+        ({"enable_lora": True}, "enable_lora=True is planned: .*merge the adapter"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is planned: .*tensor_parallel_size"),
+        ({"scheduler_cls": "a.B"}, "scheduler_cls='a.B' is refused: .*pkg.mod:Class"),
+        ({"distributed_executor_backend": "uni"}, "'uni' is refused: .*leave it out"),
+        ({"tokenizer_mode": "mistral"}, "'mistral' is refused"),
+        ({"dtype": "int8"}, r"model.dtype: .*\(vLLM name dtype\)"),
+    ],
+)
+def test_what_is_not_taken_is_refused_with_the_reason(keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(keywords=keywords)
+
+
+def test_flags_take_json_and_call_themselves_flags():
+    layered = load_config(flags={"rope_scaling": '{"rope_type": "yarn"}', "enable_prefix_caching": False})
+    assert layered.config.model.hf_overrides == {"rope_scaling": {"rope_type": "yarn"}}
+    assert layered.origin("model.hf_overrides.rope_scaling.rope_type") == "--rope-scaling"
+    assert layered.origin("cache.prefix_caching") == "--no-enable-prefix-caching"
+    with pytest.raises(ConfigError, match="--hf-overrides: '{' is not JSON"):
+        load_config(flags={"hf_overrides": "{"})
