@@ -32,6 +32,11 @@ class LayerKind:
     alibi_slopes: tuple[float, ...] | None
     has_soft_cap: bool
 
+    def mask_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """dtype of what is added to the scores. 0 and -inf are exact in any, but a bias needs float32 at least."""
+        is_wide = self.alibi_slopes is not None and dtype != torch.float64
+        return torch.float32 if is_wide else dtype
+
     @classmethod
     def of(cls, layer: AttentionLayer) -> LayerKind:
         return cls(layer.num_heads, layer.window, layer.alibi_slopes, layer.soft_cap is not None)
@@ -138,7 +143,7 @@ class TileMasks:
     def __init__(self, kind: LayerKind, dtype: torch.dtype):
         self.kind = kind
         self.tile = TILE if kind.alibi_slopes is None else ALIBI_TILE
-        self._dtype = dtype if kind.alibi_slopes is None else torch.float32
+        self._dtype = kind.mask_dtype(dtype)
         self._reach = -1
         self._matrix = torch.empty(0)
 
@@ -188,7 +193,7 @@ class Planner:
         self.num_kv_heads = setup.spec.num_kv_heads
         self.budget_tokens = budget_tokens
         dtype: torch.dtype = getattr(torch, setup.dtype)
-        self._masks = Buffer(dtype if kind.alibi_slopes is None else torch.float32)
+        self._masks = Buffer(kind.mask_dtype(dtype))
         self._tile_masks = TileMasks(kind, dtype)
 
     def plan(self, batch: AttentionBatch, gathered: Buffer) -> KindPlan:
@@ -300,7 +305,7 @@ class Planner:
             bias = self._masks.take(num_requests, 1, query_len, rows, num_keys).zero_()
         else:
             bias = self._masks.take(num_requests, self.num_kv_heads, query_len, group, num_keys)
-            slopes = torch.tensor(self.kind.alibi_slopes).view(self.num_kv_heads, 1, group, 1)
+            slopes = torch.tensor(self.kind.alibi_slopes, dtype=bias.dtype).view(self.num_kv_heads, 1, group, 1)
             torch.mul(slopes, distance[:, None, :, None, :], out=bias)
         bias.masked_fill_(is_hidden[:, None, :, None, :], -torch.inf)
         return bias.flatten(2, 3)

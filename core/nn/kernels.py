@@ -41,7 +41,7 @@ class PackedLinear(LinearKernel):
         return (
             device.type == "cpu"
             and dtype == torch.bfloat16
-            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
             and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 

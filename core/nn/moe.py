@@ -84,7 +84,7 @@ class SparseMoE(torch.nn.Module):
         by_expert = chosen.flatten().argsort(stable=True)
         tokens = by_expert // self._shape.top_k
         counts = chosen.flatten().bincount(minlength=self._shape.num_experts).tolist()
-        inputs = x[tokens].split(counts)
+        inputs = torch.split(x[tokens], counts)
         parts = [run(part) for run, part in zip(self._runs, inputs, strict=True) if part.shape[0]]
         contributions = torch.cat(parts) * weights.flatten()[by_expert, None]
         output = torch.zeros_like(x).index_add_(0, tokens, contributions.to(x.dtype))

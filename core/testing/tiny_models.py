@@ -53,7 +53,8 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    create: Any = AutoModelForCausalLM.from_config
+    model = create(config, dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

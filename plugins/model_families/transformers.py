@@ -105,7 +105,7 @@ class TransformersModel(torch.nn.Module):
         names = {module: name for name, module in model.named_modules()}
         self._layers = {names[module]: attention for module, attention in rehearsal.layers().items()}
         self.model: torch.nn.Module | None = None
-        self._head: torch.nn.Module | None = None
+        self._head: Any = None
         self._port: AttentionPort = rehearsal
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,6 @@ class TransformersModel(torch.nn.Module):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.compute_logits`: the model's own code after its trunk, whatever it does to logits."""
         self._loaded()
-        assert self._head is not None
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
 
@@ -229,9 +228,9 @@ class _GivenTrunk(torch.nn.Module):
         return _TrunkOutput(inputs_embeds)
 
 
-def _without_trunk(model: Any) -> torch.nn.Module:
+def _without_trunk(model: Any) -> Any:
     """`model` sharing all its parts, but with `_GivenTrunk` for a trunk."""
-    head: torch.nn.Module = copy.copy(model)
+    head = copy.copy(model)
     head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _GivenTrunk()}
     return head
 
@@ -303,10 +302,11 @@ def _quiet_progress() -> Iterator[None]:
     """Keeps transformers' progress bar off the terminal, and leaves its setting as it was."""
     from transformers.utils import logging
 
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    settings: Any = logging
+    was_enabled = settings.is_progress_bar_enabled()
+    settings.disable_progress_bar()
     try:
         yield
     finally:
         if was_enabled:
-            logging.enable_progress_bar()
+            settings.enable_progress_bar()

@@ -1,0 +1,110 @@
+"""The engine over spawned tensor-parallel workers: same tokens, and a clean end when a worker dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dovetail import LLM, LLMEngine, SamplingParams
+from dovetail.contracts.errors import WorkerError
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60))]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "qwen3_moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp(request.param)
+    return directory, save_tiny_model(directory, tiny_config(request.param))
+
+
+def sections(directory: Path, tensor_parallel: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(directory), "tokenizer_mode": "none", "dtype": "float32"},
+        "cache": {"block_size": 8, "num_blocks": 150},
+        "executor": {"tensor_parallel": tensor_parallel, "threads": 1},
+    } | more
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_two_ranks_give_the_tokens_of_one(model: tuple[Path, Any]) -> None:
+    import torch
+
+    directory, hf = model
+    before = children()
+    with LLM(**sections(directory, 2)) as llm:
+        assert llm.engine.config.executor.name == "multiproc"
+        greedy = llm.generate(PROMPTS, GREEDY)
+        seeded = llm.generate(PROMPTS, SEEDED)
+    assert children() == before
+    with LLM(**sections(directory, 1)) as llm:
+        assert llm.engine.config.executor.name == "cpu"
+        alone = llm.generate(PROMPTS, SEEDED)
+    assert [o.outputs[0].token_ids for o in seeded] == [o.outputs[0].token_ids for o in alone]
+    for prompt, output in zip(PROMPTS, greedy, strict=True):
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        out = hf.generate(ids, attention_mask=mask, max_new_tokens=16, do_sample=False, pad_token_id=0)
+        assert output.outputs[0].token_ids == out[0, len(prompt) :].tolist()
+        assert output.outputs[0].logprobs is not None
+        assert len(output.outputs[0].logprobs) == 16
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    save_tiny_model(directory, tiny_config("llama", max_position_embeddings=4096))
+    return directory
+
+
+def test_speculation_over_two_ranks(llama: Path) -> None:
+    speculative = {"drafters": {"it": {"name": "ngram", "num_tokens": 3, "min_match": 1}}, "default": "it"}
+    prompt = [7, 8, 9, 7, 8, 9, 7, 8]
+    with LLM(**sections(llama, 2, speculative=speculative, cache={"num_blocks": 600})) as llm:
+        output = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))[0]
+    with LLM(**sections(llama, 1, cache={"num_blocks": 600})) as llm:
+        plain = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))[0]
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert output.metrics.num_drafted > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(llama: Path, rank: int) -> None:
+    before = children()
+    shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    config = sections(llama, 2, cache={"num_blocks": 600})
+    engine = LLMEngine.from_config(**config)
+    engine.add_request("doomed", [1, 2, 3], SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    os.kill(worker_pids(before)[rank], signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(WorkerError, match=f"rank {rank}"):
+        while engine.has_unfinished_requests():
+            engine.step()
+    assert time.monotonic() - killed < 10
+    with pytest.raises(WorkerError, match=f"rank {rank}"):
+        engine.step()
+    assert not engine.request_ids
+    engine.shutdown()
+    assert children() == before
+    assert not os.path.isdir("/dev/shm") or set(os.listdir("/dev/shm")) == shared_memory
+    with LLM(**config) as llm:
+        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
+
+
+def worker_pids(before: set[int]) -> list[int]:
+    """Processes of the workers in rank order, which is the order in which they were started."""
+    new = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    return [child.pid for child in sorted(new, key=lambda child: (child.create_time(), child.pid))]
