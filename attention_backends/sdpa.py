@@ -144,15 +144,16 @@ class SDPABackend(AttentionBackend):
 def _attend_short(layer: AttentionLayer, call: ShortCall, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
     """query [n * query_len, num_heads, head_size] -> the same shape."""
     keys, values = call.source.read(kv_cache)
-    num_requests, query_len = call.num_requests, call.query_len
-    group = layer.num_heads // layer.num_kv_heads
+    num_requests, query_len, num_kv_heads = call.num_requests, call.query_len, layer.num_kv_heads
+    group = layer.num_heads // num_kv_heads
     # [n, num_kv_heads, query_len * group, head_size]: one matrix for each key head.
     if query_len == 1:
-        matrices = query.view(num_requests, layer.num_kv_heads, group, layer.head_size)
+        matrices = query.view(num_requests, num_kv_heads, group, layer.head_size)
         return _attention(layer, matrices, keys, values, call.mask).reshape(query.shape)
-    by_kv_head = query.view(num_requests, query_len, layer.num_kv_heads, group, layer.head_size)
+    by_kv_head = query.view(num_requests, query_len, num_kv_heads, group, layer.head_size)
     attended = _attention(layer, by_kv_head.transpose(1, 2).flatten(2, 3), keys, values, call.mask)
-    return attended.unflatten(2, (query_len, group)).transpose(1, 2).reshape(query.shape)
+    by_query = attended.view(num_requests, num_kv_heads, query_len, group, layer.head_size).transpose(1, 2)
+    return by_query.reshape(query.shape)
 
 
 def _attend_long(
@@ -188,10 +189,11 @@ def _attend_tile(
             scale=layer.scale,
             enable_gqa=True,
         )
-    grouped = query.unflatten(1, (layer.num_kv_heads, -1))
+    heads = (1, layer.num_kv_heads, layer.num_heads // layer.num_kv_heads)
+    grouped = query.view(*heads, *query.shape[2:])
     mask = tile.mask
     if layer.alibi_slopes is not None and mask is not None:
-        mask = mask.unflatten(1, (layer.num_kv_heads, -1))
+        mask = mask.view(*heads, *mask.shape[2:])
     return _capped_attention(layer, grouped, keys.unsqueeze(2), values.unsqueeze(2), mask).flatten(1, 2)
 
 

@@ -7,6 +7,7 @@ the keys that it can see.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -125,7 +126,7 @@ class Buffer:
 
     def take(self, *shape: int) -> torch.Tensor:
         """An uninitialised piece of this shape, which stands until `reset`."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         if self._used + size > self._memory.numel():
             # Pieces handed out before keep the old memory alive. Outside of inference mode, so that the
             # buffer may be written in any mode later.
@@ -290,16 +291,18 @@ class Planner:
                 # A token of a tree stands where it will stand if its path is accepted: at its depth, not at its slot.
                 query_positions[index] = int(query_positions[index, 0]) + tree.sum(axis=1) - 1
                 key_positions[index, own] = query_positions[index]
+        if self.kind.window is None and self.kind.alibi_slopes is None:
+            return self._short_bias(torch.from_numpy(~is_seen), None)
         distance = key_positions[:, None, :] - query_positions[:, :, None]
         if self.kind.window is not None:
             is_seen &= distance > -self.kind.window
         return self._short_bias(torch.from_numpy(~is_seen), torch.from_numpy(distance))
 
-    def _short_bias(self, is_hidden: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        """[n, query_len, tokens], twice -> what ShortCall.mask adds."""
-        num_requests, query_len, num_keys = distance.shape
+    def _short_bias(self, is_hidden: torch.Tensor, distance: torch.Tensor | None) -> torch.Tensor:
+        """[n, query_len, tokens], twice -> what ShortCall.mask adds. Only ALiBi reads `distance`."""
+        num_requests, query_len, num_keys = is_hidden.shape
         group = self.kind.num_heads // self.num_kv_heads
-        if self.kind.alibi_slopes is None:
+        if self.kind.alibi_slopes is None or distance is None:
             # With one query token, all heads of a group have the same mask.
             rows = 1 if query_len == 1 else group
             bias = self._masks.take(num_requests, 1, query_len, rows, num_keys).zero_()

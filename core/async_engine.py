@@ -6,30 +6,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.input_processor import Prompt
+from dovetail.kv.manager import KVStatistics
 from dovetail.kv.pool import PrefixCacheReset
 from dovetail.outputs import RequestOutput
 from dovetail.tokenization import Tokenizer
 
+logger = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, eq=False)
 class _Stream:
     """Outputs on their way from the engine's thread to one consumer."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self.loop = loop
-        self.queue: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[RequestOutput | BaseException] = field(default_factory=asyncio.Queue)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """Something for the engine's thread to do between two steps, or to refuse when the engine has ended."""
+
+    run: Callable[[], None]
+    refuse: Callable[[BaseException], None]
 
 
 class AsyncLLMEngine:
@@ -42,11 +56,14 @@ class AsyncLLMEngine:
     def __init__(self, engine: LLMEngine):
         self._engine = engine
         self._ids = itertools.count()
-        self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        """Guards the three below."""
+        self._commands: deque[_Command] = deque()
         self._stopping = False
-        self._failure: BaseException | None = None
+        self._end: BaseException | None = None
+        """Why the engine takes no more commands."""
         self._streams: dict[str, _Stream] = {}
+        """By request id; only the engine's thread looks at it."""
         # One thread: tokenizing must not hold the event loop, nor take cores from the model.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="dovetail-input")
         self._thread = threading.Thread(target=self._run, name="dovetail-engine", daemon=True)
@@ -55,7 +72,7 @@ class AsyncLLMEngine:
     @classmethod
     def from_config(
         cls,
-        config: str | Path | Mapping[str, Any] | None = None,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         *,
         options: Iterable[str] = (),
         **keywords: Any,
@@ -76,7 +93,7 @@ class AsyncLLMEngine:
     @property
     def is_running(self) -> bool:
         """Whether requests are accepted: not shut down, and no worker died."""
-        return self._failure is None and not self._stopping
+        return self._end is None and not self._stopping
 
     async def generate(
         self,
@@ -92,52 +109,49 @@ class AsyncLLMEngine:
         Raises `RequestError` for a request that is refused or that failed, `WorkerError` when the engine died.
         Leaving the loop early, or cancelling the task, aborts the request and frees its memory.
         """
-        self._check_running()
+        if not self.is_running:
+            raise self._end or _shut_down()
         loop = asyncio.get_running_loop()
         request_id = request_id if request_id is not None else f"async-{next(self._ids)}"
         arrival = time.monotonic()
-        processed = await loop.run_in_executor(
-            self._tokenizing, self._engine.process_input, prompt, sampling_params
-        )
-        if request_id in self._streams:
-            raise RequestError(f"request id {request_id!r} is in use")
-        stream = self._streams[request_id] = _Stream(loop)
-        finished = False
+        processed = await loop.run_in_executor(self._tokenizing, self._engine.process_input, prompt, sampling_params)
+        stream = _Stream(loop)
 
         def add() -> None:
-            try:
-                self._engine.add_request(
-                    request_id, processed, priority=priority, arrival_time=arrival, cache_salt=cache_salt
-                )
-            except DovetailError as error:
-                self._deliver([(stream, error)])
+            self._engine.add_request(
+                request_id, processed, priority=priority, arrival_time=arrival, cache_salt=cache_salt
+            )
+            self._streams[request_id] = stream
 
+        self._submit(_Command(lambda: self._try(add, stream), lambda end: self._deliver([(stream, end)])))
+        finished = False
         try:
-            self._submit(add)
             while not finished:
                 item = await stream.queue.get()
+                finished = isinstance(item, BaseException) or item.finished
                 if isinstance(item, BaseException):
-                    finished = True
                     raise item
-                finished = item.finished
                 if item.error is not None:
                     raise RequestError(f"request {request_id} failed: {item.error}")
                 yield item
         finally:
-            self._streams.pop(request_id, None)
             if not finished:
-                self._submit(lambda: self._abort(request_id))
+                self._submit(_Command(lambda: self._abandon(request_id, stream), lambda end: None))
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its stream yields a last output with finish_reason "abort"."""
+        """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are passed over."""
         await self._call(lambda: self._publish(self._engine.abort_request(request_id)))
 
     async def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`; runs between two steps."""
         return await self._call(self._engine.reset_prefix_cache)
 
+    async def cache_statistics(self) -> KVStatistics:
+        """See `LLMEngine.cache_statistics`; runs between two steps."""
+        return await self._call(self._engine.cache_statistics)
+
     def shutdown(self) -> None:
-        """Stops the loop and the engine. Streams that are open end with an error. Idempotent."""
+        """Stops after the step that runs, and waits for that. Streams that are open end with an error. Idempotent."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -150,59 +164,73 @@ class AsyncLLMEngine:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _check_running(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._stopping:
-            raise RequestError("the engine is shut down")
-
-    def _submit(self, command: Callable[[], None]) -> None:
+    def _submit(self, command: _Command) -> None:
         """Has the engine's thread run something between two steps."""
         with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
+            end = self._end
+            if end is None:
+                self._commands.append(command)
+                self._wake.notify()
+        if end is not None:
+            command.refuse(end)
 
     async def _call(self, function: Callable[[], Any]) -> Any:
-        self._check_running()
         future: Future[Any] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
-            except BaseException as error:
+            except Exception as error:
                 future.set_exception(error)
 
-        self._submit(run)
-        return await asyncio.wrap_future(future)
+        def refuse(end: BaseException) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(end)
 
-    def _abort(self, request_id: str) -> None:
-        self._engine.abort_request(request_id)
+        self._submit(_Command(run, refuse))
+        return await asyncio.wrap_future(future)
 
     def _run(self) -> None:
         """The engine's thread."""
         try:
             while self._wait_for_work():
                 while self._commands:
-                    self._commands.popleft()()
+                    self._commands.popleft().run()
                 if self._engine.has_unfinished_requests():
                     self._publish(self._engine.step())
-            error: BaseException = RequestError("the engine was shut down before the request finished")
+            end: BaseException = _shut_down()
         except BaseException as failure:
-            error = failure
-            self._failure = failure
-        self._stopping = True
-        self._deliver([(stream, error) for stream in list(self._streams.values())])
-        for command in list(self._commands):
-            command()
+            logger.exception("the engine stopped")
+            end = failure
+        with self._wake:
+            self._end = end
+            refused = list(self._commands)
+            self._commands.clear()
+        self._deliver([(stream, end) for stream in self._streams.values()])
+        self._streams.clear()
+        for command in refused:
+            command.refuse(end)
         self._engine.shutdown()
 
     def _wait_for_work(self) -> bool:
         """Sleeps until there is something to do; False when it is time to stop."""
         with self._wake:
-            self._wake.wait_for(
-                lambda: self._stopping or self._commands or self._engine.has_unfinished_requests()
-            )
+            self._wake.wait_for(lambda: self._stopping or self._commands or self._engine.has_unfinished_requests())
             return not self._stopping
+
+    def _try(self, add: Callable[[], None], stream: _Stream) -> None:
+        try:
+            add()
+        except Exception as error:  # this request's, not the engine's
+            self._deliver([(stream, error)])
+
+    def _abandon(self, request_id: str, stream: _Stream) -> None:
+        """Aborts the request of a stream that nobody reads any more; the id may be another's by now."""
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+            self._engine.abort_request(request_id)
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         items: list[tuple[_Stream, RequestOutput | BaseException]] = []
@@ -210,6 +238,8 @@ class AsyncLLMEngine:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 items.append((stream, output))
+                if output.finished:
+                    del self._streams[output.request_id]
         self._deliver(items)
 
     def _deliver(self, items: list[tuple[_Stream, Any]]) -> None:
@@ -225,3 +255,7 @@ class AsyncLLMEngine:
 def _put_all(batch: list[tuple[_Stream, RequestOutput | BaseException]]) -> None:
     for stream, item in batch:
         stream.queue.put_nowait(item)
+
+
+def _shut_down() -> RequestError:
+    return RequestError("the engine is shut down: requests that were not finished have failed, and no more are taken")

@@ -61,7 +61,8 @@ class LLM:
         """Completes prompts and returns their outputs in order.
 
         One `SamplingParams` serves all prompts, or a list gives each its own. `use_tqdm` shows a progress bar with input
-        and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed.
+        and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed; so does
+        one that fails, once all are done.
         """
         items = _as_list(prompts)
         params = self._params_per_prompt(sampling_params, len(items))
@@ -89,6 +90,8 @@ class LLM:
         """Renders one conversation, or several, with the model's chat template and completes them."""
         if not messages:
             raise RequestError("messages is empty: give at least one message")
+        if isinstance(messages, str):
+            raise RequestError("messages is text: give a list of {'role': ..., 'content': ...}, or use generate")
         conversations = (
             [cast("Sequence[Message]", messages)]
             if isinstance(messages[0], Mapping)
@@ -108,7 +111,7 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def render_chat(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
-        """The prompt that `chat` would complete: its text and its token ids."""
+        """The prompt that `chat` would complete: its text and its token ids. Raises `RequestError`."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise RequestError("chat needs a tokenizer with a chat template, and this engine has no tokenizer")
@@ -170,11 +173,14 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         wanted = set(ids)
         with GenerationProgress(len(ids), enabled=show_progress) as progress:
-            while len(finished) < len(wanted):
+            while len(finished) < len(wanted) and self.engine.has_unfinished_requests():
                 for output in self.engine.step():
                     if output.finished and output.request_id in wanted:
                         finished[output.request_id] = output
                         progress.finish(output)
+        if len(finished) < len(wanted):
+            missing = min(wanted - finished.keys())
+            raise RequestError(f"{missing} ended without a last output: something else aborted it or drove the engine")
         failures = [output for output in finished.values() if output.error is not None]
         if failures:
             first = failures[0]

@@ -24,10 +24,13 @@ class CompletionOutput:
     """One completion of a prompt."""
 
     index: int
+    """0 to n - 1: which of the request's completions; with `best_of`, its place among the best."""
     text: str
+    """All so far, or what is new where `output_kind` is "delta"."""
     token_ids: list[int]
+    """Likewise; with the token that ended the completion, whose text is left out."""
     cumulative_logprob: float | None = None
-    """Sum over the tokens so far; None unless logprobs were asked for."""
+    """Sum over all tokens so far; None unless logprobs or best_of were asked for."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     """"stop", "length", "abort", "error", or None while the completion goes on."""
@@ -50,6 +53,9 @@ class RequestMetrics:
     finished_time: float | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    """Of the completions that have ended."""
+    num_generated_tokens: int = 0
+    """Output tokens of the completions that have ended, those that `best_of` drops included."""
     num_drafted: int = 0
     num_accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
@@ -66,6 +72,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    """By index. Where `output_kind` is "delta", those that have something new."""
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[PositionLogprobs | None] | None = None

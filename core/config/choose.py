@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
-from dovetail.config.schema import AUTO, ComponentSection, known_keys
+from dovetail.config.schema import AUTO, ComponentSection, known_keys, place_at
 from dovetail.config.tree import KeyPath, dotted, flatten, get, nearest
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.plugin import Plugin, PluginOptions
@@ -60,7 +60,7 @@ def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSectio
         raise PluginError(f"{dotted(name_path)} ({origin}): {error}") from error
     _refuse_unknown_options(state, path, section, plugin)
     try:
-        component = state.registry.component(kind, section.name, section.options, base_dir)
+        component = state.registry.component(kind, section.name, _handed_over(section, plugin), base_dir)
     except ConfigError as error:
         raise ConfigError(f"{dotted(path)}: {error}") from error
     options = plugin.Options.model_validate(dict(component.options))
@@ -70,7 +70,7 @@ def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSectio
         raise ConfigError(f"{dotted(name_path)} ({origin}): {section.name!r} cannot be used here:\n{listed}")
     if component.distribution is None and component.reference != section.name:
         state.decide(name_path, component.reference, f"a local file, relative to {base_dir}")
-    _decide_options(state, path, section.options, component.options)
+    _decide_options(state, path, _handed_over(section, plugin), component.options)
     return Chosen(component, plugin, options)
 
 
@@ -103,8 +103,9 @@ def _automatic(
     name, plugin = fitting[0]
     reason = "the only candidate that can be used" if len(fitting) == 1 else "first in preference that can be used"
     state.decide(name_path, name, reason, (*answers, *broken))
-    component = state.registry.component(kind, name, section.options)
-    _decide_options(state, path, section.options, component.options)
+    handed_over = _handed_over(section, plugin)
+    component = state.registry.component(kind, name, handed_over)
+    _decide_options(state, path, handed_over, component.options)
     return Chosen(component, plugin, plugin.Options.model_validate(dict(component.options)))
 
 
@@ -134,7 +135,7 @@ def _ask(
     state: Resolution, name: str, plugin: type[Plugin], section: ComponentSection, reasons: Reasons[Any]
 ) -> Sequence[str]:
     try:
-        options = plugin.Options.model_validate(section.options)
+        options = plugin.Options.model_validate(_handed_over(section, plugin))
     except ValidationError as error:
         issues = [f"option {'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors()]
         return [f"its options do not go with it ({'; '.join(issues)})"]
@@ -147,13 +148,28 @@ def _ask(
         return [problem]
 
 
+def _handed_over(section: ComponentSection, plugin: type[Plugin]) -> dict[str, Any]:
+    """The plugin's options; a key of the section that its `Options` declare as well reaches both."""
+    shared = _option_keys(plugin) & set(known_keys(type(section))) - {"name"}
+    own = section.model_dump(mode="json", include=shared, exclude_none=True)
+    return {**own, **section.options}
+
+
 def _decide_options(state: Resolution, path: KeyPath, asked: Mapping[str, Any], got: Mapping[str, Any]) -> None:
     """Puts the validated options into the tree; those that the plugin's model reads otherwise are decisions."""
     for leaf, value in flatten(dict(asked)):
         if leaf and get(got, leaf) != value:
             state.decide((*path, *leaf), get(got, leaf), "as the plugin's options read it")
     for key, value in got.items():
-        state.fill((*path, key), value)
+        if get(state.values, (*path, key)) is None and key in _section_keys(path):
+            state.decide((*path, key), value, "the default of the plugin's option of that name")
+        else:
+            state.fill((*path, key), value)
+
+
+def _section_keys(path: KeyPath) -> Mapping[str, Any]:
+    place = place_at(path)
+    return known_keys(place.section) if place is not None else {}
 
 
 def _refuse_unknown_options(state: Resolution, path: KeyPath, section: ComponentSection, plugin: type[Plugin]) -> None:

@@ -63,7 +63,7 @@ def explain(
         refusal = error
     return Explanation(
         values=_values(state),
-        decisions=tuple(state.decisions),
+        decisions=state.decisions,
         warnings=resolved.warnings if resolved is not None else tuple(state.warnings),
         resolved=resolved,
         estimate=estimate,

@@ -23,12 +23,20 @@ class Resolution:
         self.config = layered.config
         self.registry = registry
         self.environment = environment
-        self.decisions: list[Decision] = []
+        self._decisions: list[Decision] = []
         self.warnings: list[str] = []
         self.values: dict[str, Any] = copy.deepcopy(layered.config.model_dump(mode="json"))
         """The tree so far: what was asked, with decisions in its place."""
-        for dropped in layered.dropped:
-            self._record(Decision(dotted(dropped.path), dropped.value, None, dropped.reason))
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What came out other than it was asked for, in the order in which it was decided."""
+        dropped = [
+            Decision(dotted(d.path), d.value, get(self.values, d.path), d.reason)
+            for d in self.layered.dropped
+            if d.value != get(self.values, d.path)
+        ]
+        return (*dropped, *self._decisions)
 
     def decide(
         self,
@@ -42,7 +50,8 @@ class Resolution:
         asked = get(self.values, path)
         put(self.values, path, got)
         if asked != got:
-            self._record(Decision(dotted(path), asked, got, reason, candidates))
+            logger.debug("%s: asked %r, got %r: %s", dotted(path), asked, got, reason)
+            self._decisions.append(Decision(dotted(path), asked, got, reason, candidates))
 
     def fill(self, path: KeyPath, value: Any) -> None:
         """Adds a value that nobody asked about: the default of a plugin's own option."""
@@ -55,7 +64,3 @@ class Resolution:
     def flat_values(self) -> dict[str, Any]:
         """The tree so far by dotted key."""
         return {dotted(path): value for path, value in flatten(self.values)}
-
-    def _record(self, decision: Decision) -> None:
-        logger.debug("%s: asked %r, got %r: %s", decision.key, decision.asked, decision.got, decision.reason)
-        self.decisions.append(decision)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from dovetail.config import rules_model, rules_run
 from dovetail.config.layers import LayeredConfig
@@ -11,7 +13,9 @@ from dovetail.config.manifest import differences
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import ResolvedConfig, ResolvedModel
 from dovetail.config.schema import AUTO
+from dovetail.contracts.model import ModelSize
 from dovetail.contracts.plugin import Environment
+from dovetail.contracts.weights import ModelFiles
 from dovetail.registry.bootstrap import plugin_hash
 from dovetail.registry.environment import detect_environment
 from dovetail.registry.registry import Registry
@@ -65,18 +69,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     scheduler = rules_run.choose_scheduler(state, limits)
     processors = rules_run.choose_processors(state)
     telemetry = rules_run.choose_telemetry(state)
-    model = ResolvedModel(
-        files=files,
-        hf_config=hf_config,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        vocab_size=size.vocab_size,
-        eos_token_ids=rules_model.eos_token_ids(hf_config),
-        tokenizer=rules_model.resolve_tokenizer(state),
-        tokenizer_mode=config.model.tokenizer_mode,
-        seed=config.model.seed,
-        max_logprobs=config.model.max_logprobs,
-    )
+    model = _resolved_model(state, files, hf_config, dtype, max_model_len, size)
     resolved = ResolvedConfig(
         model=model,
         cache=cache,
@@ -94,9 +87,32 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         speculation=speculation,
         logits_processors=processors,
         telemetry=telemetry,
-        decisions=tuple(state.decisions),
+        decisions=state.decisions,
         plugin_hash="",
         values=state.values,
     )
     warnings = [*state.warnings, *differences(state.layered.recorded, resolved.components())]
     return replace(resolved, plugin_hash=plugin_hash(resolved.components()), warnings=tuple(warnings))
+
+
+def _resolved_model(
+    state: Resolution,
+    files: ModelFiles,
+    hf_config: Mapping[str, Any],
+    dtype: str,
+    max_model_len: int,
+    size: ModelSize,
+) -> ResolvedModel:
+    section = state.config.model
+    return ResolvedModel(
+        files=files,
+        hf_config=hf_config,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        vocab_size=size.vocab_size,
+        eos_token_ids=rules_model.eos_token_ids(hf_config),
+        tokenizer=rules_model.resolve_tokenizer(state),
+        tokenizer_mode=section.tokenizer_mode,
+        seed=section.seed,
+        max_logprobs=section.max_logprobs,
+    )

@@ -65,11 +65,12 @@ def _split_scheme(state: Resolution, reference: str) -> tuple[str | None, str]:
 
 
 def _anchor(state: Resolution, scheme: str | None, rest: str, source_name: str) -> str:
-    """Makes a path that exists absolute: it counts from the folder of the file that gave it."""
+    """Makes a path absolute: it counts from the folder of the file that gave it."""
     base_dir = state.layered.base_dir("model.path")
     path = Path(rest).expanduser()
     absolute = (base_dir / path).absolute()
-    if str(absolute) == rest or not absolute.exists():
+    # What is written like a path is one, there or not; any other word may be a path, and is one if it is there.
+    if str(absolute) == rest or not (rest.startswith((".", "~")) or absolute.exists()):
         return rest
     if source_name != AUTO:
         source = state.registry.load("model_source", source_name, state.layered.base_dir("model.source.name"))
@@ -176,7 +177,9 @@ def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -
         chosen = choose(state, path, "model_family", section, against, none_left=ModelError, last_resort=last_resort)
     except ModelError as error:
         names = " or ".join(repr(name) for name in architectures) or 'none (its config has no "architectures")'
-        raise ModelError(f"the model's architecture is {names}, and no model family can build it.\n{error}") from None
+        raise ModelError(
+            f"the model's architecture is {names}, and no model family can build it as asked.\n{error}"
+        ) from None
     size = cast(type[ModelFamily], chosen.plugin)(chosen.options).size(hf_config)
     return chosen, size
 

@@ -80,7 +80,9 @@ _MODEL = (
     ),
     _planned("config_format", "str", "configs are read as Hugging Face's or from GGUF metadata", "auto", "hf"),
     _works("dtype", "str", "model.dtype", values={"half": "float16", "float": "float32"}),
-    _planned("kv_cache_dtype", "str", "keys and values are cached in the model's dtype until backends say more", "auto"),
+    _planned(
+        "kv_cache_dtype", "str", "keys and values are cached in the model's dtype until backends say more", "auto"
+    ),
     _works("max_model_len", "int", "model.max_model_len"),
     _planned("guided_decoding_backend", "str", "grammars come with structured output", "auto"),
     _refused("logits_processor_pattern", "str", "only processors that the config names under logits_processors run"),

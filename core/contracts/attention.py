@@ -79,7 +79,8 @@ class AttentionLayer:
     soft_cap: float | None = None
     """Scores s become soft_cap * tanh(s / soft_cap) before the softmax (Gemma 2, section 2)."""
     alibi_slopes: tuple[float, ...] | None = None
-    """One slope m per head: m * (key position - query position) is added to the scaled score (ALiBi, section 3)."""
+    """One slope m per head: m * (key position - query position) is added to the scaled and capped score (ALiBi,
+    section 3)."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ class AttentionBatch:
     max_seq_len: int
     tree_masks: Mapping[int, np.ndarray] = field(default_factory=dict)
     """Request index r -> bool [query_len, query_len]: entry (i, j) says whether query token i sees query token
-    j. Every query token sees all keys before the query. Absent: the usual causal rule."""
+    j: itself and its ancestors. Every query token sees all keys before the query. Absent: the usual causal rule.
+    For a sliding window and for ALiBi, a token of a tree stands where it will stand once its path is accepted: at its
+    depth (the number of its ancestors in the query) after the keys before the query, whatever its slot."""
 
 
 class AttentionBackend(Plugin):

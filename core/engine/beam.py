@@ -4,7 +4,6 @@ forked from the beams that they continue, so that they share KV blocks and copy 
 from __future__ import annotations
 
 import heapq
-import itertools
 from dataclasses import dataclass, replace
 
 from dovetail.contracts.errors import RequestError
@@ -29,8 +28,6 @@ class _Beam:
 class BeamSearch:
     """Beam search for one prompt at a time."""
 
-    _ids = itertools.count()
-
     def __init__(self, engine: LLMEngine, params: BeamSearchParams):
         self._engine = engine
         self._params = params
@@ -41,7 +38,12 @@ class BeamSearch:
                 f" {params.temperature}"
             )
         self._sampling = SamplingParams(
-            temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, logprobs=2 * params.beam_width
+            temperature=0.0,
+            max_tokens=1,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=2 * params.beam_width,
+            speculation="off",
         )
 
     def run(self, prompt: Prompt) -> BeamSearchOutput:
@@ -49,55 +51,49 @@ class BeamSearch:
         engine, params = self._engine, self._params
         if engine.has_unfinished_requests():
             raise RequestError("beam search drives the engine by itself: finish or abort the other requests first")
+        # The search's own log probabilities are not a user's, whom model.max_logprobs limits.
         processed = engine.process_input(prompt, replace(self._sampling, logprobs=None))
-        room = engine.config.model.max_model_len - len(processed.token_ids)
-        max_tokens = min(params.max_tokens, room)
+        max_tokens = min(params.max_tokens, engine.config.model.max_model_len - len(processed.token_ids))
         beams = [_Beam(processed.token_ids, 0.0, 0, None)]
         done: list[tuple[_Beam, str]] = []
-        retained: list[Sequence] = []
+        parents: list[Sequence] = []
+        sequences: list[Sequence] = []
         try:
             for length in range(1, max_tokens + 1):
                 sequences = [self._start(processed, beam) for beam in beams]
                 expansions = self._step_until_done(sequences)
-                engine.core.release_retained(retained)
-                retained = sequences
-                candidates = self._expand(beams, sequences, expansions)
-                beams, ended = self._select(candidates)
+                self._release(parents)
+                parents = sequences
+                beams, ended = self._select(self._expand(beams, sequences, expansions))
                 done += [(beam, "stop") for beam in ended]
                 if not beams or self._is_decided(beams, done, length, max_tokens):
                     break
             done += [(beam, "length") for beam in beams]
         finally:
-            engine.core.release_retained(retained)
+            self._release([*parents, *sequences])
         return self._output(done)
 
     def _start(self, processed: ProcessedInput, beam: _Beam) -> Sequence:
-        sequence = self._engine.create_sequence(
-            f"beam-{next(self._ids)}",
-            ProcessedInput(
-                prompt=None,
-                token_ids=beam.token_ids,
-                params=self._sampling,
-                max_total_tokens=len(beam.token_ids) + 1,
-                eos_token_ids=(),
-                stop_ids=frozenset(),
-                bad_word_ids=(),
-                drafter=None,
-            ),
-            beam.parent,
+        processed = replace(
+            processed, params=self._sampling, token_ids=beam.token_ids, max_total_tokens=len(beam.token_ids) + 1
         )
+        sequence = self._engine.create_sequence("beam", processed, beam.parent)
         sequence.retain_blocks = True
         self._engine.core.add(sequence)
         return sequence
 
+    def _release(self, sequences: list[Sequence]) -> None:
+        """Frees what the sequences hold, also of those that an error or Ctrl-C left unfinished."""
+        for sequence in sequences:
+            sequence.retain_blocks = False
+            self._engine.core.finish(sequence)
+        self._engine.core.release_retained(sequences)
+
     def _step_until_done(self, sequences: list[Sequence]) -> list[TokenLogprobs]:
-        """Steps until each of `sequences` has its token; their log probabilities, in order."""
+        """Runs each of `sequences` to its token; their log probabilities, in order."""
         found: dict[int, TokenLogprobs] = {}
-        while len(found) < len(sequences):
-            outcome = self._engine.core.step()
-            if outcome is None:
-                raise RequestError("beam search made no progress: the KV memory does not hold all beams; lower beam_width")
-            for sequence, ending in outcome.endings:
+        while outcome := self._engine.core.step():
+            for _, ending in outcome.endings:
                 if ending.error is not None:
                     raise RequestError(f"beam search failed: {ending.error}")
             for index, logprobs in outcome.result.logprobs.items():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dovetail.contracts.errors import WorkerError
+from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Executor
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
@@ -86,14 +86,14 @@ class EngineCore:
 
     def add_siblings(self, first: Sequence, siblings: list[Sequence], bad_word_ids: tuple[tuple[int, ...], ...]) -> None:
         """Takes in sequences with the same prompt: one computes it, the others share its blocks afterwards."""
-        first.retain_blocks = bool(siblings)
-        self._pending_forks[first.key] = len(siblings)
+        if siblings:
+            first.retain_blocks = True
+            self._pending_forks[first.key] = len(siblings)
+            self._parked[first.key] = siblings
         for sibling in siblings:
             sibling.fork_parent = first
             if bad_word_ids:
                 self._bad_words[sibling.key] = bad_word_ids
-        if siblings:
-            self._parked[first.key] = siblings
         self.add(first, bad_word_ids)
 
     def finish(self, sequence: Sequence) -> None:
@@ -126,13 +126,20 @@ class EngineCore:
         """Runs one step; None where there was nothing to do.
 
         Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of a step fails the
-        sequences that took part, and the core goes on.
+        sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that leaves sequences
+        waiting and schedules none.
         """
         if self.failure is not None:
             raise self.failure
         started = time.monotonic()
         schedule = self._schedule()
         if not schedule.requests:
+            if self.has_work:
+                raise PluginError(
+                    f"scheduler {type(self._scheduler).__name__} scheduled nothing, although"
+                    f" {self._scheduler.num_running} sequences run and {self._scheduler.num_waiting} wait: it breaks its"
+                    " contract; choose another scheduler.name"
+                )
             return None
         plan, entered = self._build_plan(schedule)
         try:
@@ -142,6 +149,10 @@ class EngineCore:
             raise
         except Exception as error:
             outcome = self._fail_step(schedule, plan, error, started)
+        except BaseException as error:
+            # Ctrl-C: nobody knows how far the workers came with this step.
+            self._fail_step(schedule, plan, error, started)
+            raise
         else:
             outcome = StepOutcome(schedule, result, started)
             self._commit(plan, outcome)
@@ -153,8 +164,11 @@ class EngineCore:
         schedule = self._scheduler.schedule(self._kv)
         if not schedule.requests and self._retained:
             # Retained blocks are a convenience; nobody may starve for them.
+            gave_way = schedule.preempted
             self.release_retained(list(self._retained.values()))
             schedule = self._scheduler.schedule(self._kv)
+            # Whoever gave way in vain may be back already, on other blocks: the workers must hear of both.
+            schedule.preempted = [*(s for s in gave_way if s not in schedule.preempted), *schedule.preempted]
         return schedule
 
     def _build_plan(self, schedule: Schedule) -> tuple[StepPlan, list[Sequence]]:
@@ -313,9 +327,10 @@ class EngineCore:
         self._note_fork(sequence)
         return True
 
-    def _fail_step(self, schedule: Schedule, plan: StepPlan, error: Exception, started: float) -> StepOutcome:
+    def _fail_step(self, schedule: Schedule, plan: StepPlan, error: BaseException, started: float) -> StepOutcome:
         """Ends every sequence that took part in a step that raised. Sequences that were swapped out by the same plan
-        end as well, since their copies may not have been made."""
+        end as well, since their copies may not have been made; and the workers are told once more what to forget."""
+        self._gone += [*plan.finished, *plan.preempted]
         message = f"{type(error).__name__}: {error}"
         outcome = StepOutcome(schedule, StepResult(plan.step_id, []), started)
         swapped = [sequence for sequence in schedule.preempted if sequence.status is RequestStatus.SWAPPED]

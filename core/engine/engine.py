@@ -90,14 +90,15 @@ class LLMEngine:
     ) -> None:
         """Queues a request. Raises `RequestError` if it cannot be served.
 
-        `cache_salt`: only requests with the same salt share prefix-cache entries. Lower `priority` runs first, where
-        the scheduler looks at it.
+        `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
+        `priority` runs first, where the scheduler looks at it.
         """
         if request_id in self._outputs:
             raise RequestError(f"request id {request_id!r} is in use")
         processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
         arrival = time.monotonic() if arrival_time is None else arrival_time
-        sequences = self._create_sequences(request_id, processed, priority, arrival, cache_salt)
+        salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
+        sequences = self._create_sequences(request_id, processed, priority, arrival, salt)
         self._outputs.add(request_id, processed, arrival, sequences)
         self._core.add_siblings(sequences[0], sequences[1:], processed.bad_word_ids)
         self._telemetry.request_added(request_id, len(processed.token_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import RequestError
@@ -19,12 +19,16 @@ class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    cache_salt: NotRequired[str]
+    """Only requests with the same salt share prefix-cache entries."""
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
+    """A prompt as token ids; a `prompt` beside them is what outputs show."""
 
     prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt
@@ -46,6 +50,9 @@ class ProcessedInput:
     """Tokens that end the output: end-of-sequence and the request's own."""
     bad_word_ids: tuple[tuple[int, ...], ...]
     drafter: str | None
+    cache_salt: str | None
+    shows_logprobs: bool
+    """Whether outputs carry log probabilities; they may be computed for ranking alone."""
 
 
 class InputProcessor:
@@ -67,6 +74,8 @@ class InputProcessor:
     def process(self, prompt: Prompt, params: SamplingParams) -> ProcessedInput:
         """Raises `RequestError` for whatever cannot be served, saying what to change."""
         text, token_ids = self._tokens(prompt)
+        cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        shows_logprobs = params.logprobs is not None
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         self._check_prompt(token_ids)
@@ -86,14 +95,17 @@ class InputProcessor:
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             bad_word_ids=self._bad_word_ids(params),
             drafter=self._drafter(params),
+            cache_salt=cache_salt,
+            shows_logprobs=shows_logprobs,
         )
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
             if unknown:
                 raise RequestError(
-                    f"unknown prompt key {sorted(unknown)[0]!r}; give 'prompt' (text) or 'prompt_token_ids'"
+                    f"unknown prompt key {sorted(map(str, unknown))[0]!r}; give 'prompt' (text) or 'prompt_token_ids',"
+                    " and 'cache_salt' if need be"
                 )
             ids: Any = prompt.get("prompt_token_ids")
             text: Any = prompt.get("prompt")
@@ -104,7 +116,7 @@ class InputProcessor:
             if self._tokenizer is None:
                 raise RequestError("this engine has no tokenizer (tokenizer_mode none): pass prompt_token_ids")
             return prompt, self._tokenizer.encode(prompt)
-        if isinstance(prompt, Sequence):
+        if isinstance(prompt, list | tuple):
             return None, list(prompt)
         raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
 
@@ -134,8 +146,11 @@ class InputProcessor:
         self._check_ids("logit_bias", list(params.logit_bias or ()))
         for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             asked = self._model.vocab_size if value == -1 else value
-            if asked is not None and asked > self._model.max_logprobs:
-                raise RequestError(f"{name} is {value}, but at most model.max_logprobs = {self._model.max_logprobs}")
+            limit = self._model.max_logprobs
+            if asked is not None and 0 <= limit < asked:
+                raise RequestError(
+                    f"{name} is {value}, but model.max_logprobs allows {limit}: ask for fewer, or raise it (-1: no limit)"
+                )
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
         for name, options in params.processors.items():

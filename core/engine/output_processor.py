@@ -28,10 +28,19 @@ class CompletionRecord:
     """Output tokens that a "delta" output carried."""
     text: str = ""
     """Text that is safe to show: it cannot become part of a stop string any more."""
+    head: str = ""
+    """Text of the first `min_tokens` tokens, in which no stop string is looked for."""
     chars_sent: int = 0
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
     ending: Ending | None = None
+    end_sent: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that no output carried."""
+        num_new = self.sequence.num_output_tokens - self.num_sent
+        return num_new > 0 or len(self.text) > self.chars_sent or (self.ending is not None and not self.end_sent)
 
 
 @dataclass(slots=True)
@@ -110,14 +119,16 @@ class OutputProcessor:
             self._advance(record, completion, ending)
             self._end(record, completion, ending, outcome.ended)
             touched[record.request_id] = record
-        if self._eager:
-            for sequence in outcome.schedule.requests:
-                if sequence.key in self._eager:
-                    record, completion = self._by_key[sequence.key]
-                    if sequence.num_output_tokens > completion.num_seen and self._advance(record, completion, None):
-                        stopped.append(sequence)
-                        self._end(record, completion, completion.ending, outcome.ended)
-                    touched[record.request_id] = record
+        for sequence in outcome.schedule.requests if self._eager else ():
+            if sequence.key not in self._eager:
+                continue
+            record, completion = self._by_key[sequence.key]
+            if sequence.num_output_tokens == completion.num_seen:
+                continue  # a part of a prompt
+            if self._advance(record, completion, None):
+                stopped.append(sequence)
+                self._end(record, completion, completion.ending, outcome.ended)
+            touched[record.request_id] = record
         outputs = [self._output(record) for record in touched.values() if self._wants_output(record)]
         for record in touched.values():
             if record.finished:
@@ -153,7 +164,7 @@ class OutputProcessor:
         for sequence in outcome.first_tokens:
             metrics = self._by_key[sequence.key][0].metrics
             if metrics.first_token_time is None:
-                metrics.first_token_time = outcome.ended or outcome.started
+                metrics.first_token_time = outcome.ended
                 metrics.num_cached_tokens = sequence.num_cached_tokens
         for sequence in outcome.first_scheduled:
             metrics = self._by_key[sequence.key][0].metrics
@@ -195,41 +206,47 @@ class OutputProcessor:
     def _advance(self, record: RequestRecord, completion: CompletionRecord, ending: Ending | None) -> bool:
         """Turns new tokens into text. True if a stop string ended the completion just now."""
         sequence = completion.sequence
-        tokens = sequence.token_ids[sequence.num_prompt_tokens + completion.num_seen :]
+        start = sequence.num_prompt_tokens + completion.num_seen
+        tokens = sequence.token_ids[start:]
         completion.num_seen += len(tokens)
         if completion.detokenizer is None:
             return False
         if ending is not None and ending.finish_reason == "stop" and not record.input.params.include_stop_str_in_output:
             tokens = tokens[:-1]  # the token that ended it is no text
         if completion.stop is not None:
-            return self._advance_to_stop(completion, tokens, ending)
+            return self._advance_to_stop(completion, start, tokens, ending)
         completion.text += completion.detokenizer.push(tokens)
         if ending is not None:
             completion.text += completion.detokenizer.finish()
         return False
 
-    def _advance_to_stop(self, completion: CompletionRecord, tokens: list[int], ending: Ending | None) -> bool:
-        """As `_advance`, token by token, so that nothing behind a stop string is kept."""
+    def _advance_to_stop(
+        self, completion: CompletionRecord, start: int, tokens: list[int], ending: Ending | None
+    ) -> bool:
+        """As `_advance`, token by token, so that nothing behind a stop string is kept. `tokens` stand at `start`."""
         sequence, stop, detokenizer = completion.sequence, completion.stop, completion.detokenizer
         assert stop is not None and detokenizer is not None
-        first = sequence.num_tokens - len(tokens) - (1 if ending is not None and ending.finish_reason == "stop" else 0)
-        for index, token in enumerate(tokens):
-            match = stop.push(detokenizer.push([token]))
-            if match is not None:
-                del sequence.token_ids[first + index + 1 :]
-                sequence.num_tokens = len(sequence.token_ids)
+        first_checked = sequence.num_prompt_tokens + sequence.sampling.min_tokens
+        for position, token in enumerate(tokens, start):
+            text = detokenizer.push([token])
+            if position < first_checked:
+                completion.head += text
+            elif (match := stop.push(text)) is not None:
                 completion.ending = Ending("stop", match)
+                _cut(completion, position + 1)
                 break
         if completion.ending is None and ending is not None:
             match = stop.push(detokenizer.finish())
             if match is not None:
                 completion.ending = Ending("stop", match)
-        completion.text = stop.text if ending is not None or completion.ending is not None else stop.safe_text
+        is_over = ending is not None or completion.ending is not None
+        completion.text = completion.head + (stop.text if is_over else stop.safe_text)
         return completion.ending is not None and ending is None
 
     def _end(self, record: RequestRecord, completion: CompletionRecord, ending: Ending | None, now: float) -> None:
         if completion.ending is None:
             completion.ending = ending
+        record.metrics.num_generated_tokens += completion.sequence.num_output_tokens
         self._by_key.pop(completion.sequence.key, None)
         self._eager.discard(completion.sequence.key)
         record.metrics.num_preemptions += completion.sequence.num_preemptions
@@ -247,7 +264,12 @@ class OutputProcessor:
         if record.finished and params.num_sequences > params.n:
             ranked = sorted(record.completions, key=lambda c: c.cumulative_logprob or 0.0, reverse=True)
             completions = ranked[: params.n]
-        outputs = [self._completion(c, index, params.output_kind == "delta") for index, c in enumerate(completions)]
+        is_delta = params.output_kind == "delta"
+        outputs = [
+            self._completion(c, index, record.input.shows_logprobs, is_delta)
+            for index, c in enumerate(completions)
+            if c.has_news or not is_delta
+        ]
         errors = [c.ending.error for c in record.completions if c.ending is not None and c.ending.error]
         return RequestOutput(
             request_id=record.request_id,
@@ -260,14 +282,17 @@ class OutputProcessor:
             error=errors[0] if errors else None,
         )
 
-    def _completion(self, completion: CompletionRecord, index: int, delta: bool) -> CompletionOutput:
+    def _completion(
+        self, completion: CompletionRecord, index: int, shows_logprobs: bool, is_delta: bool
+    ) -> CompletionOutput:
         sequence, ending = completion.sequence, completion.ending
-        first = completion.num_sent if delta else 0
-        text = completion.text[completion.chars_sent :] if delta else completion.text
-        logprobs = completion.logprobs[first:] if completion.logprobs is not None else None
+        first = completion.num_sent if is_delta else 0
+        text = completion.text[completion.chars_sent :] if is_delta else completion.text
+        logprobs = completion.logprobs[first:] if shows_logprobs and completion.logprobs is not None else None
         token_ids = sequence.token_ids[sequence.num_prompt_tokens + first :]
-        completion.num_sent += len(token_ids) if delta else 0
+        completion.num_sent = sequence.num_output_tokens
         completion.chars_sent = len(completion.text)
+        completion.end_sent = ending is not None
         return CompletionOutput(
             index=index,
             text=text,
@@ -277,6 +302,19 @@ class OutputProcessor:
             finish_reason=ending.finish_reason if ending is not None else None,
             stop_reason=ending.stop_reason if ending is not None else None,
         )
+
+
+def _cut(completion: CompletionRecord, num_tokens: int) -> None:
+    """Drops the tokens behind the one that completed a stop string, as drafts may bring some, with what is known of
+    them."""
+    sequence = completion.sequence
+    if completion.logprobs is not None and completion.cumulative_logprob is not None:
+        for position in range(num_tokens, sequence.num_tokens):
+            entry = completion.logprobs[position - sequence.num_prompt_tokens]
+            completion.cumulative_logprob -= entry[sequence.token_ids[position]].logprob
+        del completion.logprobs[num_tokens - sequence.num_prompt_tokens :]
+    del sequence.token_ids[num_tokens:]
+    sequence.num_tokens = num_tokens
 
 
 def _count_drafts(metrics: RequestMetrics, counts: DraftCounts) -> None:

@@ -39,7 +39,7 @@ class EngineParts:
 
 
 def create_parts(config: ResolvedConfig) -> EngineParts:
-    """Raises `PluginError`, `ModelError`, `CapacityError`; no process and no thread is left behind then."""
+    """Raises `ConfigError`, `PluginError`, `ModelError`, `CapacityError`; nothing is left running then."""
     plugins = bootstrap(config.components(), config.plugin_hash)
     tokenizer = _load_tokenizer(config, plugins)
     need = ExecutorNeed(config.device_type, config.tensor_parallel)
@@ -47,21 +47,20 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
     try:
         executor.start()
         _compare_plugin_sets(config, executor)
-        kv = _create_kv(config, executor)
+        setup = logits_setup(config, tokenizer)
+        return EngineParts(
+            tokenizer=tokenizer,
+            executor=executor,
+            kv=_create_kv(config, executor),
+            scheduler=plugins.create(config.scheduler, config.limits),
+            processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
+            acceptance=_acceptance(config, plugins),
+            sinks=[plugins.create(component) for component in config.telemetry],
+            hooks=create_hook_caller(Registry.scan()),
+        )
     except BaseException:
         executor.shutdown()
         raise
-    setup = logits_setup(config, tokenizer)
-    return EngineParts(
-        tokenizer=tokenizer,
-        executor=executor,
-        kv=kv,
-        scheduler=plugins.create(config.scheduler, config.limits),
-        processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
-        acceptance=_acceptance(config, plugins),
-        sinks=[plugins.create(component) for component in config.telemetry],
-        hooks=create_hook_caller(Registry.scan()),
-    )
 
 
 def _acceptance(config: ResolvedConfig, plugins: LoadedPlugins) -> type[AcceptanceRule] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -67,6 +68,8 @@ class Telemetry:
             except Exception:
                 logger.exception("telemetry sink %s raised and is switched off", type(sink).__name__)
                 self._sinks.remove(sink)
+                with contextlib.suppress(Exception):  # one report is enough
+                    sink.close()
 
     def _step_stats(self, outcome: StepOutcome, num_running: int, num_waiting: int) -> StepStats:
         result, kv = outcome.result, self._kv.statistics()
@@ -100,6 +103,6 @@ def _request_stats(output: RequestOutput, finish_reason: str) -> RequestStats:
         finish_reason=finish_reason,
         num_prompt_tokens=len(output.prompt_token_ids),
         num_cached_tokens=metrics.num_cached_tokens,
-        num_generated_tokens=sum(len(completion.token_ids) for completion in output.outputs),
+        num_generated_tokens=metrics.num_generated_tokens,
         num_preemptions=metrics.num_preemptions,
     )

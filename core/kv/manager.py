@@ -44,8 +44,8 @@ class KVStatistics:
 class KVCacheManager:
     """Blocks of all sequences of one engine; implements `KVMemory`.
 
-    All groups' tables of a sequence have equal length, and the block that a sequence writes next is its own and
-    cannot be found by its hash: sequences for which that is not known take the slow path of `allocate`.
+    All groups' tables of a sequence have equal length. A fork may share the last, partly filled block of its parent: it
+    copies before it writes, while the parent goes on in place, since it writes behind all that the fork sees.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class KVCacheManager:
         self._transfers = PendingTransfers(self.pool, self.host_pool)
         self._windowed = [group for group in layout.groups if group.window is not None]
         self._capacity: dict[int, int] = {}
-        """Key -> tokens that its blocks hold, or 0 where the block that is written next may not be its own."""
+        """Key -> tokens that its blocks hold, or 0 for a fork that may have to copy before it writes."""
         self._num_registered: dict[int, int] = {}
         """Key -> leading blocks whose content is findable or never shall be."""
         self._unsent: set[int] = set()
@@ -101,7 +101,9 @@ class KVCacheManager:
         """
         if request.block_ids or request.host_block_ids:
             raise ValueError(f"request {request.request_id} holds blocks already; release it before attach_prefix")
-        tables = find_cached_prefix(self.layout, self.pool, request) if self.prefix_caching else [[]]
+        # The log probabilities of a prompt come from computing it: a cached part would have none.
+        may_search = self.prefix_caching and request.sampling.prompt_logprobs is None
+        tables = find_cached_prefix(self.layout, self.pool, request) if may_search else [[]]
         num_registered = len(tables[0])
         num_tokens = num_registered * self.block_size
         parent, num_forked = request.fork_parent, find_fork_prefix(self.layout, request)
@@ -306,9 +308,6 @@ class KVCacheManager:
         self._unsent.add(request.key)
 
     def _fork_tables(self, parent: Sequence, num_tokens: int) -> list[list[int]]:
-        if num_tokens % self.block_size:
-            # Both now hold the block that the parent writes next: whoever writes first must copy.
-            self._capacity[parent.key] = 0
         num_blocks = self.layout.blocks_for(num_tokens)
         tables: list[list[int]] = []
         for group, table in zip(self.layout.groups, parent.block_ids, strict=True):

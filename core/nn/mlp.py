@@ -54,5 +54,5 @@ class GatedMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        hidden: torch.Tensor = self.down_proj(self._activation(gate) * up)
+        hidden: torch.Tensor = self.down_proj(self._activation(gate).mul_(up))
         return hidden

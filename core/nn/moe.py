@@ -53,7 +53,7 @@ class Expert(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], to be summed over ranks."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        partial: torch.Tensor = self.down_proj(self._activation(gate) * up)
+        partial: torch.Tensor = self.down_proj(self._activation(gate).mul_(up))
         return partial
 
 

@@ -156,9 +156,11 @@ class AttentionBackendSuite:
         kv_cache = case.make_cache(backend)
         case.write_past(backend, kv_cache)
         backend.plan(case.batch())
-        parts = case.inputs()
-        sliced = torch.cat(parts, dim=1).split([part.shape[1] for part in parts], dim=1)
-        self.assert_close(backend.forward(case.layer, *sliced, kv_cache), case)
+        query, key, value = case.inputs()
+        fused = torch.cat((query, key, value), dim=1)
+        first, second = query.shape[1], query.shape[1] + key.shape[1]
+        output = backend.forward(case.layer, fused[:, :first], fused[:, first:second], fused[:, second:], kv_cache)
+        self.assert_close(output, case)
 
     # --- steps ---------------------------------------------------------------------------------------------
 

@@ -112,7 +112,8 @@ class _WindowStream:
         self._ids = list(prompt_token_ids[-_NUM_CONTEXT:])
         self._num_done = len(self._ids)
         """Leading tokens of `_ids` whose text is out."""
-        self._prefix = decode(self._ids) if self._ids else ""
+        # A character that the prompt began belongs to the output.
+        self._prefix = decode(self._ids).rstrip(_REPLACEMENT) if self._ids else ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         new = ""

@@ -12,16 +12,17 @@ from dovetail.contracts.errors import ModelError
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """tokenizer_config.json and its neighbours."""
+    """tokenizer_config.json and its neighbours.
+
+    add_bos_token and add_eos_token are not read: where there is a tokenizer.json, its own rule is the one that counts
+    (transformers 5 goes by that too).
+    """
 
     special_tokens: dict[str, str] = field(default_factory=dict)
     """Role -> text, "bos_token" -> "<s>"."""
     extra_special: tuple[str, ...] = ()
     """Texts of special tokens without a role."""
     chat_templates: dict[str, str] = field(default_factory=dict)
-    add_bos_token: bool | None = None
-    add_eos_token: bool | None = None
-    """None: the file does not say, and the tokenizer's own rule stands."""
 
 
 def read_settings(directory: Path) -> TokenizerSettings:
@@ -34,8 +35,6 @@ def read_settings(directory: Path) -> TokenizerSettings:
         special_tokens=special,
         extra_special=tuple(text for value in extra if (text := _text(value))),
         chat_templates=_chat_templates(directory, config),
-        add_bos_token=config.get("add_bos_token"),
-        add_eos_token=config.get("add_eos_token"),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.weights import TokenizerFiles
@@ -67,7 +66,7 @@ def _from_directory(files: TokenizerFiles, directory: Path, mode: str) -> Tokeni
     if mode == "auto" and path.exists():
         source = path.read_text(encoding="utf-8")
         backend = _parse(source, str(path))
-        _apply_settings(backend, settings)
+        _mark_special(backend, settings)
         return FastTokenizer(backend, source, settings.special_tokens, templates)
     # transformers takes seconds to import: only for what nothing else reads.
     from dovetail.tokenization.slow import load_with_transformers
@@ -87,17 +86,10 @@ def _templates(files: TokenizerFiles, own: dict[str, str]) -> dict[str, str]:
     return own if files.chat_template is None else {**own, "default": files.chat_template}
 
 
-def _apply_settings(backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-    """What transformers changes in tokenizer.json for the sake of tokenizer_config.json."""
+def _mark_special(backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
+    """Makes special what tokenizer_config.json calls so and tokenizer.json does not, as transformers does."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     named = [*settings.special_tokens.values(), *settings.extra_special]
     backend.add_special_tokens(
         [text for text in named if text not in special and backend.token_to_id(text) is not None]
     )
-    if settings.add_bos_token is None and settings.add_eos_token is None:
-        return
-    first = settings.special_tokens.get("bos_token") if settings.add_bos_token else None
-    last = settings.special_tokens.get("eos_token") if settings.add_eos_token else None
-    known = {text: token for text in (first, last) if text and (token := backend.token_to_id(text)) is not None}
-    pieces = [*([first] if first in known else []), "$A", *([last] if last in known else [])]
-    backend.post_processor = TemplateProcessing(single=pieces, pair=None, special_tokens=list(known.items()))

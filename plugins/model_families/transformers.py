@@ -169,7 +169,7 @@ class TransformersModel(torch.nn.Module):
             if not _close(self.compute_logits(alone), whole):
                 raise ModelError("this model's head does not work on hidden states alone")
 
-    def _loaded(self) -> torch.nn.Module:
+    def _loaded(self) -> Any:
         if self.model is None:
             raise RuntimeError("the model has no weights yet: call load_weights() first")
         return self.model

@@ -10,6 +10,7 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.weights import ModelFiles, ModelSource
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_PART = re.compile(r"-\d{5}-of-(\d{5}\.gguf)$")
 # What formats and tokenizers read; pickled weights stay out.
 _PATTERNS = ("*.json", "*.jinja", "*.safetensors", "*.model", "*.txt", "*.tiktoken")
 
@@ -41,11 +42,18 @@ class HubSource(ModelSource):
         if len(parts) < 2 or not all(parts):
             raise ModelError(f"{reference!r} is not a model of the Hugging Face hub: write hf:org/name")
         repository, file = "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
-        path = self._snapshot(repository, revision, [file] if file else list(_PATTERNS))
+        # Of a model split over several files the first is named, and all are needed.
+        wanted = [_PART.sub(r"-?????-of-\1", file)] if file else list(_PATTERNS)
+        path = self._snapshot(repository, revision, wanted)
         if file is not None:
             path = path / file
             if not path.exists():
                 raise ModelError(f"{repository} on the Hugging Face hub has no file {file!r}")
+        elif not any(path.glob("*.safetensors")):
+            raise ModelError(
+                f"{repository} on the Hugging Face hub has no safetensors weights; a GGUF file is named as "
+                f"hf:{repository}/file.gguf"
+            )
         return ModelFiles(reference=reference, path=path, revision=revision)
 
     def _snapshot(self, repository: str, revision: str | None, patterns: list[str]) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
 
@@ -29,8 +30,14 @@ class JSONLSink(TelemetrySink):
     def __init__(self, options: JSONLOptions):
         super().__init__(options)
         self._steps = options.steps
-        # Line-buffered, so that a reader sees whole lines while the engine runs.
-        self._file = options.path.open("a", encoding="utf-8", buffering=1)
+        try:
+            # Line-buffered, so that a reader sees whole lines while the engine runs.
+            self._file = options.path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigError(
+                f"telemetry sink jsonl cannot write to {options.path} ({error.strerror}): create its folder, or give"
+                " another path"
+            ) from error
 
     def on_step(self, stats: StepStats) -> None:
         """Writes the step, unless `steps` is off."""

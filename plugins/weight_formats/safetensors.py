@@ -42,14 +42,15 @@ class SafetensorsFormat(WeightFormat):
 
     @classmethod
     def recognizes(cls, files: ModelFiles) -> bool:
-        """A .safetensors file, or a directory with config.json or such files.
+        """A .safetensors file, or a directory with such files, or with config.json and no GGUF.
 
         Directories that hold other weights are taken too, so that `config` can say how to convert them.
         """
         path = files.path
         try:
             if path.is_dir():
-                return (path / "config.json").exists() or any(path.glob("*.safetensors"))
+                is_model = (path / "config.json").exists() and not any(path.glob("*.gguf"))
+                return is_model or any(path.glob("*.safetensors"))
             return path.suffix == ".safetensors"
         except OSError:
             return False

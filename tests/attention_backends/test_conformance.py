@@ -1,4 +1,4 @@
-"""The bundled CPU backends pass the suite that third parties run."""
+"""The bundled backends pass the suite that third parties run."""
 
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.attention_backends.sdpa import SDPABackend

@@ -30,11 +30,11 @@ class GGUFFormat(WeightFormat):
 
     @classmethod
     def recognizes(cls, files: ModelFiles) -> bool:
-        """A name in .gguf, the magic bytes, or a directory with .gguf files and no config.json."""
+        """A name in .gguf, the magic bytes, or a directory with .gguf files and no safetensors."""
         path = files.path
         try:
             if path.is_dir():
-                return not (path / "config.json").exists() and any(path.glob("*.gguf"))
+                return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
             if path.suffix == ".gguf":
                 return True
             with path.open("rb") as file:

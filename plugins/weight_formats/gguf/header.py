@@ -24,7 +24,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 
-_STRING, _ARRAY = 8, 9
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -147,7 +147,9 @@ class _Parser:
         if kind == _ARRAY:
             return self.array(self.u32(), self.u64())
         dtype = self.scalar_type(kind)
-        return np.frombuffer(self.data, dtype, 1, self.need(dtype.itemsize, "a metadata value"))[0].item()
+        value = np.frombuffer(self.data, dtype, 1, self.need(dtype.itemsize, "a metadata value"))[0]
+        # The shortest decimal is what the converter was given: 1e-05, not 9.999999747378752e-06.
+        return float(str(value)) if kind == _FLOAT32 else value.item()
 
     def array(self, kind: int, count: int) -> Any:
         if kind == _STRING:

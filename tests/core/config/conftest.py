@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.plugin import Environment
 from dovetail.registry.registry import Registry
-from safetensors.torch import save_file
 
 GIB = 2**30
 

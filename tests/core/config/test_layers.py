@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from dovetail.config.load import load_config
 from dovetail.config.schema import EngineConfig
 from dovetail.contracts.errors import ConfigError
@@ -137,7 +138,7 @@ def test_refused_with_key_and_origin(config, keywords, overrides, message):
 
 
 def test_two_answers_of_equal_rank_are_refused():
-    with pytest.raises(ConfigError, match="model.seed is given twice: vLLM name seed says 1, -o says 2; keep one"):
+    with pytest.raises(ConfigError, match=r"model.seed is given twice: vLLM name seed says 1, -o says 2; keep one"):
         load_config(keywords={"seed": 1}, overrides=["model.seed=2"])
     assert load_config(keywords={"seed": 1}, overrides=["model.seed=1"]).config.model.seed == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from dovetail.config.load import load_config
 from dovetail.config.schema import place_at
 from dovetail.config.vllm_doc import with_table
@@ -105,5 +106,5 @@ def test_flags_take_json_and_call_themselves_flags():
     assert layered.config.model.hf_overrides == {"rope_scaling": {"rope_type": "yarn"}}
     assert layered.origin("model.hf_overrides.rope_scaling.rope_type") == "--rope-scaling"
     assert layered.origin("cache.prefix_caching") == "--no-enable-prefix-caching"
-    with pytest.raises(ConfigError, match="--hf-overrides: '{' is not JSON"):
+    with pytest.raises(ConfigError, match=r"--hf-overrides: '{' is not JSON"):
         load_config(flags={"hf_overrides": "{"})

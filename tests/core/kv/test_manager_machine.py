@@ -23,13 +23,21 @@ SAMPLING = SamplingParams()
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=7)
 
 
+def holds_blocks(sequence: Sequence) -> bool:
+    return bool(sequence.block_ids)
+
+
+def is_swapped(sequence: Sequence) -> bool:
+    return bool(sequence.host_block_ids)
+
+
 class ManagerMachine(RuleBasedStateMachine):
     kv: KVCacheManager | None = None
 
     @initialize(
         windows=st.sampled_from([(None,), (3,), (None, 3), (None, 2, 5)]),
         block_size=st.sampled_from([1, 2, 4]),
-        num_blocks=st.integers(8, 40),
+        num_blocks=st.integers(6, 20),
         num_host_blocks=st.sampled_from([0, 6, 30]),
         prefix_caching=st.booleans(),
     )
@@ -43,39 +51,33 @@ class ManagerMachine(RuleBasedStateMachine):
         self.scheduled: dict[int, int] = {}
         self.num_created = 0
 
-    def pick(self, data: st.DataObject, where) -> Sequence | None:
-        found = [sequence for sequence in self.sequences if where(sequence)]
-        return data.draw(st.sampled_from(found)) if found else None
+    def having(self, where) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if where(sequence)]
 
+    @precondition(lambda self: len(self.sequences) < 6)
     @rule(prompt=tokens, salt=st.sampled_from([b"", b"", b"x"]))
     def arrive(self, prompt: list[int], salt: bytes):
         self.add(prompt, salt, None)
 
+    @precondition(lambda self: len(self.sequences) < 6 and self.having(holds_blocks))
     @rule(data=st.data(), more=tokens)
     def fork(self, data: st.DataObject, more: list[int]):
-        parent = self.pick(data, lambda s: s.block_ids)
-        if parent is not None:
-            cut = data.draw(st.integers(0, len(parent.token_ids)))
-            self.add(parent.token_ids[:cut] + more, parent.hash_seed, parent)
+        parent = data.draw(st.sampled_from(self.having(holds_blocks)))
+        cut = data.draw(st.integers(0, len(parent.token_ids)))
+        self.attach(self.add(parent.token_ids[:cut] + more, parent.hash_seed, parent))
 
-    def add(self, prompt: list[int], salt: bytes, parent: Sequence | None):
-        if len(self.sequences) < 6:
-            self.num_created += 1
-            key = self.num_created
-            self.sequences.append(Sequence(key, f"r{key}", prompt, SAMPLING, hash_seed=salt, fork_parent=parent))
+    def add(self, prompt: list[int], salt: bytes, parent: Sequence | None) -> Sequence:
+        self.num_created += 1
+        key = self.num_created
+        sequence = Sequence(key, f"r{key}", prompt, SAMPLING, hash_seed=salt, fork_parent=parent)
+        self.sequences.append(sequence)
+        return sequence
 
-    @rule(data=st.data(), num_drafts=st.integers(0, 3))
-    def admit(self, data: st.DataObject, num_drafts: int):
-        sequence = self.pick(data, lambda s: not s.block_ids and not s.host_block_ids)
-        if sequence is None:
-            return
+    def attach(self, sequence: Sequence):
         expected = self.longest_cached_prefix(sequence)
         num_attached = self.kv.attach_prefix(sequence)
         assert num_attached == sequence.num_computed_tokens < sequence.num_tokens
         assert num_attached == expected or (sequence.fork_parent and num_attached > expected)
-        self.grow(data, sequence, num_drafts)
-        if sequence.key not in self.scheduled and data.draw(st.booleans()):
-            self.kv.release(sequence)
 
     def longest_cached_prefix(self, sequence: Sequence) -> int:
         """By trying every length."""
@@ -99,11 +101,26 @@ class ManagerMachine(RuleBasedStateMachine):
             for block in found.values():
                 yield group_id, self.worker._device[block][-1][1]
 
+    @precondition(lambda self: self.having(self.can_run))
     @rule(data=st.data(), num_drafts=st.integers(0, 3))
-    def decode(self, data: st.DataObject, num_drafts: int):
-        sequence = self.pick(data, lambda s: s.block_ids and s.key not in self.scheduled)
-        if sequence is not None:
-            self.grow(data, sequence, num_drafts)
+    def run(self, data: st.DataObject, num_drafts: int):
+        sequence = data.draw(st.sampled_from(self.having(self.can_run)))
+        if not sequence.block_ids:
+            self.attach(sequence)
+        self.grow(data, sequence, num_drafts)
+
+    @precondition(lambda self: self.having(self.can_run))
+    @rule(num_tokens=st.integers(1, 3))
+    def run_all(self, num_tokens: int):
+        for sequence in self.having(self.can_run):
+            if not sequence.block_ids:
+                self.attach(sequence)
+            count = min(num_tokens, sequence.num_tokens - sequence.num_computed_tokens)
+            if self.kv.allocate(sequence, count):
+                self.scheduled[sequence.key] = count
+
+    def can_run(self, sequence: Sequence) -> bool:
+        return not sequence.host_block_ids and sequence.key not in self.scheduled
 
     def grow(self, data: st.DataObject, sequence: Sequence, num_drafts: int):
         num_known = sequence.num_tokens - sequence.num_computed_tokens
@@ -121,39 +138,41 @@ class ManagerMachine(RuleBasedStateMachine):
         self.scheduled.pop(sequence.key, None)
         self.worker.forget(sequence.key)
 
+    @precondition(lambda self: self.having(holds_blocks))
     @rule(data=st.data())
     def release(self, data: st.DataObject):
-        sequence = self.pick(data, lambda s: s.block_ids)
-        if sequence is not None:
-            self.kv.release(sequence)
-            self.preempt(sequence)
+        sequence = data.draw(st.sampled_from(self.having(holds_blocks)))
+        self.kv.release(sequence)
+        self.preempt(sequence)
 
+    @precondition(lambda self: self.kv.host_pool.num_free and self.having(holds_blocks))
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject):
-        sequence = self.pick(data, lambda s: s.block_ids)
-        if sequence is not None and self.kv.swap_out(sequence):
+        sequence = data.draw(st.sampled_from(self.having(holds_blocks)))
+        if self.kv.swap_out(sequence):
             assert not sequence.block_ids
             self.preempt(sequence)
 
+    @precondition(lambda self: self.having(is_swapped))
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject):
-        sequence = self.pick(data, lambda s: s.host_block_ids)
-        if sequence is not None and self.kv.swap_in(sequence):
+        sequence = data.draw(st.sampled_from(self.having(is_swapped)))
+        if self.kv.swap_in(sequence):
             assert not sequence.host_block_ids
 
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def abort(self, data: st.DataObject):
-        sequence = self.pick(data, lambda s: True)
-        if sequence is not None:
-            self.kv.free(sequence)
-            self.preempt(sequence)
-            self.sequences.remove(sequence)
+        sequence = data.draw(st.sampled_from(self.sequences))
+        self.kv.free(sequence)
+        self.preempt(sequence)
+        self.sequences.remove(sequence)
 
     @rule()
     def reset_prefix_cache(self):
         self.kv.reset_prefix_cache()
 
-    @precondition(lambda self: self.sequences)
+    @precondition(lambda self: self.scheduled)
     @rule(data=st.data())
     def step(self, data: st.DataObject):
         self.worker.apply(self.kv.drain())
@@ -221,4 +240,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestManager.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

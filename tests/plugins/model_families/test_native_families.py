@@ -86,6 +86,14 @@ def test_greedy_tokens_equal_those_of_transformers_for_two_prompts_in_one_batch(
     assert checkpoint.run(family_class).generate(prompts, 32) == expected
 
 
+def test_embeddings_are_what_enters_the_first_layer(case: Any, prompt: list[int]) -> None:
+    family_class, checkpoint = case
+    ids = torch.tensor(prompt)
+    with torch.no_grad():
+        expected = checkpoint.oracle(ids[None], output_hidden_states=True).hidden_states[0][0]
+    torch.testing.assert_close(checkpoint.run(family_class).model.embed(ids), expected)
+
+
 def test_configs_of_transformers_4_mean_the_same(case: Any, prompt: list[int]) -> None:
     family_class, checkpoint = case
     old = checkpoint.run(family_class, config=old_spelling(checkpoint.config))

@@ -55,6 +55,8 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(
     checkpoint = make_checkpoint(model_type, **overrides)
     harness = checkpoint.run(TransformersFamily)
     torch.testing.assert_close(harness.logits(prompt, chunk=11), checkpoint.logits(prompt), rtol=0, atol=2e-5)
+    ids = torch.tensor(prompt)
+    assert torch.equal(harness.model.embed(ids), checkpoint.oracle.get_input_embeddings()(ids))
     prompts = [prompt, prompt[5:14]]
     assert harness.generate(prompts, 32) == [checkpoint.generate(one, 32) for one in prompts]
 
