@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from dovetail.attention_backends.refusals import reasons_against
 from dovetail.contracts.attention import (
     AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
-    AttentionNeed,
     AttentionSetup,
 )
-from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.plugin import PluginOptions
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,6 @@ class ReferenceBackend(AttentionBackend):
         trees=True,
         batch_invariant=True,
     )
-
-    @classmethod
-    def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """Reasons that the capabilities give against `need`."""
-        return reasons_against("reference", cls.capabilities, need)
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
         super().__init__(options, setup)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from dovetail.attention_backends.refusals import reasons_against
 from dovetail.attention_backends.sdpa_plan import (
     Buffer,
     KindPlan,
@@ -24,12 +23,11 @@ from dovetail.contracts.attention import (
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
-    AttentionNeed,
     AttentionSetup,
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import DTYPE_BYTES
-from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.plugin import PluginOptions
 
 _WIDE_WRITE = 64
 """Tokens from which on it pays to move eight bytes at a time."""
@@ -61,11 +59,6 @@ class SDPABackend(AttentionBackend):
         alibi=True,
         trees=True,
     )
-
-    @classmethod
-    def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """Reasons that the capabilities give against `need`."""
-        return reasons_against("sdpa", cls.capabilities, need)
 
     def __init__(self, options: SDPAOptions, setup: AttentionSetup):
         super().__init__(options, setup)

@@ -1,5 +1,5 @@
-"""`AsyncLLMEngine`: the engine for asyncio. The step loop runs in a thread of its own; the event loop only hands requests
-in and outputs out."""
+"""`AsyncLLMEngine`: the engine for asyncio. The step loop runs in a thread of its own; the event loop only hands
+requests in and outputs out."""
 
 from __future__ import annotations
 

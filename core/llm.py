@@ -60,9 +60,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Completes prompts and returns their outputs in order.
 
-        One `SamplingParams` serves all prompts, or a list gives each its own. `use_tqdm` shows a progress bar with input
-        and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed; so does
-        one that fails, once all are done.
+        One `SamplingParams` serves all prompts, or a list gives each its own. `use_tqdm` shows a progress bar with
+        input and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed;
+        so does one that fails, once all are done.
         """
         items = _as_list(prompts)
         params = self._params_per_prompt(sampling_params, len(items))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dovetail.contracts.scheduler import RequestState
 from dovetail.schedulers.batching import BatchingScheduler
 from dovetail.schedulers.ranked_queue import Rank
@@ -9,6 +11,8 @@ from dovetail.schedulers.ranked_queue import Rank
 
 class FCFSScheduler(BatchingScheduler):
     """Requests run in the order in which they were added; under memory pressure the latest give way."""
+
+    preference: ClassVar[int] = 10
 
     def rank(self, request: RequestState) -> Rank:
         """All equal: order of arrival decides."""

@@ -62,7 +62,7 @@ def nested(path: KeyPath, value: Any) -> dict[str, Any]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" where something known is near, else the list of what is known."""
+    """A hint for an unknown word: the nearest known ones as a question, or else all that is known."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
     if near:

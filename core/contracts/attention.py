@@ -16,12 +16,12 @@ in a graph where the backend declares `graph_capture`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,6 +131,11 @@ class AttentionBackend(Plugin):
 
     capabilities: ClassVar[AttentionCapabilities]
 
+    @classmethod
+    def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
+        """What `capabilities` leave open of `need`. A backend that needs more (a package, a driver) adds to it."""
+        return reasons_against(cls.__name__, cls.capabilities, need)
+
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
         self.options = options
         self.setup = setup
@@ -172,3 +177,37 @@ class AttentionBackend(Plugin):
         before targets are written. Required of backends that declare `trees`.
         """
         raise TypeError(f"{type(self).__name__} declares no tree support, so it cannot move slots")
+
+
+def reasons_against(name: str, can: AttentionCapabilities, need: AttentionNeed) -> list[str]:
+    """One sentence for each part of `need` that `can` does not cover; empty where it covers all of it."""
+    reasons = []
+    if need.device_type not in can.device_types:
+        reasons.append(f"{name} runs on {_listed(can.device_types)}, not on {need.device_type}.")
+    if need.dtype not in can.dtypes:
+        reasons.append(f"{name} serves the dtypes {_listed(can.dtypes)}, not {need.dtype}; set model.dtype.")
+    if can.head_sizes is not None and not need.head_sizes <= can.head_sizes:
+        missing = _listed(need.head_sizes - can.head_sizes)
+        reasons.append(f"{name} serves the head sizes {_listed(can.head_sizes)}; the model has {missing}.")
+    if need.block_size % can.block_size_multiple:
+        reasons.append(
+            f"{name} needs a block size that is a multiple of {can.block_size_multiple}, not "
+            f"{need.block_size}; set cache.block_size."
+        )
+    reasons += [f"{name} has no {feature}." for feature in _missing_features(can, need)]
+    return reasons
+
+
+def _missing_features(can: AttentionCapabilities, need: AttentionNeed) -> Iterable[str]:
+    asked = (
+        ("sliding window", need.sliding_window, can.sliding_window),
+        ("soft cap of the scores", need.soft_cap, can.soft_cap),
+        ("ALiBi bias", need.alibi, can.alibi),
+        ("tree masks", need.trees, can.trees),
+        ("batch-invariant mode", need.batch_invariant, can.batch_invariant),
+    )
+    return (feature for feature, is_needed, is_served in asked if is_needed and not is_served)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, values)))

@@ -181,5 +181,3 @@ class AcceptanceRule(Plugin):
     @abstractmethod
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         """One verdict per request, in order."""
-
-

@@ -34,7 +34,7 @@ class ModelSource(Plugin):
 
     @classmethod
     def recognizes(cls, reference: str) -> bool:
-        """Whether a `reference` without scheme (an absolute path that exists, ``org/name``) is this source's to resolve.
+        """Whether a `reference` without scheme (a path that exists, ``org/name``) is this source's to resolve.
         A glance: no network, never raises. Asked in order of preference, the most specific source first."""
         return False
 

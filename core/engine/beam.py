@@ -108,7 +108,9 @@ class BeamSearch:
         for beam, sequence, expansion in zip(beams, sequences, expansions, strict=True):
             for token, logprob in zip(expansion.top_ids, expansion.top_logprobs, strict=True):
                 total = beam.cum_logprob + logprob
-                candidates.append((total, token, _Beam([*beam.token_ids, token], total, beam.num_output_tokens + 1, sequence)))
+                candidates.append(
+                    (total, token, _Beam([*beam.token_ids, token], total, beam.num_output_tokens + 1, sequence))
+                )
         return candidates
 
     def _select(self, candidates: list[tuple[float, int, _Beam]]) -> tuple[list[_Beam], list[_Beam]]:

@@ -1,4 +1,5 @@
-"""The step loop: schedule, execute, commit. It knows sequences, blocks and plans; text and prompts are not its business."""
+"""The step loop: schedule, execute, commit. It knows sequences, blocks and plans; text and prompts are others'
+business."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ class EngineCore:
         self._awaiting_first.add(sequence.key)
         self._scheduler.add(sequence)
 
-    def add_siblings(self, first: Sequence, siblings: list[Sequence], bad_word_ids: tuple[tuple[int, ...], ...]) -> None:
+    def add_siblings(
+        self, first: Sequence, siblings: list[Sequence], bad_word_ids: tuple[tuple[int, ...], ...]
+    ) -> None:
         """Takes in sequences with the same prompt: one computes it, the others share its blocks afterwards."""
         if siblings:
             first.retain_blocks = True
@@ -136,9 +139,8 @@ class EngineCore:
         if not schedule.requests:
             if self.has_work:
                 raise PluginError(
-                    f"scheduler {type(self._scheduler).__name__} scheduled nothing, although"
-                    f" {self._scheduler.num_running} sequences run and {self._scheduler.num_waiting} wait: it breaks its"
-                    " contract; choose another scheduler.name"
+                    f"{type(self._scheduler).__name__} breaks the scheduler's contract: it schedules nothing, although"
+                    f" {self.num_running} sequences run and {self.num_waiting} wait; choose another scheduler.name"
                 )
             return None
         plan, entered = self._build_plan(schedule)

@@ -17,7 +17,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import RequestError, WorkerError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.core import Ending, EngineCore
-from dovetail.engine.input_processor import InputProcessor, Prompt, ProcessedInput
+from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.setup import EngineParts, create_parts
 from dovetail.engine.telemetry import Telemetry
@@ -74,6 +74,8 @@ class LLMEngine:
         defaults = self.config.model.hf_config.get("generation_config") or {}
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         known = {name: defaults[name] for name in names if defaults.get(name) is not None}
+        if defaults.get("max_new_tokens") is not None:
+            known["max_tokens"] = defaults["max_new_tokens"]
         if defaults.get("do_sample") is False:
             known["temperature"] = 0.0
         return SamplingParams(**known)

@@ -149,7 +149,7 @@ class InputProcessor:
             limit = self._model.max_logprobs
             if asked is not None and 0 <= limit < asked:
                 raise RequestError(
-                    f"{name} is {value}, but model.max_logprobs allows {limit}: ask for fewer, or raise it (-1: no limit)"
+                    f"{name} is {value}, but model.max_logprobs allows {limit}: ask for fewer, or raise it (-1: all)"
                 )
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")

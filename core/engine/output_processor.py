@@ -1,5 +1,5 @@
-"""From committed tokens to `RequestOutput`: incremental text, stop strings, log probabilities, several completions of one
-prompt under one request."""
+"""From committed tokens to `RequestOutput`: incremental text, stop strings, log probabilities, several completions of
+one prompt under one request."""
 
 from __future__ import annotations
 
@@ -201,7 +201,12 @@ class OutputProcessor:
         return position
 
     def _decoded(self, token: int) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.decode([token], skip_special_tokens=False)
+        if self._tokenizer is None:
+            return None
+        pieces = self._tokenizer.piece_table(skip_special_tokens=False)
+        if pieces is None:
+            return self._tokenizer.decode([token], skip_special_tokens=False)
+        return pieces[token].decode("utf-8", errors="replace")
 
     def _advance(self, record: RequestRecord, completion: CompletionRecord, ending: Ending | None) -> bool:
         """Turns new tokens into text. True if a stop string ended the completion just now."""
@@ -225,7 +230,8 @@ class OutputProcessor:
     ) -> bool:
         """As `_advance`, token by token, so that nothing behind a stop string is kept. `tokens` stand at `start`."""
         sequence, stop, detokenizer = completion.sequence, completion.stop, completion.detokenizer
-        assert stop is not None and detokenizer is not None
+        assert stop is not None
+        assert detokenizer is not None
         first_checked = sequence.num_prompt_tokens + sequence.sampling.min_tokens
         for position, token in enumerate(tokens, start):
             text = detokenizer.push([token])

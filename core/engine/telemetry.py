@@ -33,9 +33,7 @@ class Telemetry:
         """A request was accepted."""
         self._hooks.call("dovetail_request_added", request_id=request_id, num_prompt_tokens=num_prompt_tokens)
 
-    def step_done(
-        self, outcome: StepOutcome, outputs: list[RequestOutput], num_running: int, num_waiting: int
-    ) -> None:
+    def step_done(self, outcome: StepOutcome, outputs: list[RequestOutput], num_running: int, num_waiting: int) -> None:
         """A step's tokens are committed and its outputs made."""
         for output in outputs:
             if output.finished:

@@ -260,42 +260,44 @@ class KVCacheManager:
         )
 
     def _grow(self, request: Sequence, end: int, reserve: int) -> bool:
-        tables = request.block_ids
+        key, tables = request.key, request.block_ids
         have = len(tables[0]) if tables else 0
         count = max(0, self.layout.blocks_for(end) - have)
-        index = request.num_computed_tokens // self.block_size
-        shared = [group_id for group_id, table in enumerate(tables) if index < have and self._is_shared(table[index])]
+        is_fork = have > 0 and self._capacity[key] == 0
+        shared = self._shared_groups(request) if is_fork else []
         if count * len(self.layout.groups) + len(shared) + reserve > self.pool.num_free:
             return False
         if not tables:
             tables = [[] for _ in self.layout.groups]
             self._begin(request, tables, 0)
-        if index < have:
-            self._own(request, index, shared)
+        if is_fork:
+            self._own_last_block(request, shared)
         if count:
             for group_id, table in enumerate(tables):
                 blocks = self.pool.take(count)
                 table.extend(blocks)
-                self._record(request.key, group_id, have, blocks)
-        self._capacity[request.key] = len(tables[0]) * self.block_size
-        attached = self._attached.pop(request.key, None)
-        if attached is not None:
-            self._query_tokens += attached[0]
-            self._hit_tokens += attached[1]
+                self._record(key, group_id, have, blocks)
+        self._capacity[key] = len(tables[0]) * self.block_size
+        num_known, num_attached = self._attached.pop(key, (0, 0))
+        self._query_tokens += num_known
+        self._hit_tokens += num_attached
         return True
 
-    def _is_shared(self, block: int) -> bool:
-        return self.pool.refs[block] - self._transfers.num_pins(block) > 1
+    def _shared_groups(self, fork: Sequence) -> list[int]:
+        """Groups in which someone else holds the fork's last block. References of pending copies do not count."""
+        refs, num_pins = self.pool.refs, self._transfers.num_pins
+        last_blocks = [table[-1] for table in fork.block_ids]
+        return [group_id for group_id, block in enumerate(last_blocks) if refs[block] - num_pins(block) > 1]
 
-    def _own(self, request: Sequence, index: int, shared: list[int]) -> None:
-        """Makes the blocks at `index` writable: copies those of the groups in `shared`, hides the others' content."""
-        for group_id, table in enumerate(request.block_ids):
-            source = table[index]
+    def _own_last_block(self, fork: Sequence, shared: list[int]) -> None:
+        """Makes the fork's partly filled last block writable: copies it where it is shared, and hides the content that
+        is overwritten where it is not. The fork was in no batch yet, so its `NewRequest` tells of the change."""
+        for group_id, table in enumerate(fork.block_ids):
+            source = table[-1]
             if group_id in shared:
-                (table[index],) = self.pool.take(1)
-                self._transfers.copy(source, table[index])
+                table[-1:] = self.pool.take(1)
+                self._transfers.copy(source, table[-1])
                 self.pool.free((source,))
-                self._record(request.key, group_id, index, [table[index]])
             else:
                 self.pool.unregister(source)
 

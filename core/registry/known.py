@@ -10,8 +10,11 @@ from types import MappingProxyType
 
 KNOWN_PLUGINS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
-        ("attention_backend", "paged_triton"): 'pip install --upgrade "dovetail[triton]"',
-        ("executor", "ray"): 'pip install --upgrade "dovetail[ray]"',
+        ("attention_backend", "paged_triton"): "planned; this version of Dovetail runs on CPUs",
+        ("attention_backend", "flash"): "planned; this version of Dovetail runs on CPUs",
+        ("attention_backend", "block_sparse"): "planned",
+        ("executor", "gpu"): "planned; this version of Dovetail runs on CPUs",
+        ("executor", "ray"): "planned; use multiproc on one machine",
     }
 )
-"""(kind, name) -> the command that brings the plugin."""
+"""(kind, name) -> the command that brings the plugin, or why none does."""

@@ -126,7 +126,7 @@ class Registry:
         if nearest:
             lines[0] += f" Did you mean {' or '.join(repr(match) for match in nearest)}?"
         if (kind, bare) in KNOWN_PLUGINS:
-            lines.append(f"To get it: {KNOWN_PLUGINS[kind, bare]}")
+            lines.append(f"'{bare}': {KNOWN_PLUGINS[kind, bare]}.")
         others = sorted({e.kind for e in self.metadata.entries if bare == e.name and e.kind not in (kind, HOOKS_KIND)})
         if others:
             lines.append(f"'{bare}' is the name of: {', '.join(others)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, ModelSource
@@ -12,6 +13,7 @@ class PathSource(ModelSource):
     """``./my-model``, ``/models/llama.gguf``; ``~`` is the home directory."""
 
     contract = (1, 0)
+    preference: ClassVar[int] = 10
 
     @classmethod
     def recognizes(cls, reference: str) -> bool:

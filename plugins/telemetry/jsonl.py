@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
 
 
@@ -27,6 +27,12 @@ class JSONLSink(TelemetrySink):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options: ClassVar[type[PluginOptions]] = JSONLOptions
 
+    @classmethod
+    def check(cls, need: Any, options: Any, environment: Environment) -> list[str]:
+        """The file's folder must be there."""
+        folder = options.path.absolute().parent
+        return [] if folder.is_dir() else [f"there is no folder {folder}: create it, or give another path"]
+
     def __init__(self, options: JSONLOptions):
         super().__init__(options)
         self._steps = options.steps
@@ -35,8 +41,7 @@ class JSONLSink(TelemetrySink):
             self._file = options.path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise ConfigError(
-                f"telemetry sink jsonl cannot write to {options.path} ({error.strerror}): create its folder, or give"
-                " another path"
+                f"telemetry sink jsonl cannot write to {options.path} ({error.strerror}): give another path"
             ) from error
 
     def on_step(self, stats: StepStats) -> None:

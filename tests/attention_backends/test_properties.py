@@ -152,9 +152,9 @@ def test_auto_asks_sdpa_first_and_reference_last():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device_type": "cuda"}, "sdpa attention runs on cpu, not on cuda."),
+        ({"device_type": "cuda"}, "SDPABackend runs on cpu, not on cuda."),
         ({"dtype": "float8_e4m3fn"}, "not float8_e4m3fn; set model.dtype."),
-        ({"batch_invariant": True}, "sdpa attention has no batch-invariant mode."),
+        ({"batch_invariant": True}, "SDPABackend has no batch-invariant mode."),
     ],
 )
 def test_refusals_say_what_is_missing(changes, reason):

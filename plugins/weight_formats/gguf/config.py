@@ -42,25 +42,30 @@ class _Metadata:
 
     def __init__(self, header: Header):
         self.header = header
-        self.prefix = str(header.metadata.get("general.architecture", ""))
+        self.prefix = header.text("general.architecture") or ""
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.header.metadata.get(f"{self.prefix}.{key}", default)
+    def number(self, key: str, default: Any = None) -> Any:
+        """A number, `default` where it is not given."""
+        value = self.header.number(f"{self.prefix}.{key}")
+        return default if value is None else value
 
-    def number(self, key: str) -> Any:
-        """A value that must be there; where it is given per layer, all layers must agree."""
+    def required(self, key: str) -> Any:
+        """A number that must be there."""
         value = self.uniform(key)
-        if value is None:
-            raise ModelError(f"{self.header.path}: the metadata lacks {self.prefix}.{key}")
+        if value is None or value <= 0:
+            found = "lacks" if value is None else f"says {value} for"
+            raise ModelError(f"{self.header.path}: the metadata {found} {self.prefix}.{key}")
         return value
 
     def uniform(self, key: str) -> Any:
-        value = self.get(key)
-        if isinstance(value, np.ndarray):
-            if len(set(value.tolist())) != 1:
-                raise ModelError(f"{self.header.path}: {self.prefix}.{key} differs between layers, which is not served")
-            return value.tolist()[0]
-        return value
+        """A number that may be given per layer, if all layers agree."""
+        full = f"{self.prefix}.{key}"
+        if not isinstance(self.header.metadata.get(full), np.ndarray):
+            return self.header.number(full)
+        values = set(self.header.metadata[full].tolist())
+        if len(values) != 1:
+            raise ModelError(f"{self.header.path}: {full} differs between layers, which is not served")
+        return values.pop()
 
 
 def architecture_of(header: Header) -> Architecture:
@@ -73,9 +78,9 @@ def architecture_of(header: Header) -> Architecture:
             f"{header.path}: GGUF architecture {metadata.prefix!r} is not supported; supported: {known}. "
             "Use the model's safetensors checkpoint instead"
         )
-    if found is LLAMA and metadata.get("expert_count"):
+    if found is LLAMA and metadata.number("expert_count"):
         return MIXTRAL
-    if found is LLAMA and metadata.get("attention.sliding_window"):
+    if found is LLAMA and metadata.number("attention.sliding_window"):
         return MISTRAL
     return found
 
@@ -87,20 +92,20 @@ def build_config(header: Header) -> dict[str, Any]:
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     if "token_embd.weight" not in shapes:
         raise ModelError(f"{header.path} has no token embeddings (token_embd.weight): it is not a whole language model")
-    num_heads = metadata.number("attention.head_count")
-    hidden_size = metadata.number("embedding_length")
+    num_heads = metadata.required("attention.head_count")
+    hidden_size = metadata.required("embedding_length")
     config: dict[str, Any] = {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden_size,
-        "num_hidden_layers": metadata.number("block_count"),
+        "num_hidden_layers": metadata.required("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.uniform("attention.head_count_kv") or num_heads,
         "head_dim": _head_size(metadata, hidden_size // num_heads),
-        "max_position_embeddings": metadata.number("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.get("rope.freq_base", 10000.0),
+        "max_position_embeddings": metadata.required("context_length"),
+        "rms_norm_eps": metadata.required("attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in shapes,
         **_dtype(header),
         **_end_tokens(header),
@@ -113,10 +118,10 @@ def build_config(header: Header) -> dict[str, Any]:
 
 
 def _head_size(metadata: _Metadata, default: int) -> int:
-    size = metadata.get("attention.key_length") or default
-    if metadata.get("attention.value_length", size) != size:
+    size = metadata.number("attention.key_length") or default
+    if metadata.number("attention.value_length", size) != size:
         raise ModelError(f"{metadata.header.path}: heads of keys and values differ in size, which is not served")
-    if metadata.get("rope.dimension_count", size) != size:
+    if metadata.number("rope.dimension_count", size) != size:
         raise ModelError(f"{metadata.header.path}: only part of each head is rotated, which is not served")
     return int(size)
 
@@ -128,13 +133,12 @@ def _dtype(header: Header) -> dict[str, str]:
 
 
 def _end_tokens(header: Header) -> dict[str, Any]:
-    values = header.metadata
-    named = [values.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    tokens, kinds = values.get("tokenizer.ggml.tokens", []), values.get("tokenizer.ggml.token_type")
-    if kinds is not None:
+    named = [header.number(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    tokens, kinds = header.texts("tokenizer.ggml.tokens") or [], header.numbers("tokenizer.ggml.token_type")
+    if kinds is not None and len(kinds) == len(tokens):
         named += [int(i) for i in np.flatnonzero(kinds == _CONTROL) if tokens[i] in _END_TOKENS]
     ids = list(dict.fromkeys(i for i in named if i is not None))
-    bos, eos = values.get("tokenizer.ggml.bos_token_id"), values.get("tokenizer.ggml.eos_token_id")
+    bos, eos = header.number("tokenizer.ggml.bos_token_id"), header.number("tokenizer.ggml.eos_token_id")
     generation = {"bos_token_id": bos, "eos_token_id": ids or None}
     return {"bos_token_id": bos, "eos_token_id": eos, "generation_config": generation}
 
@@ -146,8 +150,8 @@ def _rope_scaling(metadata: _Metadata, config: dict[str, Any]) -> dict[str, Any]
             file.seek(factors.offset)
             values = np.frombuffer(file.read(factors.num_bytes), "<f4")
         return _llama3_scaling(metadata, values, float(config["rope_theta"]), int(config["head_dim"]))
-    factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear"))
-    kind = metadata.get("rope.scaling.type", "linear" if factor else "none")
+    factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear"))
+    kind = metadata.header.text(f"{metadata.prefix}.rope.scaling.type") or ("linear" if factor else "none")
     if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
         return None
     if kind == "linear":
@@ -157,10 +161,10 @@ def _rope_scaling(metadata: _Metadata, config: dict[str, Any]) -> dict[str, Any]
     scaling = {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": metadata.number("rope.scaling.original_context_length"),
-        "attention_factor": metadata.get("rope.scaling.yarn_attn_factor"),
-        "beta_fast": metadata.get("rope.scaling.yarn_beta_fast"),
-        "beta_slow": metadata.get("rope.scaling.yarn_beta_slow"),
+        "original_max_position_embeddings": metadata.required("rope.scaling.original_context_length"),
+        "attention_factor": metadata.number("rope.scaling.yarn_attn_factor"),
+        "beta_fast": metadata.number("rope.scaling.yarn_beta_fast"),
+        "beta_slow": metadata.number("rope.scaling.yarn_beta_slow"),
     }
     return {key: value for key, value in scaling.items() if value is not None}
 
@@ -198,11 +202,11 @@ def _particulars(
     if architecture is LLAMA:
         found |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
     if architecture is MISTRAL:
-        found["sliding_window"] = metadata.get("attention.sliding_window")
+        found["sliding_window"] = metadata.number("attention.sliding_window")
     if architecture is MIXTRAL:
-        found |= {"num_local_experts": metadata.number("expert_count"), "sliding_window": None}
+        found |= {"num_local_experts": metadata.required("expert_count"), "sliding_window": None}
     if architecture.experts:
-        found["num_experts_per_tok"] = metadata.number("expert_used_count")
+        found["num_experts_per_tok"] = metadata.required("expert_used_count")
     if architecture in (QWEN2_MOE, QWEN3_MOE):
         found |= _qwen_experts(architecture, metadata, config, shapes)
     return found
@@ -216,7 +220,7 @@ def _qwen_experts(
         raise ModelError(f"{metadata.header.path} has no expert tensors (ffn_gate_exps)")
     layers = {int(name.split(".")[1]) for name in sparse}
     found = {
-        "num_experts": metadata.number("expert_count"),
+        "num_experts": metadata.required("expert_count"),
         "moe_intermediate_size": next(iter(sparse.values()))[1],
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer in range(config["num_hidden_layers"]) if layer not in layers],
@@ -228,25 +232,27 @@ def _qwen_experts(
 
 def _gemma(architecture: Architecture, metadata: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     num_layers = config["num_hidden_layers"]
-    window = metadata.get("attention.sliding_window") or None
+    window = metadata.number("attention.sliding_window") or None
     scalar = config["head_dim"]
     if num_layers == _GEMMA_27B_LAYERS[architecture.model_type]:
         scalar = config["hidden_size"] // config["num_attention_heads"]
     found: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
-        "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping"),
         "sliding_window": window,
     }
     if architecture is GEMMA3:
-        found["rope_local_base_freq"] = metadata.get("rope.freq_base_swa", 10000.0)
+        found["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", 10000.0)
     # Every second layer of Gemma 2 and every sixth of Gemma 3 sees everything; new files may say which.
-    given = metadata.get("attention.sliding_window_pattern", 2 if architecture is GEMMA2 else 6)
+    pattern = f"{metadata.prefix}.attention.sliding_window_pattern"
+    given = metadata.header.metadata.get(pattern)
     if isinstance(given, np.ndarray):
         sliding = [bool(is_sliding) for is_sliding in given[:num_layers]]
     else:
-        sliding = [bool(given) and (layer + 1) % given != 0 for layer in range(num_layers)]
+        period = metadata.header.number(pattern) or (2 if architecture is GEMMA2 else 6)
+        sliding = [(layer + 1) % period != 0 for layer in range(num_layers)]
     found["layer_types"] = [
         "sliding_attention" if is_sliding and window else "full_attention" for is_sliding in sliding
     ]

@@ -48,8 +48,7 @@ class GGUFFormat(WeightFormat):
 
     def tokenizer(self, files: ModelFiles) -> TokenizerFiles | None:
         """See `WeightFormat.tokenizer`. Raises `ModelError` for a tokenizer whose ids could not be reproduced."""
-        header = self._header(files)
-        return build_tokenizer(header.path, header.metadata)
+        return build_tokenizer(self._header(files))
 
     def open(self, files: ModelFiles) -> WeightReader:
         """See `WeightFormat.open`."""
@@ -88,7 +87,7 @@ def _file_of(path: Path) -> Path:
 def _read_parts(path: Path) -> Header:
     """The header of `path` with the tensors of all files that the model is split over."""
     header = read_header(path)
-    count = int(header.metadata.get("split.count", 1))
+    count = header.number("split.count") or 1
     if count <= 1:
         return header
     match = _SPLIT.fullmatch(path.name)

@@ -65,6 +65,38 @@ class Header:
     metadata: Mapping[str, Any]
     tensors: tuple[TensorEntry, ...]
 
+    def number(self, key: str) -> Any:
+        """A number, None if it is not given."""
+        return self._get(key, "a number", int, float)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        value = self.metadata.get(key)
+        return default if value is None else bool(self._get(key, "true or false", bool, int))
+
+    def text(self, key: str) -> str | None:
+        """A string, None if it is not given."""
+        value: str | None = self._get(key, "a string", str)
+        return value
+
+    def numbers(self, key: str) -> np.ndarray | None:
+        """An array of numbers, None if it is not given."""
+        value: np.ndarray | None = self._get(key, "an array of numbers", np.ndarray)
+        return value
+
+    def texts(self, key: str) -> list[str] | None:
+        """An array of strings, None if it is not given."""
+        value: list[str] | None = self._get(key, "an array of strings", list)
+        if value and not isinstance(value[0], str):
+            raise ModelError(f"{self.path} is malformed: {key} should be an array of strings")
+        return value
+
+    def _get(self, key: str, what: str, *types: type) -> Any:
+        value = self.metadata.get(key)
+        if value is None or isinstance(value, types):
+            return value
+        raise ModelError(f"{self.path} is malformed: {key} should be {what}, not {value!r:.40}")
+
 
 def read_header(path: Path) -> Header:
     """Reads the head of `path` and checks that the file is as long as its tensors need.
@@ -110,9 +142,9 @@ class _Parser:
             key = self.string()
             metadata[key] = self.value(self.u32())
         records = [self.tensor_record() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
-        if alignment <= 0:
-            raise ModelError(f"{self.path} is malformed: general.alignment is {alignment}")
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ModelError(f"{self.path} is malformed: general.alignment is {alignment!r:.40}")
         data_start = -(-self.position // alignment) * alignment
         return Header(self.path, metadata, tuple(self.entry(data_start, *record) for record in records))
 
@@ -192,6 +224,8 @@ class _Parser:
         if num_dimensions > _MAX_DIMENSIONS:
             raise ModelError(f"{self.path} is malformed: tensor {name!r} has {num_dimensions} dimensions")
         shape = tuple(self.u64() for _ in range(num_dimensions))
+        if 0 in shape:
+            raise ModelError(f"{self.path} is malformed: tensor {name!r} has no elements")
         return name, shape[::-1], self.u32(), self.u64()
 
     def entry(self, data_start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorEntry:

@@ -40,6 +40,9 @@ def map_tensors(
     unknown: list[str] = []
     for entry in header.tensors:
         mapped = list(_map(entry, architecture, heads))
+        if any(tensor.rotary_heads and tensor.shape[0] % (2 * tensor.rotary_heads) for tensor in mapped):
+            rows, pairs = entry.shape[0], mapped[0].rotary_heads
+            raise ModelError(f"{header.path} is malformed: {rows} rows of {entry.name!r} are no pairs in {pairs} heads")
         found.update((tensor.name, tensor) for tensor in mapped)
         if not mapped and not _DERIVED.fullmatch(entry.name):
             unknown.append(entry.name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import TokenizerFiles
+from dovetail.plugins.weight_formats.gguf.header import Header
 from dovetail.plugins.weight_formats.gguf.pretokenizers import IGNORES_MERGES, PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -19,31 +19,30 @@ _PREFIX = "tokenizer.ggml."
 class _Vocabulary:
     """The parts that every kind of tokenizer has."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any]):
-        self.path = path
-        self.metadata = metadata
-        self.tokens: Sequence[str] = self.required("tokens")
-        kinds = self.get("token_type")
+    def __init__(self, header: Header):
+        self.header = header
+        self.path = header.path
+        self.tokens = self.required_texts("tokens")
+        kinds = header.numbers(_PREFIX + "token_type")
         self.kinds: list[int] = [_NORMAL] * len(self.tokens) if kinds is None else kinds.tolist()
         self.ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         if len(self.ids) != len(self.tokens):
             twice = next(token for index, token in enumerate(self.tokens) if self.ids[token] != index)
-            raise ModelError(f"{path}: the vocabulary has token {twice!r} twice; {_INSTEAD}")
+            raise ModelError(f"{self.path}: the vocabulary has token {twice!r} twice; {_INSTEAD}")
         if len(self.kinds) != len(self.tokens):
-            raise ModelError(f"{path} is malformed: {len(self.tokens)} tokens, {len(self.kinds)} token types")
+            raise ModelError(f"{self.path} is malformed: {len(self.tokens)} tokens, {len(self.kinds)} token types")
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(_PREFIX + key, default)
+    def required_texts(self, key: str) -> list[str]:
+        return self.given(key, self.header.texts(_PREFIX + key))
 
-    def required(self, key: str) -> Any:
-        value = self.get(key)
+    def given(self, key: str, value: Any) -> Any:
         if value is None:
             raise ModelError(f"{self.path}: the metadata lacks {_PREFIX}{key}; {_INSTEAD}")
         return value
 
     def special_id(self, key: str) -> int | None:
-        value = self.get(f"{key}_token_id")
-        return int(value) if value is not None and value < len(self.tokens) else None
+        value = self.header.number(f"{_PREFIX}{key}_token_id")
+        return int(value) if value is not None and 0 <= value < len(self.tokens) else None
 
     def added_tokens(self) -> list[dict[str, Any]]:
         """Tokens that are found in the text before anything else is done to it."""
@@ -57,7 +56,7 @@ class _Vocabulary:
     def post_processor(self) -> dict[str, Any] | None:
         """Appends the end token where the file asks for it; the begin token is `TokenizerFiles.add_bos_token`."""
         eos = self.special_id("eos")
-        if not self.get("add_eos_token", False) or eos is None:
+        if not self.header.flag(_PREFIX + "add_eos_token", False) or eos is None:
             return None
         text = self.tokens[eos]
         pieces = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": text, "type_id": 0}}]
@@ -68,17 +67,17 @@ class _Vocabulary:
 _INSTEAD = "set model.tokenizer to a directory with tokenizer.json, or model.tokenizer_mode to none"
 
 
-def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles | None:
-    """The tokenizer of the file's metadata, None where it has none.
+def build_tokenizer(header: Header) -> TokenizerFiles | None:
+    """The tokenizer of a file's metadata, None where it has none.
 
     Raises `ModelError` for one whose splitting rules are not known: near enough would be wrong ids.
     """
-    model = metadata.get(_PREFIX + "model")
+    model = header.text(_PREFIX + "model")
     if model in (None, "none", "no_vocab"):
         return None
     if model not in _BUILDERS:
-        raise ModelError(f"{path}: tokenizer model {model!r} is not supported (gpt2 and llama are); {_INSTEAD}")
-    vocabulary = _Vocabulary(path, metadata)
+        raise ModelError(f"{header.path}: tokenizer model {model!r} is not supported (gpt2 and llama are); {_INSTEAD}")
+    vocabulary = _Vocabulary(header)
     parts, adds_bos = _BUILDERS[model](vocabulary)
     tokenizer = {
         "version": "1.0",
@@ -91,23 +90,23 @@ def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles |
     bos = vocabulary.special_id("bos")
     return TokenizerFiles(
         tokenizer_json=json.dumps(tokenizer, ensure_ascii=False),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=header.text("tokenizer.chat_template"),
         bos_token_id=bos,
         eos_token_id=vocabulary.special_id("eos"),
-        add_bos_token=bool(vocabulary.get("add_bos_token", adds_bos)) and bos is not None,
+        add_bos_token=header.flag(_PREFIX + "add_bos_token", adds_bos) and bos is not None,
     )
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
     """Byte-level BPE (GPT-2, section 2.2): the splitting of text into words goes by name."""
-    pre = vocabulary.get("pre", "default")
+    pre = vocabulary.header.text(_PREFIX + "pre") or "default"
     if pre not in PRE_TOKENIZERS:
         raise ModelError(
             f"{vocabulary.path}: pre-tokenizer {pre!r} is not known (known: {', '.join(sorted(PRE_TOKENIZERS))}); "
             f"{_INSTEAD}"
         )
     merges = []
-    for merge in vocabulary.required("merges"):
+    for merge in vocabulary.required_texts("merges"):
         # The first character may itself be a space.
         cut = merge.find(" ", 1)
         merges.append((merge[:cut], merge[cut + 1 :]))
@@ -124,11 +123,11 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
     """SentencePiece BPE: the best-scored pair that forms a token merges first, unknown characters become bytes."""
-    scores = vocabulary.required("scores").tolist()
+    scores = vocabulary.given("scores", vocabulary.header.numbers(_PREFIX + "scores")).tolist()
     if len(scores) != len(vocabulary.tokens):
         raise ModelError(f"{vocabulary.path} is malformed: {len(vocabulary.tokens)} tokens, {len(scores)} scores")
     unknown = vocabulary.special_id("unknown")
-    adds_space = bool(vocabulary.get("add_space_prefix", True))
+    adds_space = vocabulary.header.flag(_PREFIX + "add_space_prefix", True)
     to_marks = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     to_spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if adds_space else []

@@ -1,4 +1,4 @@
-"""A tiny random Llama and its Hugging Face twin, for engine tests."""
+"""A tiny random Llama and its Hugging Face twin, and a small real model with text, for engine tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from dovetail import LLM
+from dovetail import LLM, LLMEngine
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+STORIES = Path(__file__).resolve().parents[3] / ".." / "shared" / "models" / "stories260K" / "hf"
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +24,10 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture
 def make_llm(tiny_llama: tuple[Path, Any]) -> Iterator[Callable[..., LLM]]:
-    """`LLM` over the tiny Llama in float32; sections given as keywords are merged over small defaults."""
+    """`LLM` over the tiny Llama in float32; sections given as keywords are merged over small defaults.
+
+    After the test, every engine that is idle must hold no KV block.
+    """
     created: list[LLM] = []
 
     def make(**sections: Any) -> LLM:
@@ -40,7 +45,35 @@ def make_llm(tiny_llama: tuple[Path, Any]) -> Iterator[Callable[..., LLM]]:
 
     yield make
     for llm in created:
+        if not llm.engine.request_ids:
+            check_nothing_is_held(llm.engine)
         llm.shutdown()
+
+
+@pytest.fixture
+def make_stories(make_llm: Callable[..., LLM]) -> Callable[..., LLM]:
+    """As `make_llm`, over a 260 k parameter model with a tokenizer."""
+    if not STORIES.is_dir():
+        pytest.skip("needs ../shared/models/stories260K, a small model with a tokenizer")
+
+    def make(**sections: Any) -> LLM:
+        model = {"path": str(STORIES), "tokenizer_mode": "auto"} | sections.pop("model", {})
+        return make_llm(model=model, **sections)
+
+    return make
+
+
+def check_nothing_is_held(engine: LLMEngine) -> None:
+    """No request, no sequence, no block."""
+    assert not engine.has_unfinished_requests()
+    assert (engine.core.num_running, engine.core.num_waiting) == (0, 0)
+    statistics = engine.cache_statistics()
+    assert (statistics.num_used_blocks, statistics.num_used_host_blocks) == (0, 0)
+
+
+@pytest.fixture(name="check_nothing_is_held")
+def _check_nothing_is_held() -> Callable[[LLMEngine], None]:
+    return check_nothing_is_held
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +95,15 @@ def hf_greedy(tiny_llama: tuple[Path, Any]) -> Callable[[list[int], int], list[i
         return cache[key]
 
     return generate
+
+
+@pytest.fixture(scope="session")
+def hf_log_probs(tiny_llama: tuple[Path, Any]) -> Callable[[list[int]], Any]:
+    """float32 [len(ids), vocab_size]: log probabilities of the token after each position, by transformers."""
+    import torch
+
+    def log_probs(ids: list[int]) -> Any:
+        with torch.no_grad():
+            return tiny_llama[1](torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+    return log_probs

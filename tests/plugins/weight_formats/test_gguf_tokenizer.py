@@ -5,12 +5,14 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.weights import ModelFiles
+from dovetail.contracts.weights import ModelFiles, TokenizerFiles
 from dovetail.plugins.weight_formats.gguf import GGUFFormat
+from dovetail.plugins.weight_formats.gguf.header import Header
 from dovetail.plugins.weight_formats.gguf.pretokenizers import PRE_TOKENIZERS
 from dovetail.plugins.weight_formats.gguf.vocabulary import build_tokenizer
 
@@ -26,7 +28,7 @@ def byte_level(pre: str, **values: Any) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": Array(kinds),
+        "tokenizer.ggml.token_type": np.array(kinds),
         "tokenizer.ggml.merges": EXPECTED["merges"],
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 2,
@@ -34,15 +36,12 @@ def byte_level(pre: str, **values: Any) -> dict[str, Any]:
     }
 
 
-class Array(list[Any]):
-    """Stands for the numpy arrays of a header."""
-
-    def tolist(self) -> list[Any]:
-        return list(self)
+def built(metadata: dict[str, Any]) -> TokenizerFiles | None:
+    return build_tokenizer(Header(Path("test.gguf"), metadata, ()))
 
 
 def load(metadata: dict[str, Any]) -> Tokenizer:
-    files = build_tokenizer(Path("test.gguf"), metadata)
+    files = built(metadata)
     assert files is not None
     assert files.tokenizer_json is not None
     return Tokenizer.from_str(files.tokenizer_json)
@@ -91,7 +90,7 @@ def test_every_text_comes_back() -> None:
 
 def test_bos_is_in_front_where_the_file_or_the_kind_says_so() -> None:
     def adds_bos(pre: str, **values: Any) -> bool:
-        files = build_tokenizer(Path("test.gguf"), byte_level(pre, **values))
+        files = built(byte_level(pre, **values))
         assert files is not None
         return files.add_bos_token
 
@@ -129,8 +128,8 @@ def sentencepiece_metadata(directory: Path) -> dict[str, Any]:
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": Array(-float(ranks.get(token, 10**6)) for token in tokens),
-        "tokenizer.ggml.token_type": Array(kinds),
+        "tokenizer.ggml.scores": np.array([-float(ranks.get(token, 10**6)) for token in tokens]),
+        "tokenizer.ggml.token_type": np.array(kinds),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
@@ -148,7 +147,7 @@ def test_sentencepiece_ids_are_those_of_tokenizer_json(model: str) -> None:
         expected = original.encode(text, add_special_tokens=False).ids
         assert found.encode(text, add_special_tokens=False).ids == expected, text
         assert found.decode(expected) == original.decode(expected)
-    files = build_tokenizer(Path("test.gguf"), metadata)
+    files = built(metadata)
     assert files is not None
     assert (files.add_bos_token, files.bos_token_id) == (True, 1)
 
@@ -158,8 +157,8 @@ def test_gemma_puts_no_space_in_front() -> None:
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": Array([0.0] * len(tokens)),
-        "tokenizer.ggml.token_type": Array([2, 3, 1, 1, 1, 1] + [6] * 256),
+        "tokenizer.ggml.scores": np.array([0.0] * len(tokens)),
+        "tokenizer.ggml.token_type": np.array([2, 3, 1, 1, 1, 1] + [6] * 256),
         "tokenizer.ggml.unknown_token_id": 0,
     }
     assert load(metadata).encode("a a").tokens == ["\u2581a", "\u2581a"]
@@ -175,14 +174,14 @@ def test_gemma_puts_no_space_in_front() -> None:
         ({"tokenizer.ggml.model": "t5"}, "tokenizer model 't5' is not supported"),
         ({"tokenizer.ggml.merges": None}, r"lacks tokenizer\.ggml\.merges"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "has token 'a' twice"),
-        ({"tokenizer.ggml.token_type": Array([1])}, "1 token types"),
+        ({"tokenizer.ggml.token_type": np.array([1])}, "1 token types"),
     ],
 )
 def test_what_would_give_wrong_ids_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        build_tokenizer(Path("test.gguf"), {**byte_level("gpt-2"), **change})
+        built({**byte_level("gpt-2"), **change})
 
 
 def test_a_file_without_tokenizer_has_none() -> None:
-    assert build_tokenizer(Path("test.gguf"), {}) is None
-    assert build_tokenizer(Path("test.gguf"), {"tokenizer.ggml.model": "none"}) is None
+    assert built({}) is None
+    assert built({"tokenizer.ggml.model": "none"}) is None

@@ -1,0 +1,199 @@
+"""What the bundled schedulers promise beyond the contract: order, victims, and how a step's tokens are shared out."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from dovetail.contracts.scheduler import RequestState, RequestStatus, SchedulerLimits
+from dovetail.schedulers.batching import BatchingOptions, BatchingScheduler
+from dovetail.schedulers.fcfs import FCFSScheduler
+from dovetail.schedulers.priority import PriorityScheduler
+from dovetail.testing.scheduler_simulation import SchedulerSimulation, random_simulation, run_random_traffic
+
+LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=64)
+both = pytest.mark.parametrize("kind", [FCFSScheduler, PriorityScheduler])
+
+
+def simulate(
+    kind: type[BatchingScheduler] = FCFSScheduler,
+    limits: SchedulerLimits = LIMITS,
+    options: BatchingOptions | None = None,
+    **memory,
+) -> SchedulerSimulation:
+    scheduler = kind(options or BatchingOptions(watermark=0), limits)
+    return SchedulerSimulation(scheduler, limits, **{"num_blocks": 200, "prefix_caching": False, **memory})
+
+
+@both
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), mode=st.sampled_from(["auto", "recompute"]), watermark=st.sampled_from([0, 0.2]))
+def test_random_traffic(kind: type[BatchingScheduler], seed: int, mode, watermark: float):
+    rng = Random(seed)
+    options = BatchingOptions(preemption_mode=mode, watermark=watermark)
+    run_random_traffic(random_simulation(lambda limits: kind(options, limits), rng), rng)
+
+
+@both
+def test_equal_requests_start_in_order_of_arrival(kind: type[BatchingScheduler]):
+    simulation = simulate(kind, replace(LIMITS, max_num_seqs=1))
+    sequences = [simulation.add([1, 2], 2) for _ in range(4)]
+    simulation.run()
+    assert simulation.finished == sequences
+
+
+def test_prompts_get_what_decodes_leave():
+    simulation = simulate()
+    first = simulation.add([1] * 4, 10)
+    simulation.step()
+    second = simulation.add([1] * 30, 2)
+    schedule = simulation.step()
+    assert (schedule.requests, schedule.num_tokens) == ([first, second], [1, 15])
+
+
+def test_waiting_prompt_is_not_started_beside_a_partial_one():
+    simulation = simulate()
+    first = simulation.add([1] * 20, 2)
+    second = simulation.add([1] * 20, 2)
+    assert simulation.step().requests == [first]
+    schedule = simulation.step()
+    assert (schedule.requests, schedule.num_tokens) == ([first, second], [4, 12])
+
+
+def test_short_prompt_overtakes_a_long_one_that_waits_for_another_long_one():
+    limits = replace(LIMITS, long_prefill_token_threshold=6, max_num_partial_prefills=2, max_long_partial_prefills=1)
+    simulation = simulate(limits=limits)
+    long, _, short = simulation.add([1] * 30, 2), simulation.add([1] * 30, 2), simulation.add([1] * 4, 2)
+    schedule = simulation.step()
+    assert (schedule.requests, schedule.num_tokens) == ([long, short], [6, 4])
+    simulation.run()
+
+
+def test_drafts_are_cut_so_that_every_request_decodes():
+    simulation = simulate(limits=replace(LIMITS, max_num_batched_tokens=5))
+    sequences = [simulation.add([1], 20) for _ in range(4)]
+    simulation.step()
+    for sequence in sequences:
+        sequence.num_draft_tokens = 3
+        simulation._drafts[sequence.key] = [0, 0, 0]
+    assert simulation.step().num_tokens == [2, 1, 1, 1]
+    simulation.run()
+
+
+def test_drafts_go_before_other_requests_do():
+    simulation = simulate(num_blocks=7, block_size=2)
+    first, second = simulation.add([1] * 4, 6), simulation.add([2] * 4, 2)
+    simulation.step()
+    first.num_draft_tokens = 4
+    simulation._drafts[first.key] = [0] * 4
+    schedule = simulation.step()
+    assert (schedule.requests, schedule.num_tokens) == ([first, second], [1, 1])
+    assert not schedule.preempted
+
+
+@pytest.mark.parametrize(("mode", "status"), [("auto", RequestStatus.SWAPPED), ("recompute", RequestStatus.PREEMPTED)])
+def test_latest_gives_way_and_comes_back(mode, status: RequestStatus):
+    simulation = simulate(options=BatchingOptions(preemption_mode=mode), num_blocks=7, num_host_blocks=6)
+    first, second = simulation.add([1] * 4, 8), simulation.add([2] * 4, 8)
+    while second.status is not status:
+        simulation.step()
+    assert first.status is RequestStatus.RUNNING
+    simulation.run()
+    assert simulation.finished == [first, second]
+
+
+def test_swapped_request_is_not_computed_again():
+    simulation = simulate(num_blocks=7, num_host_blocks=6)
+    simulation.add([1] * 4, 8)
+    second = simulation.add([2] * 4, 8)
+    while second.status is not RequestStatus.SWAPPED:
+        simulation.step()
+    num_computed = second.num_computed_tokens
+    while second.status is RequestStatus.SWAPPED:
+        schedule = simulation.step()
+    assert schedule.num_tokens == [1]
+    assert second.num_computed_tokens == num_computed + 1
+
+
+def test_without_room_on_the_host_requests_are_computed_again():
+    simulation = simulate(num_blocks=7, num_host_blocks=1)
+    simulation.add([1] * 4, 8)
+    second = simulation.add([2] * 4, 8)
+    while second.status is RequestStatus.WAITING or second.status is RequestStatus.RUNNING:
+        simulation.step()
+    assert second.status is RequestStatus.PREEMPTED
+    simulation.run()
+
+
+def test_watermark_holds_back_a_request_beside_others():
+    simulation = simulate(options=BatchingOptions(watermark=0.5), num_blocks=21)
+    first, second = simulation.add([1] * 16, 2), simulation.add([2] * 6, 2)
+    assert simulation.step().requests == [first]
+    simulation.run()
+    assert simulation.finished == [first, second]
+
+
+def test_rest_of_a_partial_prompt_is_spoken_for():
+    simulation = simulate(num_blocks=21)
+    simulation.add([1] * 10, 6)
+    simulation.step()
+    late = simulation.add([2] * 30, 2)
+    simulation.step()
+    assert late.status is RequestStatus.WAITING
+    simulation.run()
+    assert simulation.num_preemptions == 0
+
+
+def test_urgent_request_starts_first():
+    simulation = simulate(PriorityScheduler, replace(LIMITS, max_num_seqs=1))
+    later, urgent = simulation.add([1], 2, priority=1), simulation.add([2], 2, priority=0)
+    simulation.run()
+    assert simulation.finished == [urgent, later]
+
+
+def test_urgent_request_takes_a_seat():
+    simulation = simulate(PriorityScheduler, replace(LIMITS, max_num_seqs=2))
+    urgent, usual, idle = (simulation.add([1], 6, priority=priority) for priority in (0, 1, 2))
+    simulation.step()
+    assert idle.status is RequestStatus.WAITING
+    newcomer = simulation.add([2], 2, priority=0)
+    schedule = simulation.step()
+    assert schedule.preempted == [usual]
+    assert schedule.requests == [urgent, newcomer]
+    simulation.run()
+
+
+def test_urgent_request_takes_blocks_from_the_lowest_priority_then_the_latest():
+    simulation = simulate(PriorityScheduler, num_blocks=10, num_host_blocks=10)
+    low = [simulation.add([token] * 3, 3, priority=5) for token in range(3)]
+    middle = simulation.add([1] * 3, 3, priority=3)
+    simulation.step()
+    urgent = simulation.add([1] * 8, 2, priority=0)
+    schedule = simulation.step()
+    assert schedule.preempted == [low[2], low[1]]
+    assert urgent in schedule.requests
+    assert {low[0].status, middle.status} == {RequestStatus.RUNNING}
+    simulation.run()
+
+
+def test_equal_priority_takes_nothing():
+    simulation = simulate(PriorityScheduler, replace(LIMITS, max_num_seqs=1))
+    first = simulation.add([1], 4)
+    simulation.step()
+    simulation.add([2], 2)
+    assert simulation.step().requests == [first]
+    simulation.run()
+
+
+def test_unknown_request_cannot_be_removed():
+    with pytest.raises(KeyError):
+        FCFSScheduler(BatchingOptions(), LIMITS).remove(RequestState("stranger", 3))
+
+
+@pytest.mark.parametrize("bad", [{"watermark": 1}, {"preemption_mode": "swap"}, {"unknown": 1}])
+def test_bad_options_are_refused(bad: dict[str, object]):
+    with pytest.raises(ValidationError):
+        BatchingOptions(**bad)
