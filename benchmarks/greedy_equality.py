@@ -102,7 +102,9 @@ def main() -> None:
         print("| batch | chunk | memory | prefix cache | equal | preemptions | cached tokens | s |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         combinations = [(1, chunk, "ample") for chunk in (16, 64, None)]
-        combinations += [(64, chunk, memory) for chunk, memory in product((16, 64, None), ("ample", "recompute", "swap"))]
+        combinations += [
+            (64, chunk, memory) for chunk, memory in product((16, 64, None), ("ample", "recompute", "swap"))
+        ]
         failures = 0
         for batch, chunk, memory in combinations:
             with LLM(**config(model, chunk, memory, batch)) as llm:

@@ -125,9 +125,7 @@ def main() -> None:
     parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.engine:
-        figures = measure(
-            arguments.engine, arguments.model, arguments.dtype, arguments.threads, arguments.started
-        )
+        figures = measure(arguments.engine, arguments.model, arguments.dtype, arguments.threads, arguments.started)
         print(json.dumps(figures))
         return
     with tempfile.TemporaryDirectory() as directory:

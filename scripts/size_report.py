@@ -1,8 +1,8 @@
 """The size of the tree, counted with `ast`: lines and functions per folder, and the largest of each.
 
-    python scripts/size_report.py                  prints the report
-    python scripts/size_report.py --write FILE     writes it
-    python scripts/size_report.py --check FILE     fails where a limit is passed, or the written report is missing
+python scripts/size_report.py                  prints the report
+python scripts/size_report.py --write FILE     writes it
+python scripts/size_report.py --check FILE     fails where a limit is passed, or the written report is missing
 """
 
 from __future__ import annotations

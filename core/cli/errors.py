@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import traceback
 
-from dovetail.contracts.errors import ConfigError, DovetailError
 from rich.console import Console
 from rich.text import Text
+
+from dovetail.contracts.errors import ConfigError, DovetailError
 
 _PIPE_WIDTH = 200
 """Columns where nobody's terminal sets the limit: tables that are piped keep one row per line."""

@@ -10,12 +10,13 @@ from typing import Annotated, Any, cast
 
 import typer
 import typer.main
+from typer.core import TyperCommand, TyperGroup
+
 from dovetail import __version__
 from dovetail.cli.errors import print_error
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.registry.registry import Registry
-from typer.core import TyperCommand, TyperGroup
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,11 @@ import json
 from typing import Annotated, Any
 
 import typer
+from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from dovetail.cli.errors import create_console, print_warning
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
@@ -17,10 +22,6 @@ from dovetail.registry.doctor import Finding, diagnose, reference_entry
 from dovetail.registry.entries import HOOKS_KIND, Entry, kind_version
 from dovetail.registry.loading import base_class, class_facts
 from dovetail.registry.registry import Registry
-from pydantic.fields import FieldInfo
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 app = typer.Typer(no_args_is_help=True, help="List, describe and examine plugins.")
 

@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from dovetail.config.resolved import Component
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.registry.entries import Entry, host_major
 from dovetail.registry.loading import load_entry
-from pydantic import ValidationError
 
 
 def component_entry(component: Component) -> Entry:

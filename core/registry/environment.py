@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import psutil
+
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.registry.entries import normalize_name
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pluggy
+
 from dovetail.contracts import hooks as specs
 from dovetail.contracts.errors import PluginError
 from dovetail.registry.entries import Entry

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dovetail
 import pytest
+
+import dovetail
 
 
 def test_all_is_sorted_and_complete():

@@ -101,7 +101,9 @@ def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(llam
     assert children() == before
     assert not os.path.isdir("/dev/shm") or set(os.listdir("/dev/shm")) == shared_memory
     with LLM(**config) as llm:
-        assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
+        assert (
+            len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
+        )
 
 
 def worker_pids(before: set[int]) -> list[int]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from dovetail.testing.local_plugins import write_distribution
 
 SINK = """

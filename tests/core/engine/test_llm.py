@@ -14,7 +14,9 @@ from dovetail.contracts.errors import RequestError
 from dovetail.outputs import RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
@@ -138,7 +140,11 @@ def test_chat_can_continue_the_last_message(make_stories: Callable[..., LLM]) ->
 
 @pytest.mark.parametrize(
     ("messages", "message"),
-    [([], "at least one message"), ("hello", "messages is text"), ([{"role": "user", "content": "x"}], "no chat template")],
+    [
+        ([], "at least one message"),
+        ("hello", "messages is text"),
+        ([{"role": "user", "content": "x"}], "no chat template"),
+    ],
 )
 def test_chat_refuses(make_stories: Callable[..., LLM], messages: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):

@@ -195,6 +195,17 @@ def test_block_that_waits_for_its_content_is_not_swapped_out():
     assert not engine.kv.swap_out(sequence)
 
 
+def test_swap_in_of_a_request_that_is_given_up_is_not_made():
+    engine = Engine(num_host_blocks=4)
+    sequence = engine.computed([1] * 3)
+    assert engine.kv.swap_out(sequence)
+    engine.forward()
+    assert engine.kv.swap_in(sequence)
+    engine.kv.release(sequence)
+    assert engine.kv.drain().swap_in == []
+    assert engine.kv.statistics().num_used_host_blocks == 0
+
+
 def test_swap_round_trip_within_one_plan():
     engine = Engine(num_host_blocks=4)
     sequence = engine.computed([1] * 7)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from dovetail.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from dovetail.contracts.errors import PluginError
 from dovetail.registry import Registry, bootstrap, plugin_hash
 from dovetail.testing.local_plugins import write_distribution

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from dovetail.contracts.errors import PluginError
 from dovetail.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
@@ -90,7 +91,7 @@ def test_a_name_of_another_kind_says_so(install):
 def test_a_name_known_elsewhere_comes_with_its_pip_install(monkeypatch):
     table = {("scheduler", "fair_share"): "pip install fair-share"}
     monkeypatch.setattr("dovetail.registry.registry.KNOWN_PLUGINS", table)
-    with pytest.raises(PluginError, match="To get it: pip install fair-share"):
+    with pytest.raises(PluginError, match="pip install fair-share"):
         Registry.scan().find("scheduler", "fair_share")
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
+
 from dovetail.registry import detect_environment
 from dovetail.registry.environment import cgroup_cpu_limit, cgroup_memory_limit, cpu_features
 

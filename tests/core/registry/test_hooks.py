@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.hooks import hookimpl
 from dovetail.registry import HookCaller, create_hook_caller

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
+
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.registry import Registry, create_class
 
