@@ -1,9 +1,10 @@
-"""Greedy float32 tokens against Hugging Face transformers' `generate`: 64 prompts of 8 to 900 tokens, 64 new tokens each, for
-every combination of chunk budget, prefix cache, memory and batch size.
+"""Greedy float32 tokens against Hugging Face transformers' `generate`.
+
+64 prompts of 8 to 900 tokens, 64 new tokens each, for every combination of chunk budget, prefix cache, memory, batch.
 
     python benchmarks/greedy_equality.py [--prompts 64] [--tokens 64] [--reference FILE]
 
-The prompts are pieces of this repository's own prose. A run at batch 1 never preempts, so memory varies at batch 64 only.
+The prompts are pieces of this repository. A run at batch 1 never preempts, so memory varies at batch 64 only.
 """
 
 from __future__ import annotations
@@ -64,9 +65,15 @@ def reference_tokens(model: Path, prompts: list[list[int]], num_tokens: int) -> 
 def config(model: Path, chunk: int | None, memory: str, batch: int) -> dict[str, Any]:
     """Sections of one combination."""
     longest = 1024
-    scheduler: dict[str, Any] = {"max_num_seqs": batch, "max_num_batched_tokens": max(chunk or 4096, batch)}
+    scheduler: dict[str, Any] = {"max_num_seqs": batch}
     if chunk is None:
-        scheduler["enable_chunked_prefill"] = False
+        scheduler |= {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
+    elif batch == 1:
+        scheduler |= {"max_num_batched_tokens": chunk}
+    else:
+        # A token for each running request, and prompts in chunks of the budget beside them.
+        scheduler |= {"max_num_batched_tokens": batch + chunk, "long_prefill_token_threshold": chunk}
+        scheduler |= {"max_num_partial_prefills": 8, "max_long_partial_prefills": 8}
     cache: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_blocks": 2000}
     if memory != "ample":
         cache["num_blocks"] = longest // BLOCK_SIZE * 5

@@ -1,5 +1,6 @@
-"""Host time per generated token: engine, scheduler, KV memory and output processing over an executor that returns random
-tokens at once.
+"""Host time per generated token, over an executor that returns random tokens at once.
+
+What is left is the engine: scheduler, KV memory, plans, commits, detokenization and outputs.
 
     python benchmarks/host_overhead.py [--batch 1 32 256] [--tokens 256] [--profile]
 """

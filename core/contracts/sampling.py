@@ -50,7 +50,6 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     """Keep only the last this many tokens of the prompt."""
     output_kind: str = "cumulative"

@@ -154,7 +154,6 @@ class OutputProcessor:
             self._tokenizer,
             processed.token_ids,
             skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
 
     def _take_notes(self, outcome: StepOutcome) -> None:

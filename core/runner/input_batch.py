@@ -1,4 +1,4 @@
-"""The persistent batch: what a worker knows of the requests it computes, in arrays that only change where a plan says so."""
+"""The persistent batch: what a worker knows of its requests, in arrays that only change where a plan says so."""
 
 from __future__ import annotations
 

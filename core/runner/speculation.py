@@ -1,5 +1,7 @@
-"""Speculation in the runner: drafts are verified in the step after the one that proposed them. Rank 0 drafts and judges;
-the other ranks are told, in one small tensor each way."""
+"""Speculation in the runner: drafts are verified in the step after the one that proposed them.
+
+Rank 0 drafts and judges; the other ranks are told, in one small tensor each way.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,8 @@ class Speculation:
         places = [int(place) for place in np.flatnonzero(inputs.reaches_end & (inputs.num_drafts > 0))]
         if not places:
             return
-        requests, rows = [], []
+        requests: list[DraftedRequest] = []
+        rows: list[int] = []
         for place in places:
             entry = batch.requests[plan.keys[place]]
             count = int(inputs.num_drafts[place])

@@ -106,7 +106,8 @@ class ModelWorker:
         return max(0, int(free - (1 - self._config.cache.memory_fraction) * total))
 
     def _initialize_cache(self, layout: KVLayout, num_blocks: int, num_host_blocks: int) -> None:
-        assert self._context is not None and self._model is not None
+        assert self._context is not None
+        assert self._model is not None
         storage = KVStorage(layout, num_blocks, num_host_blocks, self._device)
         backends = [self._bind_group(layout, group_id, storage) for group_id in range(len(layout.groups))]
         setup = logits_setup(self._config, self._load_tokenizer())

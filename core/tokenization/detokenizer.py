@@ -27,16 +27,13 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
     ):
         table = tokenizer.piece_table(skip_special_tokens)
         self._stream: _Stream
         if table is not None:
             self._stream = _ByteStream(table, prompt_token_ids)
         else:
-            self._stream = _WindowStream(
-                lambda ids: tokenizer.decode(ids, skip_special_tokens, spaces_between_special_tokens), prompt_token_ids
-            )
+            self._stream = _WindowStream(lambda ids: tokenizer.decode(ids, skip_special_tokens), prompt_token_ids)
         self._parts: list[str] = []
 
     @property

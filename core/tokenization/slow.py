@@ -60,9 +60,7 @@ class TransformersTokenizer(Tokenizer):
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text cannot be tokenized, it is not valid Unicode: {error}") from error
 
-    def decode(
-        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
-    ) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 

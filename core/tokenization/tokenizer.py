@@ -48,14 +48,8 @@ class Tokenizer(ABC):
         """
 
     @abstractmethod
-    def decode(
-        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
-    ) -> str:
-        """Text of `ids`; what is not UTF-8 becomes U+FFFD.
-
-        No tokenizer puts spaces between special tokens any more, so that `spaces_between_special_tokens` has nothing to
-        take away; it is taken because vLLM's users give it.
-        """
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; what is not UTF-8 becomes U+FFFD."""
 
     @abstractmethod
     def token_to_id(self, token: str) -> int | None:
@@ -172,9 +166,7 @@ class FastTokenizer(Tokenizer):
             raise RequestError(f"the text cannot be tokenized, it is not valid Unicode: {error}") from error
         return self._prefix + ids if add_special_tokens else ids
 
-    def decode(
-        self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
-    ) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
         table = self._tables[skip_special_tokens]
         if table is None:

@@ -91,8 +91,7 @@ def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(llam
     os.kill(worker_pids(before)[rank], signal.SIGKILL)
     killed = time.monotonic()
     with pytest.raises(WorkerError, match=f"rank {rank}"):
-        while engine.has_unfinished_requests():
-            engine.step()
+        run_to_the_end(engine)
     assert time.monotonic() - killed < 10
     with pytest.raises(WorkerError, match=f"rank {rank}"):
         engine.step()
@@ -104,6 +103,11 @@ def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(llam
         assert (
             len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
         )
+
+
+def run_to_the_end(engine: LLMEngine) -> None:
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 def worker_pids(before: set[int]) -> list[int]:

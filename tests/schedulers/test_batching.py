@@ -166,6 +166,17 @@ def test_urgent_request_takes_a_seat():
     simulation.run()
 
 
+def test_tokens_of_a_displaced_request_are_given_to_others():
+    simulation = simulate(PriorityScheduler, replace(LIMITS, max_num_seqs=2, max_num_batched_tokens=4))
+    usual = [simulation.add([1], 6, priority=1) for _ in range(2)]
+    simulation.step()
+    urgent = [simulation.add(prompt, 2, priority=0) for prompt in ([1] * 3, [2])]
+    schedule = simulation.step()
+    assert schedule.preempted == usual[::-1]
+    assert (schedule.requests, schedule.num_tokens) == (urgent, [2, 1])
+    simulation.run()
+
+
 def test_urgent_request_takes_blocks_from_the_lowest_priority_then_the_latest():
     simulation = simulate(PriorityScheduler, num_blocks=10, num_host_blocks=10)
     low = [simulation.add([token] * 3, 3, priority=5) for token in range(3)]

@@ -74,7 +74,7 @@ def test_the_whole_vocabulary(make_llm: Callable[..., LLM], hf_log_probs: LogPro
 
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_prompt_logprobs(make_llm: Callable[..., LLM], hf_log_probs: LogProbs, chunk: int) -> None:
-    llm = make_llm(scheduler={"max_num_batched_tokens": chunk})
+    llm = make_llm(scheduler={"max_num_batched_tokens": chunk, "max_num_seqs": 7})
     prompts = [[5, 6, 7], LONG, [9]]
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
@@ -96,7 +96,7 @@ def test_prompt_logprobs_with_a_warm_prefix_cache(make_llm: Callable[..., LLM], 
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_prompt_logprobs_of_several_completions(make_llm: Callable[..., LLM], hf_log_probs: LogProbs, n: int) -> None:
-    llm = make_llm(scheduler={"max_num_batched_tokens": 16})
+    llm = make_llm(scheduler={"max_num_batched_tokens": 16, "max_num_seqs": 8})
     output = llm.generate(LONG, SamplingParams(n=n, seed=1, max_tokens=3, prompt_logprobs=2))[0]
     check_prompt(output.prompt_logprobs, LONG, hf_log_probs(LONG), 2)
     # The prompt was computed once; the others share its blocks.
@@ -107,7 +107,8 @@ def test_prompt_logprobs_of_several_completions(make_llm: Callable[..., LLM], hf
 def test_logprobs_under_preemption(
     make_llm: Callable[..., LLM], hf_log_probs: LogProbs, cache: dict[str, float]
 ) -> None:
-    llm = make_llm(cache=cache, model={"max_model_len": 128}, scheduler={"max_num_batched_tokens": 24})
+    scheduler = {"max_num_batched_tokens": 24, "max_num_seqs": 8}
+    llm = make_llm(cache=cache, model={"max_model_len": 128}, scheduler=scheduler)
     prompts = [[index + 3, *LONG[:30]] for index in range(6)]
     params = SamplingParams(temperature=0, max_tokens=24, logprobs=1, prompt_logprobs=1)
     outputs = llm.generate(prompts, params)
