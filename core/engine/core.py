@@ -164,7 +164,7 @@ class EngineCore:
 
     def _schedule(self) -> Schedule:
         schedule = self._scheduler.schedule(self._kv)
-        if not schedule.requests and self._retained:
+        if not schedule.requests and self._retained and self.has_work:
             # Retained blocks are a convenience; nobody may starve for them.
             gave_way = schedule.preempted
             self.release_retained(list(self._retained.values()))

@@ -114,7 +114,7 @@ class LLMEngine:
         try:
             outcome = self._core.step()
         except WorkerError as error:
-            self._fail_pending(error)
+            self._end_requests(self.request_ids, Ending("error", error=str(error)))
             raise
         if outcome is None:
             return []
@@ -130,15 +130,7 @@ class LLMEngine:
         Returns the last output of each, with finish_reason "abort".
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        outputs = []
-        for request_id in ids:
-            for sequence in self._outputs.sequences(request_id):
-                self._core.finish(sequence)
-            output = self._outputs.end(request_id, Ending("abort"), time.monotonic())
-            if output is not None:
-                outputs.append(output)
-                self._telemetry.request_finished(output)
-        return outputs
+        return self._end_requests(ids, Ending("abort"))
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do."""
@@ -181,12 +173,17 @@ class LLMEngine:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _fail_pending(self, error: WorkerError) -> None:
-        """No worker, no tokens: every pending request ends here."""
-        for request_id in self.request_ids:
-            output = self._outputs.end(request_id, Ending("error", error=str(error)), time.monotonic())
+    def _end_requests(self, request_ids: list[str], ending: Ending) -> list[RequestOutput]:
+        """Ends those of `request_ids` that are known; their last outputs."""
+        outputs = []
+        for request_id in request_ids:
+            for sequence in self._outputs.sequences(request_id):
+                self._core.finish(sequence)
+            output = self._outputs.end(request_id, ending, time.monotonic())
             if output is not None:
+                outputs.append(output)
                 self._telemetry.request_finished(output)
+        return outputs
 
     def _create_sequences(
         self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None

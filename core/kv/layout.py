@@ -19,7 +19,7 @@ MAX_GROUPS = 8
 def build_layout(caches: Sequence[LayerCache | None], block_size: int) -> KVLayout:
     """Cuts the layers into groups and lanes.
 
-    `caches[layer_id]` is what that layer caches, None where it caches nothing. Layers of one window form a kind
+    `caches[layer_id]` is what that layer caches, None where it caches nothing. Layers of equal caches form a kind
     (full attention comes first, then windows from narrow to wide). A block id costs a page in every lane, so
     a kind with fewer layers than lanes wastes pages; a kind with many layers is therefore split into several groups
     of equal lane count.
@@ -28,21 +28,21 @@ def build_layout(caches: Sequence[LayerCache | None], block_size: int) -> KVLayo
     """
     if block_size < 1:
         raise ConfigError(f"cache.block_size is {block_size}; it must be at least 1")
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[KVSpec, list[int]] = {}
     page_bytes = 0
     for layer_id, cache in enumerate(caches):
         if cache is not None:
             spec = _checked(layer_id, cache)
-            kinds.setdefault(spec.window, []).append(layer_id)
+            kinds.setdefault(spec, []).append(layer_id)
             page_bytes = max(page_bytes, spec.page_bytes(block_size))
     if not kinds:
         raise ModelError("no layer of the model caches keys and values, so there is nothing to decode with")
     num_lanes = _choose_num_lanes([len(layer_ids) for layer_ids in kinds.values()])
     groups: list[KVGroup] = []
-    for window in sorted(kinds, key=lambda window: window or 0):
-        layer_ids = kinds[window]
+    for spec in sorted(kinds, key=lambda spec: spec.window or 0):
+        layer_ids = kinds[spec]
         for start in range(0, len(layer_ids), num_lanes):
-            groups.append(KVGroup(len(groups), tuple(layer_ids[start : start + num_lanes]), window))
+            groups.append(KVGroup(len(groups), tuple(layer_ids[start : start + num_lanes]), spec.window))
     return KVLayout(block_size, tuple(groups), page_bytes, num_lanes)
 
 

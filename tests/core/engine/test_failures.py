@@ -1,0 +1,261 @@
+"""What breaks in a step, a plugin, a hook or a sink costs the requests that took part, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import LLM, LLMEngine, SamplingParams
+from dovetail.contracts.errors import PluginError, RequestError, WorkerError
+from dovetail.outputs import RequestOutput
+from dovetail.testing.local_plugins import write_distribution
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+PICKY_PROCESSOR = """
+from dovetail.contracts.logits import LogitsProcessor
+
+class Picky(LogitsProcessor):
+    contract = (1, 0)
+
+    def add_request(self, request):
+        if request.options == "at once":
+            raise RuntimeError("refuses to start")
+        return request.options is not None
+
+    def apply(self, logits, rows):
+        if any(len(row.output_token_ids) == 2 for row in rows):
+            raise RuntimeError("no third token")
+"""
+
+PICKY_BACKEND = """
+from dovetail.attention_backends.sdpa import SDPABackend
+
+class Picky(SDPABackend):
+    steps = 0
+
+    def forward(self, layer, query, key, value, kv_cache):
+        if layer.layer_id == 1 and query.shape[0] == 13:
+            raise ArithmeticError("thirteen tokens")
+        return super().forward(layer, query, key, value, kv_cache)
+"""
+
+DYING_BACKEND = """
+from dovetail.attention_backends.sdpa import SDPABackend
+from dovetail.contracts.errors import WorkerError
+
+class Dying(SDPABackend):
+    def plan(self, batch):
+        raise WorkerError("rank 0 is gone", rank=0)
+"""
+
+LAZY_SCHEDULER = """
+from dovetail.contracts.scheduler import Schedule
+from dovetail.schedulers.fcfs import FCFSScheduler
+
+class Lazy(FCFSScheduler):
+    def schedule(self, memory):
+        return Schedule()
+"""
+
+RAISING_SINK = """
+from dovetail.contracts.telemetry import TelemetrySink
+
+class Raising(TelemetrySink):
+    contract = (1, 0)
+    calls = []
+
+    def on_step(self, stats):
+        Raising.calls.append("step")
+        raise RuntimeError("disk full")
+
+    def on_request(self, stats):
+        Raising.calls.append("request")
+
+    def close(self):
+        Raising.calls.append("close")
+        raise RuntimeError("cannot even close")
+"""
+
+
+@pytest.fixture
+def write_plugin(tmp_path: Path) -> Callable[[str, str], str]:
+    """Writes a local plugin and returns the reference that configs name it by."""
+
+    def write(source: str, name: str) -> str:
+        path = tmp_path / f"{name.lower()}.py"
+        path.write_text(source)
+        return f"{path}:{name}"
+
+    return write
+
+
+def run(engine: LLMEngine) -> dict[str, RequestOutput]:
+    last = {}
+    while engine.has_unfinished_requests():
+        last.update({output.request_id: output for output in engine.step() if output.finished})
+    return last
+
+
+def test_a_logits_processor_that_raises_fails_its_requests(
+    make_llm: Callable[..., LLM], hf_greedy: Callable[..., Any], write_plugin: Callable[[str, str], str]
+) -> None:
+    llm = make_llm(logits_processors={"picky": {"name": write_plugin(PICKY_PROCESSOR, "Picky")}})
+    engine = llm.engine
+    engine.add_request("plain", [5, 6], GREEDY)
+    engine.add_request("picky", [7, 8], SamplingParams(temperature=0, max_tokens=6, processors={"picky": 1}))
+    engine.add_request("early", [9], SamplingParams(temperature=0, max_tokens=6, processors={"picky": "at once"}))
+    last = run(engine)
+    assert last["plain"].outputs[0].token_ids == hf_greedy([5, 6], 6)
+    assert last["plain"].error is None
+    assert last["picky"].outputs[0].finish_reason == "error"
+    assert last["picky"].outputs[0].token_ids == hf_greedy([7, 8], 2)
+    assert last["picky"].error == "logits processor 'picky' failed: RuntimeError: no third token"
+    assert "refuses to start" in (last["early"].error or "")
+    with pytest.raises(RequestError, match=r"1 of 2 requests failed; llm-\d+: logits processor 'picky' failed"):
+        llm.generate([[5], [6]], [GREEDY, SamplingParams(max_tokens=6, processors={"picky": 1})])
+
+
+def test_a_processor_of_another_name_is_refused(make_llm: Callable[..., LLM]) -> None:
+    with pytest.raises(RequestError, match=r"no logits processor 'json' is configured \(configured: none\)"):
+        make_llm().generate([5], SamplingParams(processors={"json": {}}))
+
+
+def test_a_step_that_raises_fails_who_took_part(
+    make_llm: Callable[..., LLM],
+    hf_greedy: Callable[..., Any],
+    write_plugin: Callable[[str, str], str],
+    check_nothing_is_held: Callable[[LLMEngine], None],
+) -> None:
+    llm = make_llm(attention=write_plugin(PICKY_BACKEND, "Picky"), scheduler={"max_num_seqs": 4})
+    engine = llm.engine
+    engine.add_request("a", [5, 6], GREEDY)
+    engine.add_request("b", [7, 8, 9, 10], SamplingParams(temperature=0, max_tokens=6, n=2))
+    engine.step()  # the prompts of a and b
+    engine.add_request("bad", [9] * 10, GREEDY)  # 13 tokens, with one of a and of each completion of b
+    engine.add_request("late", [11, 12], GREEDY)  # finds no place before they are gone
+    last = run(engine)
+    for request_id in ("a", "b", "bad"):
+        assert last[request_id].error == "ArithmeticError: thirteen tokens"
+        assert last[request_id].outputs[0].finish_reason == "error"
+    assert last["late"].outputs[0].token_ids == hf_greedy([11, 12], 6)
+    check_nothing_is_held(engine)
+    # Nothing of the failed step is found in the prefix cache, and every place in the batch is free again.
+    prompts = [[9] * 10, [5, 6], [7, 8, 9, 10], [9] * 9]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == [hf_greedy(prompt, 6) for prompt in prompts]
+
+
+def test_a_worker_that_dies_ends_everything_loudly(
+    make_llm: Callable[..., LLM], write_plugin: Callable[[str, str], str]
+) -> None:
+    llm = make_llm(attention=write_plugin(DYING_BACKEND, "Dying"))
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="rank 0 is gone"):
+            llm.generate([[5], [6]], GREEDY)
+        assert llm.engine.request_ids == []
+    assert len(make_llm().generate([5], GREEDY)) == 1
+
+
+def test_a_scheduler_that_does_nothing_is_an_error_not_a_hang(
+    make_llm: Callable[..., LLM], write_plugin: Callable[[str, str], str]
+) -> None:
+    llm = make_llm(scheduler={"name": write_plugin(LAZY_SCHEDULER, "Lazy")})
+    with pytest.raises(PluginError, match="Lazy breaks the scheduler's contract: it schedules nothing"):
+        llm.generate([[5], [6]], GREEDY)
+
+
+def test_a_sink_that_raises_is_switched_off(
+    make_llm: Callable[..., LLM],
+    write_plugin: Callable[[str, str], str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "stats.jsonl"
+    reference = write_plugin(RAISING_SINK, "Raising")
+    llm = make_llm(telemetry=[{"name": reference}, {"name": "jsonl", "path": str(file)}])
+    with caplog.at_level(logging.ERROR):
+        llm.generate([[5], [6]], GREEDY)
+        llm.shutdown()
+    reports = [record.getMessage() for record in caplog.records]
+    assert reports == ["telemetry sink Raising raised and is switched off"]
+    assert len(file.read_text().splitlines()) == 2 + 6
+
+
+HOOKS = """
+from dovetail.contracts.hooks import hookimpl
+
+heard = []
+
+@hookimpl
+def dovetail_engine_started(config, plugins):
+    heard.append(("started", plugins["executor"]))
+
+@hookimpl
+def dovetail_request_added(request_id, num_prompt_tokens):
+    heard.append((request_id, num_prompt_tokens))
+
+@hookimpl
+def dovetail_step_done(step_id):
+    raise RuntimeError("a hook went wrong")
+
+@hookimpl
+def dovetail_request_finished(request_id, finish_reason):
+    heard.append((request_id, finish_reason))
+
+@hookimpl
+def dovetail_engine_stopped():
+    heard.append("stopped")
+"""
+
+
+def test_hooks_are_told_and_one_that_raises_is_reported_once(
+    make_llm: Callable[..., LLM],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    write_distribution(
+        tmp_path,
+        "listening",
+        entry_points={"dovetail.hooks.v1": {"listening": "engine_hooks_that_listen"}},
+        modules={"engine_hooks_that_listen.py": HOOKS},
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    llm = make_llm()
+    import engine_hooks_that_listen  # type: ignore[import-not-found]
+
+    llm.engine.add_request("a", [5, 6], GREEDY)
+    llm.engine.add_request("b", [5, 6, 7], GREEDY)
+    llm.engine.step()
+    llm.engine.abort_request("b")
+    run(llm.engine)
+    llm.shutdown()
+    assert engine_hooks_that_listen.heard == [
+        ("started", "dovetail.executors.cpu:CPUExecutor"),
+        ("a", 2),
+        ("b", 3),
+        ("b", "abort"),
+        ("a", "length"),
+        "stopped",
+    ]
+    reports = [record.getMessage() for record in caplog.records if "a hook went wrong" in record.getMessage()]
+    assert len(reports) == 1
+
+
+def test_nothing_runs_on_when_a_late_part_cannot_be_made(
+    make_llm: Callable[..., LLM], write_plugin: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dovetail.executors.cpu import CPUExecutor
+
+    stopped = []
+    shutdown = CPUExecutor.shutdown
+    monkeypatch.setattr(CPUExecutor, "shutdown", lambda self: (stopped.append(1), shutdown(self))[1])
+    source = RAISING_SINK.replace("calls = []", "def __init__(self, options):\n        raise OSError('no port')\n")
+    with pytest.raises(Exception, match="no port"):
+        make_llm(telemetry=[{"name": write_plugin(source, "Raising")}])
+    assert stopped
