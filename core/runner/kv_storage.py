@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from dovetail.contracts.attention import AttentionBackend
@@ -16,14 +17,17 @@ class KVStorage:
 
     def __init__(self, layout: KVLayout, num_blocks: int, num_host_blocks: int, device: torch.device):
         self._layout = layout
-        # Zeroed lazily by the operating system: memory that no request touches costs nothing on a CPU.
+        on_host = device.type == "cpu"
         self._lanes = [
-            torch.zeros(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
+            _host_pages(num_blocks, layout)
+            if on_host
+            else torch.zeros(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
             for _ in range(layout.num_lanes)
         ]
-        pinned = device.type == "cuda"
         self._host = [
-            torch.zeros(num_host_blocks, layout.page_bytes, dtype=torch.uint8, pin_memory=pinned)
+            _host_pages(num_host_blocks, layout)
+            if on_host
+            else torch.zeros(num_host_blocks, layout.page_bytes, dtype=torch.uint8, pin_memory=True)
             for _ in range(layout.num_lanes if num_host_blocks else 0)
         ]
         self._num_blocks = num_blocks
@@ -65,6 +69,11 @@ class KVStorage:
         source, target = (column.to(self._device) for column in _columns(pairs))
         for lane in self._lanes:
             lane[target] = lane[source]
+
+
+def _host_pages(num_blocks: int, layout: KVLayout) -> torch.Tensor:
+    """Zeroed pages that the operating system hands over when they are first touched; torch.zeros would touch them."""
+    return torch.from_numpy(np.zeros((num_blocks, layout.page_bytes), dtype=np.uint8))
 
 
 def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
