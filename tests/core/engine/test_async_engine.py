@@ -36,11 +36,7 @@ def make_async(make_llm: Callable[..., LLM]) -> Iterator[MakeAsync]:
 
 
 async def last_output(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
-    output = None
-    async for output in stream:
-        pass
-    assert output is not None
-    return output
+    return [output async for output in stream][-1]
 
 
 async def used_blocks(engine: AsyncLLMEngine) -> int:

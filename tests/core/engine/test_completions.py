@@ -230,6 +230,31 @@ class TestOutputKinds:
         assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
 
 
+class TestDrafts:
+    """With speculation several tokens come in one step; outputs look as they do without."""
+
+    def test_outputs_are_the_same(self, make_stories: Callable[..., LLM]) -> None:
+        drafts = {"drafters": {"lookup": {"name": "ngram", "num_tokens": 4}}}
+        llm = make_stories(speculative=drafts, cache={"prefix_caching": False})
+        prompt = "The cat saw the cat saw the cat saw the cat saw the"
+        params = SamplingParams(temperature=0, max_tokens=60, logprobs=0, speculation="off")
+        text = llm.generate(prompt, params)[0].outputs[0].text
+        # Stop strings of all places: some end among drafts that stand, and drop those behind.
+        stops = [(), *(text[start : start + 5] for start in range(0, len(text) - 5, 3))]
+        plain = llm.generate([prompt] * len(stops), [replace(params, stop=stop) for stop in stops])
+        speculated = llm.generate([prompt] * len(stops), [replace(params, stop=s, speculation=None) for s in stops])
+        assert speculated[0].metrics.num_accepted > 0
+        for expected, output in zip(plain, speculated, strict=True):
+            self.check_alike(output.outputs[0], expected.outputs[0])
+
+    def check_alike(self, completion: CompletionOutput, expected: CompletionOutput) -> None:
+        assert (completion.text, completion.token_ids) == (expected.text, expected.token_ids)
+        assert (completion.finish_reason, completion.stop_reason) == (expected.finish_reason, expected.stop_reason)
+        assert completion.logprobs is not None
+        assert [list(position) for position in completion.logprobs] == [[token] for token in completion.token_ids]
+        assert completion.cumulative_logprob == pytest.approx(expected.cumulative_logprob, abs=1e-3)
+
+
 class TestMetrics:
     """Times and counts."""
 

@@ -19,7 +19,7 @@ LONG = [DRAW.randrange(3, 128) for _ in range(45)]
 def check_position(position: PositionLogprobs, token: int, expected: Any, num_top: int) -> None:
     """`expected` [vocab_size] are the oracle's log probabilities."""
     top = expected.topk(num_top)
-    assert list(position)[0] == token
+    assert next(iter(position)) == token
     assert set(position) == {token, *top.indices.tolist()}
     for candidate, entry in position.items():
         assert entry.logprob == pytest.approx(float(expected[candidate]), abs=2e-4)

@@ -1,0 +1,70 @@
+"""What sinks are told agrees with what users get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.contracts.errors import ConfigError
+
+PARAMS = SamplingParams(n=2, seed=1, max_tokens=7)
+
+
+def read(file: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    requests = {line["request_id"]: line for line in lines if line["event"] == "request"}
+    return [line for line in lines if line["event"] == "step"], requests
+
+
+@pytest.mark.parametrize("output_kind", ["cumulative", "delta", "final_only"])
+def test_counts(make_llm: Callable[..., LLM], tmp_path: Path, output_kind: str) -> None:
+    file = tmp_path / "stats.jsonl"
+    engine = make_llm(telemetry=[{"name": "jsonl", "path": str(file)}]).engine
+    params = SamplingParams(n=2, seed=1, max_tokens=7, output_kind=output_kind)
+    prompts = {"a": [5, 6], "b": list(range(3, 30))}
+    for request_id, prompt in prompts.items():
+        engine.add_request(request_id, prompt, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+    steps, requests = read(file)
+    for request_id, prompt in prompts.items():
+        line = requests[request_id]
+        assert (line["num_prompt_tokens"], line["num_generated_tokens"]) == (len(prompt), 14)
+        assert (line["finish_reason"], line["num_cached_tokens"], line["num_preemptions"]) == ("length", 0, 0)
+        assert line["arrival_time"] <= line["first_scheduled_time"] < line["first_token_time"] < line["finish_time"]
+    assert sum(step["num_generated_tokens"] for step in steps) == 28
+    # Of each sibling, the last prompt token is computed again; the rest is shared.
+    assert sum(step["num_prompt_tokens"] for step in steps) == 2 + 27 + 2
+    assert steps[-1]["prefix_hit_tokens"] == 1 + 26
+    assert [step["step_id"] for step in steps] == list(range(1, len(steps) + 1))
+    assert all(step["duration"] > 0 and step["times"]["forward"] > 0 for step in steps)
+    assert (steps[-1]["num_running"], steps[-1]["num_waiting"], steps[-1]["kv_blocks_used"]) == (0, 0, 0)
+
+
+def test_aborted_requests_are_told(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    file = tmp_path / "stats.jsonl"
+    engine = make_llm(telemetry=[{"name": "jsonl", "path": str(file), "steps": False}]).engine
+    for request_id in ("early", "late"):
+        engine.add_request(request_id, [5, 6], PARAMS)
+    engine.abort_request("early")
+    engine.step()
+    engine.abort_request("late")
+    steps, requests = read(file)
+    assert steps == []
+    assert {name: (line["finish_reason"], line["num_generated_tokens"]) for name, line in requests.items()} == {
+        "early": ("abort", 0),
+        "late": ("abort", 1),
+    }
+    assert requests["early"]["first_token_time"] is None
+
+
+def test_a_sink_that_cannot_write_is_refused_before_weights_are_read(
+    make_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"telemetry\.0.*\n.*there is no folder .*: create it"):
+        make_llm(telemetry=[{"name": "jsonl", "path": str(tmp_path / "none" / "stats.jsonl")}])
