@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 def test_the_config_file_is_one(tmp_path: Path) -> None:
     (tmp_path / "engine.yaml").write_text(blocks("yaml")[0])
     layered = load_config(tmp_path / "engine.yaml")
-    assert layered.config.cache.swap_gib == 4
+    assert layered.config.cache.swap_gib == 1
 
 
 def test_the_plugin_in_twenty_lines_guesses(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 An executor is handed a `WorkerSpec` that can build a worker in any process (it pickles), places one worker per
 rank, and passes plans to all of them. It knows nothing of models or tokens. Life of an executor::
 
-    executor = Executor(options, spec)
+    executor = Executor(options, spec, need)
     executor.start()                        workers exist and hold their weights
     executor.call("describe")               WorkerReport per rank, in rank order
     executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
@@ -53,7 +53,7 @@ class WorkerReport:
     caches: tuple[LayerCache, ...]
     """What each attention layer caches on this rank, by layer_id."""
     available_bytes: int
-    """Bytes that the device has left for KV pages, after weights and the activations of the largest step."""
+    """Bytes for KV pages: what the config gives, or its share of what the device has left after the weights."""
 
 
 class Worker(Protocol):

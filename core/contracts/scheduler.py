@@ -132,7 +132,8 @@ class SchedulerLimits:
     """Requests that hold a place in the batch."""
     max_model_len: int
     enable_chunked_prefill: bool = True
-    """Off: a prompt is computed in one step or waits."""
+    """Off: a prompt is computed in one step or waits, unless no step could ever take it whole: known tokens beyond
+    max_num_batched_tokens (a long output that is recomputed, say) are computed in parts even then."""
     max_num_partial_prefills: int = 1
     """Prompts that may be computed in part in one step."""
     max_long_partial_prefills: int = 1

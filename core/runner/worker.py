@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.attention import AttentionBackend, AttentionSetup
+from dovetail.contracts.attention import AttentionBackend, AttentionNeed, AttentionSetup
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.executor import Placement, WorkerReport
 from dovetail.contracts.kv import KVLayout, KVSpec
@@ -21,6 +21,7 @@ from dovetail.engine.logits_setup import logits_setup
 from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
 from dovetail.nn.context import ModelContext
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
+from dovetail.registry.environment import detect_environment
 from dovetail.runner.kv_storage import KVStorage
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.speculation import create_speculation
@@ -136,10 +137,29 @@ class ModelWorker:
             max_num_batched_tokens=config.limits.max_num_batched_tokens,
             max_model_len=config.model.max_model_len,
         )
+        self._check_attention(setup)
         backend: AttentionBackend = self._plugins.create(config.attention, setup)
         for lane, layer in enumerate(layers):
             layer.bind(backend, storage.view(lane, spec, backend))
         return backend
+
+    def _check_attention(self, setup: AttentionSetup) -> None:
+        """Asks the backend again, now that the layers themselves say what they need: a config could only be guessed
+        from."""
+        backend, options = self._plugins.get(self._config.attention)
+        need = AttentionNeed(
+            device_type=self._config.device_type,
+            dtype=setup.dtype,
+            block_size=setup.block_size,
+            head_sizes=frozenset(layer.head_size for layer in setup.layers),
+            sliding_window=any(layer.window is not None for layer in setup.layers),
+            soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
+            alibi=any(layer.alibi_slopes is not None for layer in setup.layers),
+        )
+        reasons = backend.check(need, options, detect_environment(self._config.device_type))
+        if reasons:
+            name = self._config.attention.name
+            raise ConfigError(f"attention {name!r} cannot serve this model's layers: {' '.join(reasons)}")
 
     def _load_tokenizer(self) -> Any:
         """Only logits processors ask for it, on the rank that samples."""
