@@ -4,7 +4,6 @@ requests in and outputs out."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import threading
@@ -34,6 +33,7 @@ logger = logging.getLogger(__name__)
 class _Stream:
     """Outputs on their way from the engine's thread to one consumer."""
 
+    request_id: str
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[RequestOutput | BaseException] = field(default_factory=asyncio.Queue)
 
@@ -115,7 +115,7 @@ class AsyncLLMEngine:
         request_id = request_id if request_id is not None else f"async-{next(self._ids)}"
         arrival = time.monotonic()
         processed = await loop.run_in_executor(self._tokenizing, self._engine.process_input, prompt, sampling_params)
-        stream = _Stream(loop)
+        stream = _Stream(request_id, loop)
 
         def add() -> None:
             self._engine.add_request(
@@ -240,16 +240,22 @@ class AsyncLLMEngine:
                 items.append((stream, output))
                 if output.finished:
                     del self._streams[output.request_id]
-        self._deliver(items)
+        for stream in self._deliver(items):
+            self._abandon(stream.request_id, stream)
 
-    def _deliver(self, items: list[tuple[_Stream, Any]]) -> None:
-        """Hands items over, with one wake-up per event loop."""
+    def _deliver(self, items: list[tuple[_Stream, Any]]) -> list[_Stream]:
+        """Hands items over, with one wake-up per event loop. Returns the streams to which nobody listens any more,
+        because their loop was closed."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Any]]] = {}
         for stream, item in items:
             by_loop.setdefault(stream.loop, []).append((stream, item))
+        lost: list[_Stream] = []
         for loop, batch in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop was closed; nobody listens any more
+            try:
                 loop.call_soon_threadsafe(_put_all, batch)
+            except RuntimeError:  # asyncio has no other word for a closed loop
+                lost += [stream for stream, _ in batch]
+        return lost
 
 
 def _put_all(batch: list[tuple[_Stream, RequestOutput | BaseException]]) -> None:

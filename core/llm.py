@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from dovetail.config.layers import LayeredConfig
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import GenerationError, RequestError
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine.beam import BeamSearch
 from dovetail.engine.engine import LLMEngine
@@ -61,8 +61,8 @@ class LLM:
         """Completes prompts and returns their outputs in order.
 
         One `SamplingParams` serves all prompts, or a list gives each its own. `use_tqdm` shows a progress bar with
-        input and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed;
-        so does one that fails, once all are done.
+        input and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed.
+        Where some fail later, `GenerationError` is raised once all are done; its `outputs` are those of all prompts.
         """
         items = _as_list(prompts)
         params = self._params_per_prompt(sampling_params, len(items))
@@ -181,11 +181,14 @@ class LLM:
         if len(finished) < len(wanted):
             missing = min(wanted - finished.keys())
             raise RequestError(f"{missing} ended without a last output: something else aborted it or drove the engine")
-        failures = [output for output in finished.values() if output.error is not None]
+        outputs = [finished[request_id] for request_id in ids]
+        failures = [output for output in outputs if output.error is not None]
         if failures:
             first = failures[0]
-            raise RequestError(f"{len(failures)} of {len(ids)} requests failed; {first.request_id}: {first.error}")
-        return [finished[request_id] for request_id in ids]
+            raise GenerationError(
+                f"{len(failures)} of {len(ids)} requests failed; {first.request_id}: {first.error}", outputs
+            )
+        return outputs
 
     @contextmanager
     def _aborting_on_error(self, ids: list[str]) -> Iterator[None]:

@@ -47,7 +47,8 @@ class CompletionOutput:
 class RequestMetrics:
     """Times of one request, in seconds of time.monotonic(), and its counts.
 
-    The outputs of one request share this object: what an early output shows goes on until the request is finished.
+    Outputs before the last share one object, which goes on until the request is finished. The last output has its
+    own, which nothing changes any more.
     """
 
     arrival_time: float

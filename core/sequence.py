@@ -52,7 +52,7 @@ class Sequence(RequestState):
         self.token_ids = list(prompt_token_ids)
         self.sampling = sampling
         self.hash_seed = hash_seed
-        """Salt of the first block's hash: adapter, weight version, cache salt."""
+        """What the block hashes start from; see `dovetail.kv.hashing.prefix_seed`."""
         self.fork_parent = fork_parent
         """A sequence with the same prompt whose blocks this one may share when it is admitted."""
         self.block_ids: list[list[int]] = []

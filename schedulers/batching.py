@@ -198,7 +198,7 @@ class BatchingScheduler(Scheduler):
         # Only prompts too long for now are passed over; a bound keeps a queue full of them cheap.
         while step.left > 0 and index < min(len(waiting), self.limits.max_num_seqs):
             request = waiting[index]
-            if request in step.schedule.preempted:
+            if request in step.schedule.preempted or self._is_kept_out(request):
                 break
             is_swapped = request.status is RequestStatus.SWAPPED
             if not is_swapped:
@@ -212,6 +212,11 @@ class BatchingScheduler(Scheduler):
             if count or not step.is_long(num_known):
                 break
             index += 1
+
+    def _is_kept_out(self, request: RequestState) -> bool:
+        """Whether every place is taken by requests that it does not outrank: looking for its prefix is for nothing."""
+        running = self._running.requests
+        return len(running) >= self.limits.max_num_seqs and not self.outranks(request, running[-1])
 
     def _first_chunk(self, num_known: int, step: _Step) -> int:
         limits = self.limits

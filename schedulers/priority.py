@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dovetail.contracts.scheduler import RequestState
 from dovetail.schedulers.batching import BatchingScheduler
 from dovetail.schedulers.ranked_queue import Rank
@@ -13,6 +15,8 @@ class PriorityScheduler(BatchingScheduler):
     A waiting request takes the place and the blocks of running ones of a strictly lower priority. Victims are of
     the lowest priority, and among those the latest.
     """
+
+    uses_priority: ClassVar[bool] = True
 
     def rank(self, request: RequestState) -> Rank:
         """Priority number, then arrival time."""

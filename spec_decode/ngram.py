@@ -51,22 +51,29 @@ class NgramDrafter(DraftWorker):
         if end is None:
             return None
         # Like an LZ77 copy, a match that runs into its own continuation repeats itself.
+        guess: list[int] = token_ids[end : end + count].tolist()
         period = len(token_ids) - end
-        guess = token_ids[end + np.arange(count) % period]
-        return Draft(guess.tolist())
+        return Draft((guess * -(-count // period))[:count] if period < count else guess)
 
     def _match_end(self, token_ids: NDArray[np.int32]) -> int | None:
         """Index after the earlier occurrence of the longest suffix, or None if no suffix is long enough."""
-        last = len(token_ids) - 1
-        matches = np.flatnonzero(token_ids[:last] == token_ids[last])
-        for length in range(1, self.options.max_match):
-            longer = matches[matches >= length]
-            longer = longer[token_ids[longer - length] == token_ids[last - length]]
+        suffix: list[int] = token_ids[-self.options.max_match :].tolist()
+        suffix.reverse()
+        matches = (token_ids[:-1] == suffix[0]).nonzero()[0]
+        if len(matches) == 0:
+            return None
+        for length, token in enumerate(suffix[1:], 1):
+            # Ascending, and none below length - 1: at most the first has no token so far back.
+            before = matches - length
+            agrees = token_ids[before] == token
+            agrees[0] &= before[0] >= 0
+            longer = matches[agrees]
             if len(longer) == 0:
                 if length < self.options.min_match:
                     return None
                 break
             matches = longer
-        if len(matches) == 0:
-            return None
+        else:
+            if len(suffix) < self.options.min_match:
+                return None
         return int(matches[-1 if self.options.occurrence == "latest" else 0]) + 1

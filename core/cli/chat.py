@@ -8,12 +8,12 @@ import typer
 
 from dovetail.cli.errors import create_console, print_error
 from dovetail.cli.options import takes_config
-from dovetail.cli.sampling import sampling_params
+from dovetail.cli.sampling import refuse_unseen, sampling_params
 from dovetail.cli.streaming import print_rates, stream
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import RequestError
 
-app = typer.Typer(help="Chat with a model in the terminal.")
+app = typer.Typer(help="Chat with a model in the terminal.", rich_markup_mode=None)
 
 
 @app.command("chat")
@@ -25,7 +25,7 @@ def chat(
         list[str] | None,
         typer.Option("--sampling", "-s", metavar="KEY=VALUE", help="A field of SamplingParams, as in -s top_p=0.9."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens per answer.")] = 512,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Most tokens per answer (512).")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
 ) -> None:
     """Chat with a model. An empty line or end of input ends the conversation; Ctrl-C ends an answer."""
@@ -33,7 +33,14 @@ def chat(
 
     console = create_console(stderr=True)
     with LLM(config=layered) as llm:
-        params = sampling_params(llm.get_default_sampling_params(), sampling or [], max_tokens, temperature)
+        params = sampling_params(
+            llm.get_default_sampling_params(),
+            sampling or [],
+            default_max_tokens=512,
+            max_tokens=max_tokens,
+            temperature=temperature,
+        )
+        refuse_unseen(params)
         messages = [] if system is None else [{"role": "system", "content": system}]
         while True:
             try:

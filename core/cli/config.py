@@ -14,7 +14,7 @@ from dovetail.config.json_schema import config_schema
 from dovetail.config.layers import LayeredConfig
 from dovetail.registry.registry import Registry
 
-app = typer.Typer(no_args_is_help=True, help="Work with config files and their schema.")
+app = typer.Typer(no_args_is_help=True, help="Work with config files and their schema.", rich_markup_mode=None)
 
 
 @app.command("schema")

@@ -8,7 +8,7 @@ import traceback
 from rich.console import Console
 from rich.text import Text
 
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError, DovetailError, RequestError
 
 _PIPE_WIDTH = 200
 """Columns where nobody's terminal sets the limit: tables that are piped keep one row per line."""
@@ -21,8 +21,8 @@ def create_console(*, stderr: bool = False) -> Console:
 
 
 def exit_code(error: DovetailError) -> int:
-    """2 for a configuration that cannot be used, 1 for every other error."""
-    return 2 if isinstance(error, ConfigError) else 1
+    """2 for a configuration, an argument or a request that cannot be used, 1 for every other error."""
+    return 2 if isinstance(error, ConfigError | RequestError) else 1
 
 
 def print_error(error: DovetailError, *, show_traceback: bool = False) -> int:

@@ -19,8 +19,9 @@ from dovetail.config.explanation import Explanation, as_data, explain
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import write_manifest
 from dovetail.config.resolved import Decision
+from dovetail.contracts.errors import ConfigError
 
-app = typer.Typer(help="Say what a config comes to, and why, without loading weights.")
+app = typer.Typer(help="Say what a config comes to, and why, without loading weights.", rich_markup_mode=None)
 
 
 @app.command("explain")
@@ -36,14 +37,16 @@ def explain_config(
 
     Exit code 0: an engine would start; 2: the config is refused; 1: its model or a plugin cannot be used.
     """
+    if manifest is not None and not (manifest.absolute().parent.is_dir() and not manifest.is_dir()):
+        raise ConfigError(f"--manifest {manifest}: a file cannot be written there; give a path in a folder that exists")
     explanation = explain(layered)
+    if explanation.refusal is not None and not as_json:
+        print_error(explanation.refusal)
     if as_json:
         typer.echo(json.dumps(as_data(explanation), indent=2, ensure_ascii=False))
     else:
         _print(explanation)
     if explanation.refusal is not None:
-        if not as_json:
-            print_error(explanation.refusal)
         raise typer.Exit(exit_code(explanation.refusal))
     if manifest is not None and explanation.resolved is not None:
         origins = {value.key: value.origin for value in explanation.values}
@@ -63,6 +66,8 @@ def _print(explanation: Explanation) -> None:
             console.print(f"  - {line}", markup=False)
     for warning in explanation.warnings:
         print_warning(warning)
+    if explanation.refusal is not None:
+        console.print(Text(f"\nrefused: {explanation.refusal}"), soft_wrap=True)
 
 
 def _heading(console: Console, text: str) -> None:

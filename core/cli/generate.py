@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from dovetail.cli.options import takes_config_option
-from dovetail.cli.sampling import sampling_params
+from dovetail.cli.sampling import refuse_unseen, sampling_params
 from dovetail.cli.streaming import print_rates, stream
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import RequestError
 
-app = typer.Typer(help="Complete prompts.")
+app = typer.Typer(help="Complete prompts.", rich_markup_mode=None)
 
 
 @app.command("generate")
@@ -34,7 +34,7 @@ def generate(
         list[str] | None,
         typer.Option("--sampling", "-s", metavar="KEY=VALUE", help="A field of SamplingParams, as in -s top_p=0.9."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens per prompt.")] = 128,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Most tokens per prompt (128).")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, when it is done.")] = False,
 ) -> None:
@@ -50,7 +50,15 @@ def generate(
     if system is not None and not chat:
         raise RequestError("--system needs --chat: only a chat template knows where a system message goes")
     with LLM(config=layered) as llm:
-        params = sampling_params(llm.get_default_sampling_params(), sampling or [], max_tokens, temperature)
+        params = sampling_params(
+            llm.get_default_sampling_params(),
+            sampling or [],
+            default_max_tokens=128,
+            max_tokens=max_tokens,
+            temperature=temperature,
+        )
+        if not as_json:
+            refuse_unseen(params)
         if chat:
             items = [llm.render_chat(_messages(item, system)) for item in items]
         if len(items) == 1 and not as_json:

@@ -15,12 +15,14 @@ _NAMES = [field.name for field in fields(SamplingParams)]
 
 
 def sampling_params(
-    defaults: SamplingParams, settings: list[str], max_tokens: int, temperature: float | None
+    defaults: SamplingParams, settings: list[str], *, default_max_tokens: int, **flags: Any
 ) -> SamplingParams:
-    """The model's defaults with what the command line says. Raises `RequestError` for an unknown field or bad value."""
-    values: dict[str, Any] = {"max_tokens": max_tokens}
-    if temperature is not None:
-        values["temperature"] = temperature
+    """The model's defaults with what the command line says; flags that are None were not given.
+
+    Raises `RequestError` for an unknown field, a bad value, or a field that is given twice.
+    """
+    values: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    by_flag = set(values)
     for setting in settings:
         name, separator, text = setting.partition("=")
         if not separator:
@@ -29,5 +31,23 @@ def sampling_params(
             near = difflib.get_close_matches(name, _NAMES, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise RequestError(f"-s {setting!r}: SamplingParams has no field {name!r}{hint}")
-        values[name] = yaml.safe_load(text)
-    return replace(defaults, **values)
+        value = _parsed(setting, text)
+        if name in values and values[name] != value:
+            first = f"--{name.replace('_', '-')}" if name in by_flag else "-s"
+            raise RequestError(f"{name} is given twice: {first} says {values[name]!r}, -s says {value!r}; keep one")
+        values[name] = value
+    return replace(defaults, **{"max_tokens": default_max_tokens, **values})
+
+
+def refuse_unseen(params: SamplingParams) -> None:
+    """Raises `RequestError` for what was asked for and plain text would not show."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if vars(params)[name] is not None:
+            raise RequestError(f"{name} cannot be shown as plain text: use `dovetail generate --json`, or leave it out")
+
+
+def _parsed(setting: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RequestError(f"-s {setting!r}: the value is not YAML: {error}") from None

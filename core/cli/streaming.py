@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from dovetail.cli.errors import create_console
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.input_processor import Prompt
@@ -36,7 +36,7 @@ def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> Request
     finally:
         sys.stdout.write("\n")
     if last is None or last.error is not None:
-        raise RequestError(f"the request failed: {last.error if last is not None else 'nothing was generated'}")
+        raise DovetailError(f"the request failed: {last.error if last is not None else 'nothing was generated'}")
     return last
 
 

@@ -60,6 +60,8 @@ def _base_layer(
         return _layer(config.model_dump(exclude_unset=True), "EngineConfig", Path.cwd()), ()
     if isinstance(config, Mapping):
         return _layer(config, "config mapping", Path.cwd()), ()
+    if not isinstance(config, str | Path):
+        raise ConfigError(f"config must be the path of a file, a mapping or an EngineConfig, got {config!r}")
     path = Path(config).expanduser()
     content = read_file(path)
     if is_manifest(content.data):

@@ -61,6 +61,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     quantization = rules_run.choose_quantization(state, dtype)
     cache = rules_run.plan_cache(state, dtype)
     per_token = rules_run.kv_bytes_per_token(size, dtype, config.executor.tensor_parallel)
+    rules_run.refuse_more_than_host(state, cache, per_token)
     max_model_len = rules_model.choose_length(state, size, rules_run.kv_capacity(cache, per_token))
     limits = rules_run.set_limits(state, max_model_len)
     executor = rules_run.choose_executor(state)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from dovetail.config.choose import Chosen, choose
 from dovetail.config.resolution import Resolution
+from dovetail.config.rope_overrides import apply_overrides
 from dovetail.config.schema import AUTO
 from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError, ModelError
@@ -101,9 +102,8 @@ def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, Mapping[s
         return plugin.check(files, options, state.environment)
 
     chosen = choose(state, ("model", "weight_format"), "weight_format", section, against, none_left=ModelError)
-    config = dict(cast(type[WeightFormat], chosen.plugin)(chosen.options).config(files))
-    config.update(state.config.model.hf_overrides)
-    return chosen, config
+    config = cast(type[WeightFormat], chosen.plugin)(chosen.options).config(files)
+    return chosen, apply_overrides(config, state.config.model.hf_overrides)
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -115,6 +115,26 @@ def _device_memory(state: Resolution) -> int | None:
     return None
 
 
+def refuse_more_than_host(state: Resolution, cache: ResolvedCache, bytes_per_token: int) -> None:
+    """Raises `ConfigError` where the ranks together are asked to keep more in host memory than there is."""
+    host, ranks = state.environment.memory_bytes, state.config.executor.tensor_parallel
+    parts = {"cache.swap_gib": cache.swap_bytes}
+    if state.environment.device_type == "cpu":
+        if cache.num_blocks is not None:
+            parts["cache.num_blocks"] = cache.num_blocks * cache.block_size * bytes_per_token
+        elif cache.memory_bytes is not None:
+            parts["cache.memory_gib"] = cache.memory_bytes
+    total = sum(parts.values()) * ranks
+    if total > host:
+        names = " and ".join(
+            f"{key} ({state.layered.origin(key)})" for key, num_bytes in sorted(parts.items()) if num_bytes
+        )
+        raise ConfigError(
+            f"{names}: {total / GIB:.1f} GiB over {ranks} rank{'s' if ranks > 1 else ''} is more than the "
+            f"{host / GIB:.1f} GiB of host memory; ask for less"
+        )
+
+
 def kv_capacity(cache: ResolvedCache, bytes_per_token: int) -> int | None:
     """Tokens that the KV memory holds, where its size is known already. One block is kept as the null block."""
     num_blocks = cache.num_blocks

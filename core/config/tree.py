@@ -63,7 +63,7 @@ def nested(path: KeyPath, value: Any) -> dict[str, Any]:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for an unknown word: the nearest known ones as a question, or else all that is known."""
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(repr(name) for name in near)}?"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DovetailError(Exception):
     """Base of every error that Dovetail raises on purpose."""
@@ -21,6 +23,19 @@ class ModelError(DovetailError):
 
 class RequestError(DovetailError, ValueError):
     """One request is invalid. The engine is unharmed and other requests go on."""
+
+
+class GenerationError(RequestError):
+    """Some requests of one call failed while they ran; the outputs of all are here."""
+
+    def __init__(self, message: str, outputs: list[Any]):
+        super().__init__(message, outputs)
+        self.message = message
+        self.outputs = outputs
+        """`RequestOutput`s in the order of the prompts; those that failed have `error` set."""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class CapacityError(DovetailError):

@@ -86,7 +86,7 @@ class Plugin(ABC):
     equals; the first whose `check` has nothing against it is chosen. Bundled plugins stay between -10 and 10."""
 
     stability: ClassVar[str] = "provisional"
-    """"experimental", "provisional" or "stable": what `dovetail plugins list` promises to users."""
+    """"experimental", "provisional" or "stable": what `dovetail plugins info` tells users to expect."""
 
     @classmethod
     def check(cls, need: Any, options: Any, environment: Environment) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -23,7 +23,8 @@ class SamplingParams:
     best_of: int | None = None
     """Completions generated, of which the `n` with the highest cumulative log probability are returned."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy. Others lie between 1e-30 and 1e30: they are used as float32, and one that is 0 there would be
+    greedy unasked."""
     top_p: float = 1.0
     top_k: int = 0
     """0 or -1: all tokens."""
@@ -64,13 +65,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # Sequences become tuples, so that one object can be shared between requests.
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         set_ = object.__setattr__
-        set_(self, "stop", stop)
-        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        set_(self, "bad_words", tuple(self.bad_words or ()))
+        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop))
+        set_(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        set_(self, "bad_words", _as_tuple("bad_words", self.bad_words))
         if self.allowed_token_ids is not None:
-            set_(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            set_(self, "allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids))
         _check_sampling_params(self)
 
     @property
@@ -101,8 +101,10 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        _require("beam_width", self.beam_width, self.beam_width >= 1, "at least 1")
-        _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        for name, value in (("beam_width", self.beam_width), ("max_tokens", self.max_tokens)):
+            _require(name, value, isinstance(value, Integral) and 1 <= value <= _LARGEST, "an integer of at least 1")
+        for name, number in (("temperature", self.temperature), ("length_penalty", self.length_penalty)):
+            _require(name, number, isinstance(number, Real), "a number")
         _require("temperature", self.temperature, self.temperature >= 0, "0 or more")
 
 
@@ -112,6 +114,18 @@ _NUMBERS = (
     ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"),
 )
 """Fields that hold a number, an integer, and an integer or None."""
+
+_LARGEST = (1 << 31) - 1
+"""No integer but the seed may be larger: workers keep them in machine words."""
+
+_FLOAT32_MIN, _FLOAT32_MAX = 1e-30, 1e30
+"""Factors of logits lie between these, so that neither they nor what comes of them leave float32."""
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable | None):
+        raise RequestError(f"{name} must be a list, got {value!r}")
+    return tuple(value or ())
 
 
 def _require(name: str, value: object, holds: bool, range_: str) -> None:
@@ -128,6 +142,12 @@ def _check_types(p: SamplingParams) -> None:
         _require(name, values[name], isinstance(values[name], Integral), "an integer")
     for name in optional:
         _require(name, values[name], values[name] is None or isinstance(values[name], Integral), "None or an integer")
+    for name in (*integers, *optional):
+        is_small = name == "seed" or values[name] is None or values[name] <= _LARGEST
+        _require(name, values[name], is_small, f"at most {_LARGEST}")
+    for name in ("processors", "extra"):
+        _require(name, values[name], isinstance(values[name], Mapping), "a mapping")
+    _require("speculation", p.speculation, isinstance(p.speculation, str | None), "None or a drafter's name")
 
 
 def _check_sampling_params(p: SamplingParams) -> None:
@@ -135,12 +155,15 @@ def _check_sampling_params(p: SamplingParams) -> None:
     _require("n", p.n, p.n >= 1, "at least 1")
     _require("best_of", p.best_of, p.best_of is None or p.best_of >= p.n, f"at least n ({p.n})")
     _require("temperature", p.temperature, p.temperature >= 0, "0 (greedy) or more")
+    holds = p.temperature == 0 or _FLOAT32_MIN <= p.temperature <= _FLOAT32_MAX
+    _require("temperature", p.temperature, holds, f"0 (greedy), or between {_FLOAT32_MIN} and {_FLOAT32_MAX}")
     _require("top_p", p.top_p, 0 < p.top_p <= 1, "in (0, 1]")
     _require("top_k", p.top_k, p.top_k >= -1, "-1 or 0 (all tokens), or at least 1")
     _require("min_p", p.min_p, 0 <= p.min_p <= 1, "in [0, 1]")
     _require("presence_penalty", p.presence_penalty, -2 <= p.presence_penalty <= 2, "in [-2, 2]")
     _require("frequency_penalty", p.frequency_penalty, -2 <= p.frequency_penalty <= 2, "in [-2, 2]")
-    _require("repetition_penalty", p.repetition_penalty, p.repetition_penalty > 0, "more than 0")
+    holds = _FLOAT32_MIN <= p.repetition_penalty <= _FLOAT32_MAX
+    _require("repetition_penalty", p.repetition_penalty, holds, f"more than 0 ({_FLOAT32_MIN} to {_FLOAT32_MAX})")
     _require("min_tokens", p.min_tokens, p.min_tokens >= 0, "0 or more")
     if p.max_tokens is not None:
         _require("max_tokens", p.max_tokens, p.max_tokens >= 1, "at least 1, or None for the model's length")
@@ -158,7 +181,8 @@ def _check_sampling_params(p: SamplingParams) -> None:
         p.truncate_prompt_tokens is None or p.truncate_prompt_tokens >= 1,
         "None or at least 1",
     )
-    _require("stop", p.stop, all(isinstance(s, str) and s for s in p.stop), "a list of non-empty strings")
+    for name, words in (("stop", p.stop), ("bad_words", p.bad_words)):
+        _require(name, words, all(isinstance(word, str) and word for word in words), "a list of non-empty strings")
     if p.stop and not p.detokenize:
         raise RequestError("stop strings need detokenize=True; use stop_token_ids to stop on tokens")
     kinds = ("cumulative", "delta", "final_only")
@@ -166,5 +190,7 @@ def _check_sampling_params(p: SamplingParams) -> None:
     if p.allowed_token_ids is not None:
         _require("allowed_token_ids", p.allowed_token_ids, len(p.allowed_token_ids) > 0, "None or a non-empty list")
     if p.logit_bias is not None:
-        holds = all(-100 <= bias <= 100 for bias in p.logit_bias.values())
-        _require("logit_bias", dict(p.logit_bias), holds, "a mapping of token id to a bias in [-100, 100]")
+        holds = isinstance(p.logit_bias, Mapping) and all(
+            isinstance(bias, Real) and -100 <= bias <= 100 for bias in p.logit_bias.values()
+        )
+        _require("logit_bias", p.logit_bias, holds, "a mapping of token id to a bias in [-100, 100]")

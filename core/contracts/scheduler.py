@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
@@ -150,11 +150,15 @@ class Schedule:
     requests: list[Any] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     preempted: list[Any] = field(default_factory=list)
-    """Requests that gave way in this step (for telemetry)."""
+    """All requests that gave way in this step, for telemetry alone: what the workers must forget, the engine learns
+    from the memory itself."""
 
 
 class Scheduler(Plugin):
     """Owns the order of requests; the engine owns the requests, their tokens and their blocks."""
+
+    uses_priority: ClassVar[bool] = False
+    """Whether `RequestState.priority` decides anything; where it does not, the engine refuses requests that set it."""
 
     def __init__(self, options: PluginOptions, limits: SchedulerLimits):
         self.options = options

@@ -61,9 +61,11 @@ class DraftSetup:
     device: torch.device
     dtype: torch.dtype
     embed: Callable[[torch.Tensor], torch.Tensor]
-    """The target's token embedding: int64 [N] -> [N, hidden_size]."""
+    """The target's token embedding: int64 [N] -> [N, hidden_size]. Over several tensor-parallel ranks it raises
+    `PluginError`: all ranks would have to take part, and drafters run on one."""
     compute_logits: Callable[[torch.Tensor], torch.Tensor]
-    """The target's unembedding: [N, hidden_size] -> [N, vocab_size]."""
+    """The target's unembedding: [N, hidden_size] -> [N, vocab_size]. Raises `PluginError` likewise; a drafter that
+    needs either refuses `SpeculationNeed.tensor_parallel` above 1 in `check`."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,13 @@ class DraftBatch:
 
 
 class DraftWorker(Plugin):
-    """Guesses the next tokens of requests."""
+    """Guesses the next tokens of requests.
+
+    A request is known to its drafter by its key, from the first `propose` that holds it to `on_finished`, which comes
+    once, on the rank that samples. A request that gives way to others (preemption) keeps its key: until it is back
+    there are no proposals for it, its last draft may go without verdict, and positions that were computed before may
+    be computed again. So there may be state of more than `max_num_seqs` requests at a time.
+    """
 
     capabilities: ClassVar[DraftCapabilities] = DraftCapabilities()
 
@@ -123,21 +131,24 @@ class DraftWorker(Plugin):
         self.setup = setup
 
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """Layers of the drafter's own that cache keys and values. They join the target's full-attention group
-        and use its block tables. Without override: none."""
+        """Layers of the drafter's own that cache keys and values. Contract 1.0 does not serve them: a drafter that
+        names any is refused at start-up. Without override: none."""
         return ()
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
         """One draft per request, in order; None or an empty draft where there is nothing to guess. A drafter that
-        raises is switched off for the requests of the batch, which go on without it."""
+        raises is switched off for the requests of the batch, and one whose draft cannot be used for the request that
+        it was meant for. They go on without it to their end; `on_finished` still comes."""
 
     def on_verified(self, key: int, accepted: Sequence[int], num_drafted: int) -> None:
-        """Tells which nodes of the last draft of request `key` were accepted."""
+        """Tells which nodes of the last draft of request `key` were accepted, of the first `num_drafted` that were
+        computed; right before the `propose` that follows."""
         return None
 
     def on_finished(self, key: int, token_ids: Sequence[int]) -> None:
-        """The request left, with all its tokens; forget its state."""
+        """The request ended, in whatever way; forget its state. `token_ids` is what this rank last knew: tokens of
+        a round behind one that ended the request are there too, and a key that never reached `propose` may come."""
         return None
 
 
@@ -180,4 +191,5 @@ class AcceptanceRule(Plugin):
 
     @abstractmethod
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
-        """One verdict per request, in order."""
+        """One verdict per request, in order. Where a rule raises or a verdict cannot be, no draft stands, the token is
+        drawn as without drafts, and the request goes on without its drafter."""

@@ -50,9 +50,15 @@ class EngineCore:
         self._kv = kv
         self._executor = executor
         self._step_id = 0
+        self._live: dict[int, Sequence] = {}
+        """Sequences that have not ended, by key."""
         self._on_worker: set[int] = set()
+        self._reached_worker: set[int] = set()
+        """Keys that were on the workers at some time: whatever these keep of a sequence, they must hear of its end."""
         self._gone: list[int] = []
         """Keys that the workers may forget with the next plan."""
+        self._unheard: list[int] = []
+        """Keys that gave way in a plan of which nobody knows whether the workers heard it."""
         self._awaiting_first: set[int] = set()
         self._parked: dict[int, list[Sequence]] = {}
         """Sequences that wait for the prompt of another, by its key: they share its blocks."""
@@ -82,6 +88,7 @@ class EngineCore:
         """Takes in a sequence."""
         if bad_word_ids:
             self._bad_words[sequence.key] = bad_word_ids
+        self._live[sequence.key] = sequence
         self._awaiting_first.add(sequence.key)
         self._scheduler.add(sequence)
 
@@ -111,8 +118,10 @@ class EngineCore:
         sequence.status = RequestStatus.FINISHED
         self._awaiting_first.discard(sequence.key)
         self._bad_words.pop(sequence.key, None)
-        if sequence.key in self._on_worker:
-            self._on_worker.remove(sequence.key)
+        self._live.pop(sequence.key, None)
+        self._on_worker.discard(sequence.key)
+        if sequence.key in self._reached_worker:
+            self._reached_worker.remove(sequence.key)
             self._gone.append(sequence.key)
         if sequence.retain_blocks:
             self._retained[sequence.key] = sequence
@@ -128,9 +137,9 @@ class EngineCore:
     def step(self) -> StepOutcome | None:
         """Runs one step; None where there was nothing to do.
 
-        Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of a step fails the
-        sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that leaves sequences
-        waiting and schedules none.
+        Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of the workers fails
+        the sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that leaves sequences
+        waiting and schedules none, and lets through what a scheduler raises.
         """
         if self.failure is not None:
             raise self.failure
@@ -169,27 +178,28 @@ class EngineCore:
             gave_way = schedule.preempted
             self.release_retained(list(self._retained.values()))
             schedule = self._scheduler.schedule(self._kv)
-            # Whoever gave way in vain may be back already, on other blocks: the workers must hear of both.
-            schedule.preempted = [*(s for s in gave_way if s not in schedule.preempted), *schedule.preempted]
+            schedule.preempted = [*gave_way, *schedule.preempted]
         return schedule
 
     def _build_plan(self, schedule: Schedule) -> tuple[StepPlan, list[Sequence]]:
         """The plan, and the sequences that it brings to the workers."""
         self._step_id += 1
         changes = self._kv.drain()
-        preempted = []
-        for sequence in schedule.preempted:
-            sequence.num_preemptions += 1
-            if sequence.key in self._on_worker:
-                self._on_worker.remove(sequence.key)
-                preempted.append(sequence.key)
-        entered = []
         known = self._on_worker
+        preempted, self._unheard = self._unheard, []
+        for key in changes.given_up:
+            if key in self._live:
+                self._live[key].num_preemptions += 1
+            if key in known:
+                known.remove(key)
+                preempted.append(key)
+        entered = []
         new_blocks = [change for change in changes.new_blocks if change[0] in known] if changes.new_blocks else []
         keys = [sequence.key for sequence in schedule.requests]
         for sequence in schedule.requests:
             if sequence.key not in known:
                 known.add(sequence.key)
+                self._reached_worker.add(sequence.key)
                 entered.append(sequence)
                 if sequence.fork_parent is not None:
                     self._note_fork(sequence)
@@ -234,6 +244,8 @@ class EngineCore:
             self._commit_rows(plan, outcome)
         for index, num_drafts in result.num_next_drafts.items():
             outcome.schedule.requests[index].num_draft_tokens = num_drafts
+        for index in result.drafter_errors:
+            outcome.schedule.requests[index].drafter = None  # or it would be back after a preemption
         if self._awaiting_first:
             self._note_first_tokens(outcome)
         for sequence, _ in outcome.endings:
@@ -306,6 +318,7 @@ class EngineCore:
     def _unpark(self, sequence: Sequence) -> None:
         """The siblings of a sequence enter the queue: its prompt is computed, or it is gone."""
         for sibling in self._parked.pop(sequence.key, ()):
+            self._live[sibling.key] = sibling
             self._awaiting_first.add(sibling.key)
             self._scheduler.add(sibling)
 
@@ -330,16 +343,34 @@ class EngineCore:
         return True
 
     def _fail_step(self, schedule: Schedule, plan: StepPlan, error: BaseException, started: float) -> StepOutcome:
-        """Ends every sequence that took part in a step that raised. Sequences that were swapped out by the same plan
-        end as well, since their copies may not have been made; and the workers are told once more what to forget."""
-        self._gone += [*plan.finished, *plan.preempted]
+        """Ends every sequence that took part in a step that raised, and those whose pages the plan was to move, since
+        nobody knows whether it did. Siblings that waited to share such pages compute their own.
+
+        The workers are told once more what to forget.
+        """
         message = f"{type(error).__name__}: {error}"
         outcome = StepOutcome(schedule, StepResult(plan.step_id, []), started)
-        swapped = [sequence for sequence in schedule.preempted if sequence.status is RequestStatus.SWAPPED]
-        for sequence in [*schedule.requests, *swapped]:
+        failed = {sequence.key: sequence for sequence in schedule.requests} | self._holders_of_moved_pages(plan)
+        for sequence in failed.values():
             outcome.endings.append((sequence, Ending("error", error=message)))
+            sequence.retain_blocks = False
             self.finish(sequence)
+        self._gone += plan.finished
+        self._unheard += [key for key in plan.preempted if key in self._live]
         return outcome
+
+    def _holders_of_moved_pages(self, plan: StepPlan) -> dict[int, Sequence]:
+        """Sequences that hold a block, on the device or on the host, into which the plan moves a page; by key."""
+        device = {target for _, target in [*plan.swap_in, *plan.copies]}
+        host = {target for _, target in plan.swap_out}
+        if not device and not host:
+            return {}
+        return {
+            key: sequence
+            for key, sequence in self._live.items()
+            if any(not device.isdisjoint(table) for table in sequence.block_ids)
+            or any(not host.isdisjoint(table) for table in sequence.host_block_ids)
+        }
 
 
 def _ending(sequence: Sequence, token: int) -> Ending:

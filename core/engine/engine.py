@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 import time
@@ -14,19 +13,22 @@ from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.core import Ending, EngineCore
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.setup import EngineParts, create_parts
 from dovetail.engine.telemetry import Telemetry
+from dovetail.kv.hashing import prefix_seed
 from dovetail.kv.manager import KVStatistics
 from dovetail.kv.pool import PrefixCacheReset
 from dovetail.outputs import RequestOutput
 from dovetail.sequence import Sequence
 
 _SEED_MASK = (1 << 64) - 1
+_WEIGHT_VERSION = 0
+"""Of the block hashes: the weights of an engine do not change yet."""
 _SIBLING_STRIDE = 0x9E3779B97F4A7C15  # odd, so that siblings' seeds never meet
 
 
@@ -93,10 +95,15 @@ class LLMEngine:
         """Queues a request. Raises `RequestError` if it cannot be served.
 
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
-        `priority` runs first, where the scheduler looks at it.
+        `priority` runs first; a scheduler that does not look at it takes 0 only.
         """
         if request_id in self._outputs:
             raise RequestError(f"request id {request_id!r} is in use")
+        if priority != 0 and not self._parts.scheduler.uses_priority:
+            raise RequestError(
+                f"priority is {priority}, but scheduler {self.config.scheduler.name!r} pays no heed to it: configure"
+                " scheduler: priority, or leave priority at 0"
+            )
         processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
         arrival = time.monotonic() if arrival_time is None else arrival_time
         salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
@@ -108,13 +115,15 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the outputs that it brought.
 
-        Raises `WorkerError` when a worker died; the requests that were pending are failed, and the engine must be made
-        anew. Other failures end only the requests that took part, with finish_reason "error".
+        What fails in a step ends the requests that took part, with finish_reason "error". What is raised from here ends
+        all pending requests, without a last output: `WorkerError` when a worker died, and the engine must be made anew;
+        `PluginError` or whatever else a broken scheduler raises; `KeyboardInterrupt`, after which it can go on.
         """
         try:
             outcome = self._core.step()
-        except WorkerError as error:
-            self._end_requests(self.request_ids, Ending("error", error=str(error)))
+        except BaseException as error:
+            # Nobody knows how far the step came, so nothing that is half done may go on.
+            self._end_requests(self.request_ids, Ending("error", error=str(error) or type(error).__name__))
             raise
         if outcome is None:
             return []
@@ -148,7 +157,7 @@ class LLMEngine:
 
     def create_sequence(self, request_id: str, processed: ProcessedInput, fork_parent: Sequence | None) -> Sequence:
         """A sequence outside of any request: its tokens are the caller's to read."""
-        sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), None)[0]
+        sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), processed.cache_salt)[0]
         sequence.fork_parent = fork_parent
         return sequence
 
@@ -190,7 +199,7 @@ class LLMEngine:
     ) -> list[Sequence]:
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
-        salt = hashlib.blake2b(repr(cache_salt).encode(), digest_size=16).digest()
+        hash_seed = prefix_seed(_WEIGHT_VERSION, None, cache_salt)
         return [
             Sequence(
                 next(self._keys),
@@ -199,7 +208,7 @@ class LLMEngine:
                 params,
                 priority=priority,
                 arrival_time=arrival,
-                hash_seed=salt,
+                hash_seed=hash_seed,
                 max_total_tokens=processed.max_total_tokens,
                 stop_ids=processed.stop_ids,
                 eos_token_ids=processed.eos_token_ids,

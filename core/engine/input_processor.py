@@ -3,7 +3,7 @@ the chosen components. Whatever cannot be served is refused here, before it cost
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict
 
@@ -80,6 +80,7 @@ class InputProcessor:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         self._check_prompt(token_ids)
         self._check_params(params)
+        self._check_min_tokens(params.min_tokens, len(token_ids))
         if params.best_of is not None and params.best_of > params.n and params.logprobs is None:
             params = replace(params, logprobs=0)  # ranking needs the cumulative log probability
         limit = self._model.max_model_len
@@ -110,6 +111,8 @@ class InputProcessor:
             ids: Any = prompt.get("prompt_token_ids")
             text: Any = prompt.get("prompt")
             if ids is not None:
+                if isinstance(ids, str) or not isinstance(ids, Iterable):
+                    raise RequestError(f"prompt_token_ids must be a list of token ids, got {ids!r}")
                 return text, list(ids)
             prompt = text
         if isinstance(prompt, str):
@@ -145,9 +148,16 @@ class InputProcessor:
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_ids("logit_bias", list(params.logit_bias or ()))
         for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if value is None:
+                continue
+            if value > self._model.vocab_size:
+                raise RequestError(
+                    f"{name} is {value}, but the vocabulary has {self._model.vocab_size} tokens: ask for fewer, or -1"
+                    " for all"
+                )
             asked = self._model.vocab_size if value == -1 else value
             limit = self._model.max_logprobs
-            if asked is not None and 0 <= limit < asked:
+            if 0 <= limit < asked:
                 raise RequestError(
                     f"{name} is {value}, but model.max_logprobs allows {limit}: ask for fewer, or raise it (-1: all)"
                 )
@@ -158,6 +168,15 @@ class InputProcessor:
                 known = ", ".join(sorted(self._processors)) or "none"
                 raise RequestError(f"no logits processor {name!r} is configured (configured: {known})")
             self._processors[name].validate(options)
+
+    def _check_min_tokens(self, min_tokens: int, num_prompt_tokens: int) -> None:
+        room = self._model.max_model_len - num_prompt_tokens
+        if min_tokens > room:
+            raise RequestError(
+                f"min_tokens is {min_tokens}, but max_model_len is {self._model.max_model_len} and the prompt has"
+                f" {num_prompt_tokens} tokens: ask for at most {room}, shorten the prompt, or raise"
+                " model.max_model_len"
+            )
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of each bad word, at the start of a word and inside one."""

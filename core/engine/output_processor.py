@@ -4,7 +4,7 @@ one prompt under one request."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail.contracts.step import DraftCounts, TokenLogprobs
 from dovetail.engine.core import Ending, StepOutcome
@@ -271,6 +271,9 @@ class OutputProcessor:
 
     def _output(self, record: RequestRecord) -> RequestOutput:
         params = record.input.params
+        metrics = record.metrics
+        if record.finished:
+            metrics = replace(metrics, accepted_per_position=metrics.accepted_per_position[:])
         completions: Iterable[CompletionRecord] = record.completions
         if record.finished and params.num_sequences > params.n:
             ranked = sorted(record.completions, key=lambda c: c.cumulative_logprob or 0.0, reverse=True)
@@ -287,7 +290,7 @@ class OutputProcessor:
             prompt_token_ids=record.input.token_ids,
             outputs=outputs,
             finished=record.finished,
-            metrics=record.metrics,
+            metrics=metrics,
             prompt_logprobs=record.prompt_logprobs,
             error=record.error,
         )

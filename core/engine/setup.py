@@ -100,7 +100,6 @@ def _create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
         num_blocks,
         num_host_blocks=num_host_blocks,
         prefix_caching=config.cache.prefix_caching,
-        max_num_batched_tokens=config.limits.max_num_batched_tokens,
     )
 
 

@@ -8,6 +8,12 @@ from hashlib import blake2b
 DIGEST_BYTES = 32
 
 
+def prefix_seed(weight_version: int, adapter: str | None, cache_salt: str | None) -> bytes:
+    """16 bytes from which the block hashes of a sequence start. Sequences share cached blocks only where all of these
+    are equal: the version of the weights, the adapter on top of them, and the salt that the user gave."""
+    return blake2b(repr((weight_version, adapter, cache_salt)).encode(), digest_size=16).digest()
+
+
 def extend_block_hashes(
     hashes: list[bytes], token_ids: list[int], num_blocks: int, block_size: int, seed: bytes
 ) -> None:

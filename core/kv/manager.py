@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from dovetail.contracts.kv import KVLayout
 from dovetail.kv.hashing import extend_block_hashes
-from dovetail.kv.layout import largest_model_len
 from dovetail.kv.pool import NULL_BLOCK, BlockPool, HostPool, PrefixCacheReset
 from dovetail.kv.prefix import find_cached_prefix, find_fork_prefix, first_live_block
 from dovetail.kv.transfers import BlockChanges, PendingTransfers
@@ -55,10 +54,8 @@ class KVCacheManager:
         *,
         num_host_blocks: int = 0,
         prefix_caching: bool = True,
-        max_num_batched_tokens: int = 1 << 40,
     ) -> None:
-        """`num_blocks` counts the null block 0; `max_num_batched_tokens` is the most that one step computes, which says
-        how much a sliding window must hold. Raises `CapacityError` for fewer than 2 blocks."""
+        """`num_blocks` counts the null block 0. Raises `CapacityError` for fewer than 2 blocks."""
         self.layout = layout
         self.block_size = layout.block_size
         self.prefix_caching = prefix_caching
@@ -73,11 +70,11 @@ class KVCacheManager:
         self._unsent: set[int] = set()
         """Sequences that got their first blocks since the last drain."""
         self._new_blocks: dict[int, list[tuple[int, int, list[int]]]] = {}
+        self._given_up: list[int] = []
+        """Sequences that held blocks at the last drain and gave way since."""
         self._attached: dict[int, tuple[int, int]] = {}
         self._query_tokens = self._hit_tokens = 0
         self._num_copied = self._num_swapped_out = self._num_swapped_in = 0
-        self.max_tokens_per_request = largest_model_len(layout, num_blocks, max_num_batched_tokens, 1 << 40)
-        """Longest sequence that fits in empty memory."""
 
     @property
     def num_blocks(self) -> int:
@@ -88,10 +85,6 @@ class KVCacheManager:
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds, those with cached content included."""
         return self.pool.num_free
-
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a sequence of this many tokens can be served, if alone."""
-        return num_tokens <= self.max_tokens_per_request
 
     def attach_prefix(self, request: Sequence) -> int:
         """Takes the longest cached prefix, or what the fork parent has computed if that is longer, and sets
@@ -135,6 +128,7 @@ class KVCacheManager:
 
     def release(self, request: Sequence) -> None:
         """Gives back all blocks of the request; its tokens must be computed anew."""
+        self._note_given_up(request)
         self.free(request)
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
@@ -197,6 +191,7 @@ class KVCacheManager:
         request.host_block_ids = [
             [_NO_HOST_BLOCK if block == NULL_BLOCK else transfers.swap_out(block) for block in table] for table in used
         ]
+        self._note_given_up(request)
         self._free_device(request)
         request.num_draft_tokens = 0
         return True
@@ -230,7 +225,8 @@ class KVCacheManager:
         new_blocks = [(key, *entry) for key, entries in self._new_blocks.items() for entry in entries]
         self._new_blocks = {}
         self._unsent.clear()
-        changes = self._transfers.drain(new_blocks)
+        given_up, self._given_up = self._given_up, []
+        changes = self._transfers.drain(new_blocks, given_up)
         self._num_copied += len(changes.copies)
         self._num_swapped_out += len(changes.swap_out)
         self._num_swapped_in += len(changes.swap_in)
@@ -308,6 +304,10 @@ class KVCacheManager:
         self._num_registered[request.key] = num_registered
         self._capacity[request.key] = 0
         self._unsent.add(request.key)
+
+    def _note_given_up(self, request: Sequence) -> None:
+        if request.block_ids and request.key not in self._unsent:
+            self._given_up.append(request.key)
 
     def _fork_tables(self, parent: Sequence, num_tokens: int) -> list[list[int]]:
         num_blocks = self.layout.blocks_for(num_tokens)

@@ -32,6 +32,9 @@ class BlockChanges:
     swap_out: list[tuple[int, int]]
     swap_in: list[tuple[int, int]]
     copies: list[tuple[int, int]]
+    given_up: list[int]
+    """Keys of sequences that held blocks at the last drain and were released or swapped out since: a worker that knows
+    them must forget their tables. They may hold blocks again by now."""
 
 
 class PendingTransfers:
@@ -93,13 +96,14 @@ class PendingTransfers:
                 if source is not None:
                     self._unpin(source)
 
-    def drain(self, new_blocks: list[tuple[int, int, int, list[int]]]) -> BlockChanges:
-        """Returns all moves beside `new_blocks`, and starts anew."""
+    def drain(self, new_blocks: list[tuple[int, int, int, list[int]]], given_up: list[int]) -> BlockChanges:
+        """Returns all moves beside `new_blocks` and `given_up`, and starts anew."""
         changes = BlockChanges(
             new_blocks,
             [(source, host_block) for host_block, source in self._swap_outs.items()],
             [(host_block, target) for target, host_block in self._swap_ins.items()],
             [(source, target) for target, source in self._copies.items()],
+            given_up,
         )
         self._pool.free(self._copies.values())
         self._host.free(self._read_host_blocks)

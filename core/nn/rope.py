@@ -85,10 +85,20 @@ def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> tuple[torch.Tenso
     }
     if spec.kind not in scalings:
         raise ModelError(f"RoPE scaling {spec.kind!r} is not known here; known are {', '.join(scalings)}")
+    _check_numbers(spec)
     try:
         return scalings[spec.kind](spec, max_model_len)
     except KeyError as error:
         raise ModelError(f"RoPE scaling {spec.kind!r} needs the key {error} in rope_parameters") from None
+
+
+def _check_numbers(spec: RopeSpec) -> None:
+    for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+        value = spec.scaling.get(key)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise ModelError(f"RoPE scaling {spec.kind!r}: {key} must be a number above 0, got {value!r}")
+    if spec.theta <= 0:
+        raise ModelError(f"rope_theta must be a number above 0, got {spec.theta!r}")
 
 
 def _plain(spec: RopeSpec) -> torch.Tensor:

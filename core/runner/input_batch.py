@@ -18,8 +18,6 @@ class BatchRequest:
     request: NewRequest
     draft: Draft | None = None
     """Guesses that wait for verification."""
-    drafter: str | None = None
-    """Which drafter guesses; None once it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class InputBatch:
     def add(self, request: NewRequest) -> None:
         """A request comes, or comes back."""
         row = self._free_rows.pop()
-        self.requests[request.key] = BatchRequest(row, request, drafter=request.drafter)
+        self.requests[request.key] = BatchRequest(row, request)
         self.num_tokens[row] = len(request.token_ids)
         self.num_computed[row] = request.num_computed_tokens
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
@@ -86,6 +84,11 @@ class InputBatch:
             self.block_tables[group][row, index : index + len(blocks)] = blocks
         for request in plan.new_requests:
             self.add(request)
+
+    def known_tokens(self, key: int) -> np.ndarray:
+        """int32: a view of the tokens of a request in the batch."""
+        row = self.requests[key].row
+        return self.token_ids[row, : self.num_tokens[row]]
 
     def set_draft(self, key: int, draft: Draft | None) -> None:
         """Keeps guesses for the next step, behind the request's known tokens."""

@@ -31,10 +31,31 @@ _PROMPT_LOGPROB_ROWS = 128
 class StepTokens:
     """What a step's sampling came to; dictionaries are keyed by place in the plan."""
 
-    tokens: dict[int, list[int]] = field(default_factory=dict)
+    tokens: np.ndarray
+    """int64 [R, most tokens of a request]"""
+    counts: np.ndarray
+    """int64 [R]: how many of them each request got."""
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     draft_counts: dict[int, DraftCounts] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    drafter_errors: dict[int, str] = field(default_factory=dict)
+
+    def put(self, place: int, tokens: list[int]) -> None:
+        """What one request got."""
+        self.tokens[place, : len(tokens)] = tokens
+        self.counts[place] = len(tokens)
+
+    def flat(self) -> list[int]:
+        """All tokens, one request after the other."""
+        flat: list[int] = self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]].tolist()
+        return flat
+
+    def counts_or_none(self) -> list[int] | None:
+        """Tokens per request; None where each got exactly one."""
+        if self.tokens.shape[1] == 1 and self.counts.all():
+            return None
+        counts: list[int] = self.counts.tolist()
+        return counts
 
 
 class ModelRunner:
@@ -66,6 +87,8 @@ class ModelRunner:
             speculation.max_drafts if speculation is not None else 0,
         )
         self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors)
+        self._prompt_scored: set[int] = set()
+        """Requests that ask for log probabilities of their prompts."""
         self._samples = context.communicator.rank == 0
 
     @torch.inference_mode()
@@ -78,6 +101,7 @@ class ModelRunner:
         if self._samples:
             for request in plan.new_requests:
                 self._sampler.add(request)
+        self._note_new(plan)
         inputs = self._batch.prepare(plan)
         self._plan_attention(inputs)
         prepared = time.perf_counter()
@@ -88,22 +112,19 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
         drawn = time.perf_counter()
         num_next_drafts: dict[int, int] = {}
-        drafter_errors: dict[int, str] = {}
         if self._speculation is not None:
-            num_next_drafts, drafter_errors = self._speculation.propose(
-                plan, inputs, self._batch, self._sampler, hidden, sampled.tokens
-            )
+            num_next_drafts = self._speculation.propose(plan, inputs, self._batch, self._sampler, hidden, sampled)
         ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
-            token_ids=[token for index in sorted(sampled.tokens) for token in sampled.tokens[index]],
-            counts=self._counts(plan, sampled),
+            token_ids=sampled.flat(),
+            counts=sampled.counts_or_none(),
             logprobs=sampled.logprobs,
             prompt_logprobs=prompt_logprobs,
             num_next_drafts=num_next_drafts,
             draft_counts=sampled.draft_counts,
             failed=sampled.failed,
-            drafter_errors=drafter_errors,
+            drafter_errors=sampled.drafter_errors,
             times=StepTimes(
                 prepare=1e3 * (prepared - started),
                 forward=1e3 * (computed - prepared),
@@ -116,11 +137,23 @@ class ModelRunner:
         for key in plan.finished:
             if self._speculation is not None:
                 self._speculation.finish(key, self._batch)
-            self._batch.remove(key)
-            self._sampler.remove(key)
+            self._leave(key)
         for key in plan.preempted:
-            self._batch.remove(key)
-            self._sampler.remove(key)
+            if self._speculation is not None:
+                self._speculation.pause(key, self._batch)
+            self._leave(key)
+
+    def _leave(self, key: int) -> None:
+        self._batch.remove(key)
+        self._sampler.remove(key)
+        self._prompt_scored.discard(key)
+
+    def _note_new(self, plan: StepPlan) -> None:
+        for request in plan.new_requests:
+            if self._speculation is not None:
+                self._speculation.add(request)
+            if request.sampling.prompt_logprobs is not None:
+                self._prompt_scored.add(request.key)
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if plan.swap_out:
@@ -148,7 +181,8 @@ class ModelRunner:
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> StepTokens:
         """Draws or verifies for every request whose last known token was computed."""
-        sampled = StepTokens()
+        width = 1 if plan.num_drafts is None else max(plan.num_drafts) + 1
+        sampled = StepTokens(np.empty((len(plan.keys), width), np.int64), np.zeros(len(plan.keys), np.int64))
         plain = np.flatnonzero(inputs.reaches_end & (inputs.num_drafts == 0))
         if len(plain):
             self._sample_plain(plan, inputs, hidden, plain, sampled)
@@ -180,25 +214,22 @@ class ModelRunner:
             self._batch.append(rows, token_ids)
         else:
             self._batch.append(rows[drawn], token_ids[drawn])
-        for place, token in zip(places.tolist(), token_ids.tolist(), strict=True):
-            sampled.tokens[place] = [token] if token >= 0 else []
-
-    def _counts(self, plan: StepPlan, sampled: StepTokens) -> list[int] | None:
-        """Tokens per request; None where each got exactly one."""
-        if plan.num_drafts is None and len(sampled.tokens) == len(plan.keys) and not sampled.failed:
-            return None
-        return [len(sampled.tokens.get(index, ())) for index in range(len(plan.keys))]
+        sampled.tokens[places, 0] = token_ids
+        sampled.counts[places] = drawn
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
     ) -> dict[int, tuple[int, list[TokenLogprobs]]]:
         """Log probabilities of the prompt tokens that this step's rows predict, for requests that ask."""
         found = {}
-        for index, key in enumerate(plan.keys):
+        for index, key in enumerate(plan.keys if self._prompt_scored else ()):
+            if key not in self._prompt_scored:
+                continue
             request = self._batch.requests[key].request
             num_top = request.sampling.prompt_logprobs
             first = int(inputs.seq_lens[index]) - plan.num_tokens[index]
             if num_top is None or first + 1 >= request.num_prompt_tokens:
+                self._prompt_scored.discard(key)
                 continue
             count = min(plan.num_tokens[index], request.num_prompt_tokens - 1 - first)
             start = int(inputs.query_start[index])

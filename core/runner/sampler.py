@@ -24,6 +24,7 @@ from dovetail.runner.sampling_state import (
     LogitsEdits,
     RequestState,
     create_edits,
+    fill_broken_row,
     fill_row,
     token_id_error,
 )
@@ -76,19 +77,26 @@ class Sampler:
     def add(self, request: NewRequest) -> None:
         """A request arrives, or comes back after a preemption with its output so far. Never fails: what cannot be
         served is reported when its first token is due."""
-        error = token_id_error(request, self.vocab_size)
-        wanted: tuple[str, ...] = ()
-        if error is None:
-            wanted, error = self._offer(request)
+        slot, row = self._free[-1], self._table[self._free[-1]]
         edits: LogitsEdits | None = None
-        has_edits = False
-        if error is None:
-            edits = create_edits(request, self.vocab_size, wanted)
-            has_edits = not edits.is_empty
-            if not has_edits and not request.sampling.min_tokens:
-                edits = None
-        slot = self._free.pop()
-        fill_row(self._table[slot], request, self.vocab_size, has_edits=has_edits, is_broken=error is not None)
+        wanted: tuple[str, ...] = ()
+        try:
+            error = token_id_error(request, self.vocab_size)
+            if error is None:
+                wanted, error = self._offer(request)
+            if error is None:
+                edits = create_edits(request, self.vocab_size, wanted)
+                fill_row(row, request, self.vocab_size, has_edits=not edits.is_empty)
+                if edits.is_empty and not request.sampling.min_tokens:
+                    edits = None
+        except (ArithmeticError, TypeError, ValueError) as fault:  # numbers that the table cannot hold, and the like
+            error = f"the sampling parameters cannot be used: {fault}"
+            edits = None
+            for name in wanted:
+                self._withdraw(name, request.key)
+        if error is not None:
+            fill_broken_row(row, request, self.vocab_size)
+        self._free.pop()
         self._requests[request.key] = RequestState(slot, request.sampling, edits, error)
 
     def remove(self, key: int) -> None:
@@ -108,9 +116,9 @@ class Sampler:
         """uint64 [len(keys)]: the seeds of requests, as `random_streams.uniforms` takes them."""
         return self._rows(keys)["seed"]
 
-    def draft_uniforms(self, key: int, position: int, count: int) -> NDArray[np.float64]:
-        """float64 [count]: a request's stream for drafting in the round whose first draft stands at `position`."""
-        return uniforms(self.seeds([key]), DRAFT, np.array([position]), np.arange(count))
+    def draft_uniforms(self, keys: Sequence[int], positions: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+        """float64 [len(keys), count]: streams for drafting in rounds whose first drafts stand at `positions`."""
+        return uniforms(self.seeds(keys)[:, None], DRAFT, positions[:, None], np.arange(count))
 
     def commit(self, key: int, token_ids: Sequence[int]) -> None:
         """Tokens that stand and that `sample` did not draw: accepted drafts, and the token after them."""
@@ -169,12 +177,14 @@ class Sampler:
             probs[list(failed)] = 0.0
         return Distributions(probs, failed)
 
-    def row_logprobs(self, logits: Tensor, key: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:
-        """Log probabilities of tokens that one request got in a row, if it wants any: one row of raw logits each."""
-        num_top = int(self._rows([key])["logprobs"][0])
-        if num_top == NO_LOGPROBS:
+    def row_logprobs(
+        self, logits: Tensor, rows: Sequence[int], key: int, token_ids: Sequence[int]
+    ) -> list[TokenLogprobs]:
+        """Log probabilities of tokens that one request got in a row, if it wants any; `rows` of raw logits gave them."""
+        num_top = self._requests[key].sampling.logprobs
+        if num_top is None:
             return []
-        return token_logprobs(logits, np.array(token_ids, dtype=np.int64), num_top)
+        return token_logprobs(logits[list(rows)], np.array(token_ids, dtype=np.int64), num_top)
 
     def _rows(self, keys: Sequence[int]) -> NDArray[np.void]:
         requests = self._requests

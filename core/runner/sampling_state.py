@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +164,7 @@ def create_edits(request: NewRequest, vocab_size: int, processors: tuple[str, ..
     )
 
 
-def fill_row(row: np.void, request: NewRequest, vocab_size: int, *, has_edits: bool, is_broken: bool) -> None:
+def fill_row(row: np.void, request: NewRequest, vocab_size: int, *, has_edits: bool) -> None:
     """Writes the request's parameters into its row of the table."""
     sampling = request.sampling
     row["temperature"] = sampling.temperature
@@ -176,4 +176,10 @@ def fill_row(row: np.void, request: NewRequest, vocab_size: int, *, has_edits: b
     row["min_tokens"] = sampling.min_tokens
     row["logprobs"] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
     row["has_edits"] = has_edits
-    row["is_broken"] = is_broken
+    row["is_broken"] = False
+
+
+def fill_broken_row(row: np.void, request: NewRequest, vocab_size: int) -> None:
+    """Writes a row for a request that cannot be served: it draws, and what it draws is thrown away."""
+    fill_row(row, replace(request, sampling=SamplingParams(temperature=0)), vocab_size, has_edits=False)
+    row["is_broken"] = True

@@ -6,7 +6,7 @@ Rank 0 drafts and judges; the other ranks are told, in one small tensor each way
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.errors import ConfigError
+from dovetail.config.rules_model import text_config
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.speculation import (
@@ -25,9 +26,10 @@ from dovetail.contracts.speculation import (
     DraftSetup,
     DraftWorker,
 )
-from dovetail.contracts.step import DraftCounts, StepPlan
+from dovetail.contracts.step import DraftCounts, NewRequest, StepPlan
 from dovetail.nn.attention import Attention
 from dovetail.nn.context import ModelContext
+from dovetail.nn.hf_config import required
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
@@ -47,6 +49,19 @@ class ActiveDrafter:
     num_tokens: int
 
 
+@dataclass(slots=True)
+class DraftedFor:
+    """What is kept of a request from the first step to its end, through preemptions."""
+
+    drafter: str
+    max_total_tokens: int
+    """Where max_tokens or max_model_len ends the request."""
+    is_on: bool = True
+    """False once its drafter failed it."""
+    token_ids: Sequence[int] = ()
+    """Known tokens of a request that is out of the batch."""
+
+
 def create_speculation(
     config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: ModelContext, layout: KVLayout
 ) -> Speculation | None:
@@ -57,14 +72,14 @@ def create_speculation(
     for name, chosen in config.speculation.drafters.items():
         setup = DraftSetup(
             vocab_size=config.model.vocab_size,
-            hidden_size=int(config.model.hf_config["hidden_size"]),
+            hidden_size=int(required(text_config(config.model.hf_config), "hidden_size")),
             max_model_len=config.model.max_model_len,
             max_num_seqs=config.limits.max_num_seqs,
             num_tokens=chosen.num_tokens,
             device=context.device,
             dtype=context.dtype,
-            embed=model.embed,
-            compute_logits=model.compute_logits,
+            embed=_on_one_rank(model.embed, "embed", context),
+            compute_logits=_on_one_rank(model.compute_logits, "compute_logits", context),
         )
         worker: DraftWorker = plugins.create(chosen.component, setup)
         if worker.attention_layers():
@@ -77,6 +92,22 @@ def create_speculation(
         (group.group_id, context.attention_layers[layer_id]) for group in layout.groups for layer_id in group.layer_ids
     ]
     return Speculation(drafters, rule, model, context, layers, config.model.max_model_len)
+
+
+def _on_one_rank(
+    function: Callable[[torch.Tensor], torch.Tensor], name: str, context: ModelContext
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What a drafter, which runs on rank 0 alone, may call of a model: nothing that other ranks take part in."""
+    if context.communicator.size == 1:
+        return function
+
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise PluginError(
+            f"DraftSetup.{name} needs all {context.communicator.size} tensor-parallel ranks, and drafters run on one; "
+            "set executor.tensor_parallel to 1, or choose a drafter that does without it"
+        )
+
+    return refuse
 
 
 class Speculation:
@@ -99,8 +130,22 @@ class Speculation:
         self._device = context.device
         self._max_model_len = max_model_len
         self.max_drafts = max(drafter.num_tokens for drafter in self._drafters.values())
+        self._requests: dict[int, DraftedFor] = {}
+        """By key, those that have or had a drafter."""
         self._accepted: dict[int, tuple[list[int], int]] = {}
         """By key, what became of the draft that was just verified, for `on_verified`."""
+
+    def add(self, request: NewRequest) -> None:
+        """A request comes, or comes back; a drafter that failed it before stays off."""
+        known = self._requests.get(request.key)
+        if known is not None:
+            known.is_on = known.is_on and request.drafter is not None
+            known.token_ids = ()
+        elif request.drafter is not None:
+            limit = self._max_model_len
+            if request.sampling.max_tokens is not None:
+                limit = min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
+            self._requests[request.key] = DraftedFor(request.drafter, limit)
 
     def verify(
         self,
@@ -137,34 +182,47 @@ class Speculation:
         batch: InputBatch,
         sampler: Sampler,
         hidden: torch.Tensor,
-        tokens: Mapping[int, list[int]],
-    ) -> tuple[dict[int, int], dict[int, str]]:
-        """Drafts for the next step: how many wait, by place in the plan, and whose drafter raised."""
+        sampled: StepTokens,
+    ) -> dict[int, int]:
+        """Drafts for the next step: how many wait, by place in the plan. Errors of drafters go to `sampled`."""
         drafts: dict[int, Draft] = {}
-        errors: dict[int, str] = {}
         if self._communicator.rank == 0:
-            for name, drafter in self._drafters.items():
-                places = [i for i, key in enumerate(plan.keys) if batch.requests[key].drafter == name]
-                if places:
-                    drafts |= self._draft(drafter, places, plan, inputs, batch, sampler, hidden, tokens, errors)
+            self._switch_off(plan, sampled.drafter_errors)
+            places: dict[str, list[int]] = {}
+            for place, key in enumerate(plan.keys):
+                request = self._requests.get(key)
+                if request is not None and request.is_on:
+                    places.setdefault(request.drafter, []).append(place)
+            for name, chosen in places.items():
+                requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled)
+                drafts |= self._draft(name, chosen, requests, hidden, sampler.vocab_size, sampled.drafter_errors)
+            self._switch_off(plan, sampled.drafter_errors)
         self._accepted.clear()
         drafts = self._share_drafts(drafts, plan)
         for place, key in enumerate(plan.keys):
             batch.set_draft(key, drafts.get(place))
-        for place in errors:
-            batch.requests[plan.keys[place]].drafter = None
-        return {place: len(draft.token_ids) for place, draft in drafts.items()}, errors
+        return {place: len(draft.token_ids) for place, draft in drafts.items()}
+
+    def pause(self, key: int, batch: InputBatch) -> None:
+        """A request leaves the batch to come back; what is known of it is kept for its drafter."""
+        request = self._requests.get(key)
+        if request is not None and key in batch.requests:
+            request.token_ids = batch.known_tokens(key).tolist()
 
     def finish(self, key: int, batch: InputBatch) -> None:
-        """Tells the request's drafter that it left."""
-        entry = batch.requests.get(key)
-        if entry is None or entry.drafter is None or self._communicator.rank != 0:
+        """Tells the request's drafter that it ended, in the batch or out of it."""
+        request = self._requests.pop(key, None)
+        if request is None or self._communicator.rank != 0:
             return
-        known = batch.token_ids[entry.row, : batch.num_tokens[entry.row]]
+        token_ids = batch.known_tokens(key).tolist() if key in batch.requests else request.token_ids
         try:
-            self._drafters[entry.drafter].worker.on_finished(key, known.tolist())
+            self._drafters[request.drafter].worker.on_finished(key, token_ids)
         except Exception:
-            logger.exception("drafter %r raised in on_finished", entry.drafter)
+            logger.exception("drafter %r raised in on_finished", request.drafter)
+
+    def _switch_off(self, plan: StepPlan, errors: Mapping[int, str]) -> None:
+        for place in errors:
+            self._requests[plan.keys[place]].is_on = False
 
     def _judge(
         self,
@@ -179,6 +237,8 @@ class Speculation:
         if self._communicator.rank == 0:
             output = Verifier(self._rule, sampler).verify(logits, requests)
             for index, place in enumerate(places):
+                if index in output.faults:
+                    sampled.drafter_errors[place] = output.faults[index]
                 if index in output.failed:
                     sampled.failed[place] = output.failed[index]
                     continue
@@ -203,7 +263,6 @@ class Speculation:
     ) -> None:
         entry = batch.requests[request.key]
         if token < 0:
-            sampled.tokens[place] = []
             return
         if nodes != list(range(len(nodes))):
             self._compact(place, request, nodes, inputs)
@@ -211,9 +270,9 @@ class Speculation:
         batch.num_computed[entry.row] = request.position + len(nodes)
         tokens = [int(request.draft.token_ids[node]) for node in nodes] + [token]
         batch.extend(entry.row, tokens)
-        sampled.tokens[place] = tokens
+        sampled.put(place, tokens)
         drafted = len(request.draft.token_ids)
-        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), entry.drafter or "")
+        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), self._requests[request.key].drafter)
         self._accepted[request.key] = (nodes, drafted)
 
     def _compact(self, place: int, request: DraftedRequest, nodes: list[int], inputs: StepInputs) -> None:
@@ -227,28 +286,21 @@ class Speculation:
 
     def _draft(
         self,
-        drafter: ActiveDrafter,
+        name: str,
         places: list[int],
-        plan: StepPlan,
-        inputs: StepInputs,
-        batch: InputBatch,
-        sampler: Sampler,
+        requests: list[DraftRequest],
         hidden: torch.Tensor,
-        tokens: Mapping[int, list[int]],
+        vocab_size: int,
         errors: dict[int, str],
     ) -> dict[int, Draft]:
         """One drafter's guesses for its requests. A drafter that raises, or guesses what cannot be, loses them."""
-        worker = drafter.worker
-        requests = [
-            self._draft_request(place, plan, inputs, batch, sampler, drafter.num_tokens, bool(tokens.get(place)))
-            for place in places
-        ]
+        worker = self._drafters[name].worker
         try:
             for request in requests:
                 if request.key in self._accepted:
                     worker.on_verified(request.key, *self._accepted[request.key])
             states = hidden if worker.capabilities.needs_hidden_states else None
-            proposed = worker.propose(DraftBatch(requests, states))
+            proposed = list(worker.propose(DraftBatch(requests, states)))
             if len(proposed) != len(requests):
                 raise ValueError(f"{len(proposed)} drafts for {len(requests)} requests")
         except Exception as error:
@@ -257,49 +309,66 @@ class Speculation:
             return {}
         drafts = {}
         for place, request, draft in zip(places, requests, proposed, strict=True):
-            if draft is None or not len(draft.token_ids) or not request.max_drafts:
+            if draft is None:
                 continue
-            problem = draft_problem(draft, sampler.vocab_size)
+            problem = draft_problem(draft, vocab_size)
             if problem is not None:
                 errors[place] = f"{type(worker).__name__} proposed a draft that cannot be: {problem}"
-                continue
-            drafts[place] = first_nodes(draft, request.max_drafts)
+                logger.warning("request %d goes on without its drafter: %s", request.key, errors[place])
+            elif len(draft.token_ids) and request.max_drafts:
+                drafts[place] = first_nodes(draft, request.max_drafts)
         return drafts
 
-    def _draft_request(
+    def _draft_requests(
         self,
-        place: int,
+        name: str,
+        places: list[int],
         plan: StepPlan,
         inputs: StepInputs,
         batch: InputBatch,
         sampler: Sampler,
-        num_tokens: int,
-        drew: bool,
-    ) -> DraftRequest:
-        entry = batch.requests[plan.keys[place]]
-        known = int(batch.num_tokens[entry.row])
-        sampling = entry.request.sampling
-        limit = self._max_model_len
-        if sampling.max_tokens is not None:
-            limit = min(limit, entry.request.num_prompt_tokens + sampling.max_tokens)
+        sampled: StepTokens,
+    ) -> list[DraftRequest]:
+        keys = [plan.keys[place] for place in places]
+        rows = inputs.rows[places]
+        known = batch.num_tokens[rows].astype(np.int64)
+        limits = np.array([self._requests[key].max_total_tokens for key in keys])
         # A round yields at least one token, so the last one that fits is never a draft.
-        room = max(0, min(num_tokens, limit - known - 1)) if drew else 0
-        return DraftRequest(
-            key=plan.keys[place],
-            token_ids=batch.token_ids[entry.row, :known],
-            num_prompt_tokens=entry.request.num_prompt_tokens,
-            max_drafts=room,
-            sampling=sampling,
-            hidden_rows=self._known_rows(place, plan, inputs),
-            uniforms=sampler.draft_uniforms(plan.keys[place], known, room),
-        )
+        num_tokens = self._drafters[name].num_tokens
+        rooms = np.clip(limits - known - 1, 0, num_tokens) * (sampled.counts[places] > 0)
+        uniforms = sampler.draft_uniforms(keys, known, num_tokens)
+        hidden_rows = self._standing_rows(keys, places, inputs)
+        requests = []
+        for i, (key, row, length, room) in enumerate(
+            zip(keys, rows.tolist(), known.tolist(), rooms.tolist(), strict=True)
+        ):
+            request = batch.requests[key].request
+            requests.append(
+                DraftRequest(
+                    key=key,
+                    token_ids=batch.token_ids[row, :length],
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    max_drafts=room,
+                    sampling=request.sampling,
+                    hidden_rows=hidden_rows[i],
+                    uniforms=uniforms[i, :room],
+                )
+            )
+        return requests
 
-    def _known_rows(self, place: int, plan: StepPlan, inputs: StepInputs) -> np.ndarray:
-        """Rows of this step whose tokens stand: all but rejected drafts."""
-        start, end = int(inputs.query_start[place]), int(inputs.query_start[place + 1])
-        first_draft = end - int(inputs.num_drafts[place])
-        nodes = self._accepted.get(plan.keys[place], ([], 0))[0]
-        return np.array([*range(start, first_draft), *(first_draft + node for node in nodes)], dtype=np.int64)
+    def _standing_rows(self, keys: list[int], places: list[int], inputs: StepInputs) -> list[np.ndarray]:
+        """By request, the rows of this step whose tokens stand: all but rejected drafts."""
+        every = np.arange(inputs.query_start[-1], dtype=np.int64)
+        ends = inputs.query_start[1:]
+        starts, first_drafts = inputs.query_start[places].tolist(), (ends - inputs.num_drafts)[places].tolist()
+        found = []
+        for key, start, first in zip(keys, starts, first_drafts, strict=True):
+            nodes = self._accepted[key][0] if key in self._accepted else []
+            if nodes and nodes[-1] >= len(nodes):
+                found.append(np.concatenate([every[start:first], first + np.array(nodes)]))
+            else:
+                found.append(every[start : first + len(nodes)])
+        return found
 
     def _share_drafts(self, drafts: dict[int, Draft], plan: StepPlan) -> dict[int, Draft]:
         """The same drafts on every rank; probabilities stay where they are used."""

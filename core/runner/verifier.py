@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +28,10 @@ class DraftedRequest:
 
 @dataclass(frozen=True)
 class VerifyOutput:
-    """What stands, one entry per request in order; both lists are empty for requests that failed."""
+    """What stands, one entry per request in order; both lists are empty for requests that failed.
+
+    Where the rule gave no usable verdict no draft stands, and the one token is drawn as if there had been none.
+    """
 
     accepted: list[list[int]]
     """Node indices from the root down."""
@@ -37,6 +41,8 @@ class VerifyOutput:
     """By request, for those that want them: one entry per token."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """By request, the message for its user."""
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """By request, why the rule could not judge its drafts."""
 
 
 class Verifier:
@@ -65,17 +71,17 @@ class Verifier:
         roots = np.repeat(np.array([request.position for request in requests], dtype=np.int64), sizes)
         depths = np.fromiter((len(path) for path in paths), np.int64, len(paths))
         target = self._sampler.distributions(logits, keys, roots + depths, paths)
-        failed = self._refused(requests)
-        for row, message in target.failed.items():
-            # What is wrong below a draft concerns the request only if the draft stands.
-            if row in starts:
-                failed.setdefault(int(np.searchsorted(starts, row)), message)
-        standing = [i for i in range(len(requests)) if i not in failed]
+        # What is wrong below a draft concerns the request only if the draft stands.
+        failed = {int(np.searchsorted(starts, row)): text for row, text in target.failed.items() if row in starts}
+        faults = {i: reason for i, reason in self._refused(requests).items() if i not in failed}
+        standing = [i for i in range(len(requests)) if i not in failed and i not in faults]
         views = self._views(target.probs, requests, standing, starts, self._uniforms(keys, roots, starts))
         accepted: list[list[int]] = [[] for _ in requests]
         token_ids: list[list[int]] = [[] for _ in requests]
         logprobs: dict[int, list[TokenLogprobs]] = {}
-        for i, verdict in zip(standing, self._judge(views, standing, failed), strict=True):
+        verdicts = dict(zip(standing, self._judge(views, standing, faults), strict=True))
+        verdicts |= self._plain_verdicts(logits, requests, sorted(faults), starts, failed)
+        for i, verdict in verdicts.items():
             if verdict is None:
                 continue
             rows = [int(starts[i]), *(int(starts[i]) + node + 1 for node in verdict.accepted)]
@@ -85,10 +91,28 @@ class Verifier:
             request = requests[i]
             accepted[i] = list(verdict.accepted)
             token_ids[i] = [request.draft.token_ids[node] for node in verdict.accepted] + [verdict.next_token_id]
-            self._sampler.commit(request.key, token_ids[i])
-            if entries := self._sampler.row_logprobs(logits[rows], request.key, token_ids[i]):
+            if i not in faults:
+                self._sampler.commit(request.key, token_ids[i])
+            if entries := self._sampler.row_logprobs(logits, rows, request.key, token_ids[i]):
                 logprobs[i] = entries
-        return VerifyOutput(accepted, token_ids, logprobs, failed)
+        return VerifyOutput(accepted, token_ids, logprobs, failed, faults)
+
+    def _plain_verdicts(
+        self,
+        logits: Tensor,
+        requests: Sequence[DraftedRequest],
+        places: Sequence[int],
+        starts: np.ndarray,
+        failed: dict[int, str],
+    ) -> dict[int, Verdict | None]:
+        """For requests that the rule could not judge: no draft, and the token that a step without drafts draws."""
+        if not places:
+            return {}
+        positions = np.array([requests[i].position for i in places], dtype=np.int64)
+        output = self._sampler.sample(logits[starts[list(places)]], [requests[i].key for i in places], positions)
+        failed |= {places[row]: message for row, message in output.failed.items()}
+        drawn = zip(places, output.token_ids.tolist(), strict=True)
+        return {i: Verdict([], token) for i, token in drawn if i not in failed}
 
     def _refused(self, requests: Sequence[DraftedRequest]) -> dict[int, str]:
         """Requests that the rule does not serve."""
@@ -127,22 +151,22 @@ class Verifier:
         ]
 
     def _judge(
-        self, views: Sequence[VerifyRequest], standing: Sequence[int], failed: dict[int, str]
+        self, views: Sequence[VerifyRequest], standing: Sequence[int], faults: dict[int, str]
     ) -> list[Verdict | None]:
-        """Verdicts of the requests that stand; None where the rule gave no usable one, with the reason in `failed`."""
+        """Verdicts of the requests that stand; None where the rule gave no usable one, with the reason in `faults`."""
         name = type(self._rule).__name__
         try:
             verdicts = list(self._rule.verify(views)) if views else []
             if len(verdicts) != len(views):
                 raise ValueError(f"{len(verdicts)} verdicts for {len(views)} requests")
-        except Exception as error:  # a rule is a plugin; its fault costs the requests that it judged, and no other
-            failed |= dict.fromkeys(standing, f"acceptance rule {name} failed: {type(error).__name__}: {error}")
+        except Exception as error:  # a rule is a plugin; its fault costs the drafts that it judged, and no more
+            faults |= dict.fromkeys(standing, f"acceptance rule {name} failed: {type(error).__name__}: {error}")
             return [None] * len(standing)
         checked: list[Verdict | None] = []
         for i, view, verdict in zip(standing, views, verdicts, strict=True):
             problem = verdict_problem(verdict, view.draft, self._sampler.vocab_size)
             if problem is not None:
-                failed[i] = f"acceptance rule {name} gave a verdict that cannot be: {problem}"
+                faults[i] = f"acceptance rule {name} gave a verdict that cannot be: {problem}"
             checked.append(verdict if problem is None else None)
         return checked
 
@@ -165,16 +189,35 @@ def first_nodes(draft: Draft, count: int) -> Draft:
     return Draft(draft.token_ids[:count], parents, None if draft.probs is None else draft.probs[:count])
 
 
-def draft_problem(draft: Draft, vocab_size: int) -> str | None:
-    """What is wrong with the form of a draft; None if nothing is. To be asked before drafts are embedded."""
+def draft_problem(draft: object, vocab_size: int) -> str | None:
+    """What is wrong with the form of a draft; None if nothing is. To be asked before anything else looks at it."""
+    if not isinstance(draft, Draft):
+        return f"it is a {type(draft).__name__}, not a Draft"
+    try:
+        return _draft_problem(draft, vocab_size)
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"its fields have types that the contract does not name: {error}"
+
+
+def verdict_problem(verdict: object, draft: Draft, vocab_size: int) -> str | None:
+    """What is wrong with the form of a verdict about `draft`; None if nothing is."""
+    if not isinstance(verdict, Verdict):
+        return f"it is a {type(verdict).__name__}, not a Verdict"
+    try:
+        return _verdict_problem(verdict, draft, vocab_size)
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"its fields have types that the contract does not name: {error}"
+
+
+def _draft_problem(draft: Draft, vocab_size: int) -> str | None:
     count = len(draft.token_ids)
-    for token in draft.token_ids:
+    for token in map(index, draft.token_ids):
         if not 0 <= token < vocab_size:
             return f"token id {token} lies outside the vocabulary of {vocab_size}"
     if draft.parents is not None:
         if len(draft.parents) != count:
             return f"{len(draft.parents)} parents for {count} nodes"
-        for i, parent in enumerate(draft.parents):
+        for i, parent in enumerate(map(index, draft.parents)):
             if not -1 <= parent < i:
                 return f"the parent of node {i} is {parent}; parents come before their children, -1 is the root"
     if draft.probs is not None and tuple(draft.probs.shape) != (count, vocab_size):
@@ -182,16 +225,15 @@ def draft_problem(draft: Draft, vocab_size: int) -> str | None:
     return None
 
 
-def verdict_problem(verdict: Verdict, draft: Draft, vocab_size: int) -> str | None:
-    """What is wrong with the form of a verdict about `draft`; None if nothing is."""
+def _verdict_problem(verdict: Verdict, draft: Draft, vocab_size: int) -> str | None:
     last = -1
-    for node in verdict.accepted:
+    for node in map(index, verdict.accepted):
         if not 0 <= node < len(draft.token_ids):
             return f"node {node} of {len(draft.token_ids)}"
         parent = node - 1 if draft.parents is None else draft.parents[node]
         if parent != last:
             return f"node {node} is accepted after node {last}, but its parent is {parent}"
         last = node
-    if not 0 <= verdict.next_token_id < vocab_size:
+    if not 0 <= index(verdict.next_token_id) < vocab_size:
         return f"token id {verdict.next_token_id} lies outside the vocabulary of {vocab_size}"
     return None

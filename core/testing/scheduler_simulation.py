@@ -109,9 +109,12 @@ class SchedulerSimulation:
         for sequence in schedule.preempted:
             sequence.num_preemptions += 1
             self.num_preemptions += 1
-            self.worker.forget(sequence.key)
             self._drafts.pop(sequence.key, None)
         changes = self.kv.drain()
+        unlisted = set(changes.given_up) - {sequence.key for sequence in schedule.preempted}
+        assert not unlisted, f"sequences {sorted(unlisted)} gave their blocks up and are not in Schedule.preempted"
+        for key in changes.given_up:
+            self.worker.forget(key)
         self.worker.apply(changes)
         self._check_blocks()
         rows = [self._row(sequence, n) for sequence, n in zip(schedule.requests, schedule.num_tokens, strict=True)]

@@ -152,7 +152,7 @@ def test_drawn_drafts_keep_the_joint_distribution_over_rounds(trees: bool) -> No
     while pending := [key for key in range(num_requests) if len(known[key]) < 5]:
         drafted, rows = [], []
         for key in pending:
-            u = sampler.draft_uniforms(key, len(known[key]), len(parents))
+            u = sampler.draft_uniforms([key], np.array([len(known[key])]), len(parents))[0]
             draft = _drawn(q, parents, u)
             drafted.append(DraftedRequest(key, len(known[key]), draft))
             rows += [table[tuple([*known[key], *path][-2:])] for path in draft_paths(draft)]
