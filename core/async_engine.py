@@ -43,7 +43,7 @@ class _Command:
     """Something for the engine's thread to do between two steps, or to refuse when the engine has ended."""
 
     run: Callable[[], None]
-    refuse: Callable[[BaseException], None]
+    refuse: Callable[[BaseException], object]
 
 
 class AsyncLLMEngine:

@@ -67,7 +67,8 @@ def _print(explanation: Explanation) -> None:
     for warning in explanation.warnings:
         print_warning(warning)
     if explanation.refusal is not None:
-        console.print(Text(f"\nrefused: {explanation.refusal}"), soft_wrap=True)
+        reason = str(explanation.refusal).partition("\n")[0]
+        console.print(Text(f"\nrefused: {reason}"), soft_wrap=True)
 
 
 def _heading(console: Console, text: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from dovetail.cli.sampling import refuse_unseen, sampling_params
 from dovetail.cli.streaming import print_rates, stream
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import RequestError
+from dovetail.outputs import PositionLogprobs, RequestOutput
 
 app = typer.Typer(help="Complete prompts.", rich_markup_mode=None)
 
@@ -70,10 +72,28 @@ def generate(
                 line: dict[str, Any] = {"prompt": output.prompt, "texts": texts}
                 line["token_ids"] = [completion.token_ids for completion in output.outputs]
                 line["finish_reasons"] = [completion.finish_reason for completion in output.outputs]
+                line |= _logprobs(output)
                 print(json.dumps(line, ensure_ascii=False))
             else:
                 print(f"--- {output.prompt if output.prompt is not None else output.prompt_token_ids}")
                 print("\n".join(texts))
+
+
+def _logprobs(output: RequestOutput) -> dict[str, Any]:
+    """Where they were asked for; each position as a list, since keys of JSON are no integers."""
+    shown: dict[str, Any] = {}
+    if any(completion.logprobs is not None for completion in output.outputs):
+        shown["logprobs"] = [_positions(completion.logprobs or []) for completion in output.outputs]
+    if output.prompt_logprobs is not None:
+        shown["prompt_logprobs"] = _positions(output.prompt_logprobs)
+    return shown
+
+
+def _positions(positions: Sequence[PositionLogprobs | None]) -> list[list[dict[str, Any]] | None]:
+    return [
+        None if position is None else [{"token_id": token, **asdict(found)} for token, found in position.items()]
+        for position in positions
+    ]
 
 
 def _prompts(given: list[str], file: Path | None) -> Iterator[Any]:

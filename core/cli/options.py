@@ -89,4 +89,4 @@ def _declarations(name: VLLMName) -> list[str]:
 
 
 def _flag_help(name: VLLMName) -> str:
-    return f"{name.key}" if name.status == "works" else f"{name.status}: {name.note}"
+    return f"sets {name.key}" if name.status == "works" else f"{name.status}: {name.note}"

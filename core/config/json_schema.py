@@ -26,8 +26,18 @@ def config_schema(registry: Registry) -> tuple[dict[str, Any], list[str]]:
             definitions[name] = _component(registry, place, definitions, warnings)
             _slot(schema, definitions, place, {"$ref": f"#/$defs/{name}"})
     schema["properties"]["model"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ModelSection"}]}
+    _loosen_processors(schema["properties"]["logits_processors"])
     schema.pop("title", None)
     return {"$schema": DIALECT, "title": "Dovetail engine config", **schema}, warnings
+
+
+def _loosen_processors(mapping: dict[str, Any]) -> None:
+    """Logits processors stand in a list as well, and in the mapping the key may be the name."""
+    item = mapping["additionalProperties"]
+    keyed = {"anyOf": [item, {"type": "object", "not": {"required": ["name"]}}, {"type": "null"}]}
+    forms = [{"type": "string"}, {"type": "array", "items": item}, {**mapping, "additionalProperties": keyed}]
+    mapping.clear()
+    mapping["anyOf"] = forms
 
 
 def _slot(schema: dict[str, Any], definitions: dict[str, Any], place: Place, reference: dict[str, Any]) -> None:

@@ -98,10 +98,17 @@ def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, Mapping[s
 
     def against(plugin: type[WeightFormat], options: PluginOptions) -> Sequence[str]:
         if section.name == AUTO and not plugin.recognizes(files):
-            return [f"{files.path} does not look like it"]
+            return [f"it finds none of its files in {files.path}"]
         return plugin.check(files, options, state.environment)
 
-    chosen = choose(state, ("model", "weight_format"), "weight_format", section, against, none_left=ModelError)
+    path = ("model", "weight_format")
+    try:
+        chosen = choose(state, path, "weight_format", section, against, none_left=ModelError)
+    except ModelError as error:
+        raise ModelError(
+            f"model.path ({state.layered.origin('model.path')}): {files.path} is no model; there is no config.json, "
+            f"*.safetensors or *.gguf that can be used.\n{error}"
+        ) from None
     config = cast(type[WeightFormat], chosen.plugin)(chosen.options).config(files)
     return chosen, apply_overrides(config, state.config.model.hf_overrides)
 

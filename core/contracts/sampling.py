@@ -43,7 +43,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     """None: until the model's length is reached."""
     ignore_eos: bool = False
-    bad_words: list[str] | tuple[str, ...] = ()
+    bad_words: str | list[str] | tuple[str, ...] = ()
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
     logprobs: int | None = None
@@ -68,7 +68,8 @@ class SamplingParams:
         set_ = object.__setattr__
         set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop))
         set_(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
-        set_(self, "bad_words", _as_tuple("bad_words", self.bad_words))
+        bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else _as_tuple("bad_words", self.bad_words)
+        set_(self, "bad_words", bad_words)
         if self.allowed_token_ids is not None:
             set_(self, "allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids))
         _check_sampling_params(self)
@@ -102,7 +103,8 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         for name, value in (("beam_width", self.beam_width), ("max_tokens", self.max_tokens)):
-            _require(name, value, isinstance(value, Integral) and 1 <= value <= _LARGEST, "an integer of at least 1")
+            _require(name, value, isinstance(value, Integral), "an integer")
+            _require(name, value, 1 <= value <= _LARGEST, f"at least 1 and at most {_LARGEST}")
         for name, number in (("temperature", self.temperature), ("length_penalty", self.length_penalty)):
             _require(name, number, isinstance(number, Real), "a number")
         _require("temperature", self.temperature, self.temperature >= 0, "0 or more")
@@ -123,7 +125,7 @@ _FLOAT32_MIN, _FLOAT32_MAX = 1e-30, 1e30
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable | None):
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable | None):
         raise RequestError(f"{name} must be a list, got {value!r}")
     return tuple(value or ())
 

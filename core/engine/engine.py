@@ -121,15 +121,15 @@ class LLMEngine:
         """
         try:
             outcome = self._core.step()
+            if outcome is None:
+                return []
+            outputs, stopped = self._outputs.process(outcome)
+            for sequence in stopped:
+                self._core.finish(sequence)
         except BaseException as error:
             # Nobody knows how far the step came, so nothing that is half done may go on.
             self._end_requests(self.request_ids, Ending("error", error=str(error) or type(error).__name__))
             raise
-        if outcome is None:
-            return []
-        outputs, stopped = self._outputs.process(outcome)
-        for sequence in stopped:
-            self._core.finish(sequence)
         self._telemetry.step_done(outcome, outputs, self._core.num_running, self._core.num_waiting)
         return outputs
 

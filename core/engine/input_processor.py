@@ -111,7 +111,7 @@ class InputProcessor:
             ids: Any = prompt.get("prompt_token_ids")
             text: Any = prompt.get("prompt")
             if ids is not None:
-                if isinstance(ids, str) or not isinstance(ids, Iterable):
+                if isinstance(ids, str | Mapping) or not isinstance(ids, Iterable):
                     raise RequestError(f"prompt_token_ids must be a list of token ids, got {ids!r}")
                 return text, list(ids)
             prompt = text

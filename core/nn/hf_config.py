@@ -59,6 +59,22 @@ def rope_spec(
     )
 
 
+def check_rope(config: Config, known: Sequence[str]) -> None:
+    """Raises `ModelError` for a type of RoPE scaling that is none of `known`, and for a factor that lacks or is no
+    number above 0, whether the parameters are nested by layer type or not."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    nested = [value for value in given.values() if isinstance(value, Mapping)]
+    for parameters in nested or [given]:
+        kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+        if kind not in known:
+            raise ModelError(f"RoPE scaling {kind!r} is not known here; known are {', '.join(known)}")
+        factor = parameters.get("factor")
+        if factor is None and kind in ("linear", "dynamic", "llama3", "yarn"):
+            raise ModelError(f"RoPE scaling {kind!r} needs the key 'factor' in rope_parameters")
+        if factor is not None and not (isinstance(factor, int | float) and factor > 0):
+            raise ModelError(f"RoPE scaling {kind!r}: factor must be a number above 0, got {factor!r}")
+
+
 def longest_sequence(spec: RopeSpec) -> int:
     """Tokens that a model with this rotation was made for, scaling included."""
     factor = spec.scaling.get("factor") or 1.0

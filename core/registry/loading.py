@@ -42,7 +42,7 @@ def load_entry(entry: Entry) -> type[Plugin]:
     if not (isinstance(found, type) and issubclass(found, Plugin) and issubclass(found, base)):
         raise PluginError(
             f"{entry.label}: {entry.reference} is no subclass of {base.__module__}.{base.__qualname__}, "
-            f"which a {entry.kind} must derive from"
+            f"which every {entry.kind} must derive from"
         )
     problem = _contract_problem(entry, found) or _shape_problem(found, base)
     if problem is not None:

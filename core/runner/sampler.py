@@ -95,7 +95,7 @@ class Sampler:
             for name in wanted:
                 self._withdraw(name, request.key)
         if error is not None:
-            fill_broken_row(row, request, self.vocab_size)
+            fill_broken_row(row, self.vocab_size)
         self._free.pop()
         self._requests[request.key] = RequestState(slot, request.sampling, edits, error)
 
@@ -180,7 +180,7 @@ class Sampler:
     def row_logprobs(
         self, logits: Tensor, rows: Sequence[int], key: int, token_ids: Sequence[int]
     ) -> list[TokenLogprobs]:
-        """Log probabilities of tokens that one request got in a row, if it wants any; `rows` of raw logits gave them."""
+        """Log probabilities of tokens that one request got, if it wants any; each is scored by its raw logits."""
         num_top = self._requests[key].sampling.logprobs
         if num_top is None:
             return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,7 +179,9 @@ def fill_row(row: np.void, request: NewRequest, vocab_size: int, *, has_edits: b
     row["is_broken"] = False
 
 
-def fill_broken_row(row: np.void, request: NewRequest, vocab_size: int) -> None:
-    """Writes a row for a request that cannot be served: it draws, and what it draws is thrown away."""
-    fill_row(row, replace(request, sampling=SamplingParams(temperature=0)), vocab_size, has_edits=False)
+def fill_broken_row(row: np.void, vocab_size: int) -> None:
+    """Writes a row for a request that cannot be served: greedy, and what it draws is thrown away."""
+    for name in ROW.names or ():
+        row[name] = 0
+    row["top_p"], row["top_k"], row["logprobs"] = 1.0, vocab_size, NO_LOGPROBS
     row["is_broken"] = True

@@ -151,6 +151,12 @@ class DraftWorkerSuite:
             worker.on_finished(request.key, request.token_ids.tolist())
         assert len(worker.propose(batch)) == 2
 
+    def test_hears_of_the_end_of_a_request_that_it_never_saw(self) -> None:
+        """A request may end before its first proposal, and changes nothing for the others."""
+        worker = self.create()
+        worker.on_finished(99, [1, 2])
+        assert as_lists(worker.propose(self.batch(1))[0]) == as_lists(self.create().propose(self.batch(1))[0])
+
     def check(self, draft: Draft | None, max_drafts: int) -> None:
         """Asserts that a draft is one that the runner can use."""
         if draft is None:

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dovetail.contracts.errors import RequestError
+from dovetail.tokenization.template_content import reads_parts
 
 _MARK = "\ue000final-message-ends-here\ue001 "
 """Stands at the end of a message that is to be continued. The space tells whether the template trims messages."""
@@ -31,6 +32,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
+            self._takes_parts = reads_parts(environment.parse(source))
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template is not valid Jinja: {error}") from error
@@ -45,11 +47,13 @@ class ChatTemplate:
     ) -> str:
         """The conversation as text.
 
+        Content in parts becomes text, joined by line breaks as in vLLM, where the template does not go over parts.
         `continue_final_message` cuts the text behind the last message's content, for the model to go on from there.
         Raises `RequestError`.
         """
         # Keys without a value are how OpenAI's clients say that they have none; templates ask whether a key exists.
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        chat = [_with_content(message, self._takes_parts) for message in chat]
         if not chat:
             raise RequestError("a conversation needs at least one message")
         if continue_final_message and add_generation_prompt:
@@ -91,6 +95,25 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
+
+
+def _with_content(message: dict[str, Any], takes_parts: bool) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    texts = [_part_text(part) for part in content]
+    return message if takes_parts else {**message, "content": "\n".join(texts)}
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind != "text":
+        raise RequestError(f"a message has a content part of type {kind!r}, and models take text only here")
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"a message has a content part without text: {part!r}")
+    return str(part["text"])
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> str:

@@ -19,7 +19,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import ModelContext
-from dovetail.nn.hf_config import required
+from dovetail.nn.hf_config import check_rope, required
 from dovetail.plugins.model_families.transformers_attention import (
     IMPLEMENTATION,
     REHEARSAL,
@@ -50,9 +50,16 @@ class TransformersFamily(ModelFamily):
         if need.config.get("quantization_config"):
             reasons.append("the checkpoint is quantized, and models built by transformers run unquantized here")
         try:
+            check_rope(need.config, _rope_types())
             model_class = _model_class(_hf_config(need.config))
         except ModelError as error:
             return [*reasons, str(error)]
+        asked = need.config.get("architectures") or [model_class.__name__]
+        if model_class.__name__ not in asked:
+            reasons.append(
+                f"transformers builds {model_class.__name__} for model_type {need.config['model_type']!r}, not "
+                f"{' or '.join(map(str, asked))}; if that is the same model, set architectures in model.hf_overrides"
+            )
         return reasons + _reasons_against_class(model_class)
 
     def size(self, config: Mapping[str, Any]) -> ModelSize:
@@ -246,7 +253,16 @@ def _hf_config(config: Mapping[str, Any]) -> Any:
             "checkpoint is not run"
         )
     values = {key: value for key, value in config.items() if key != "generation_config"}
-    return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(values))
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(values))
+    except Exception as error:
+        raise ModelError(f"transformers cannot use the config: {type(error).__name__}: {error}") from error
+
+
+def _rope_types() -> list[str]:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    return ["default", *ROPE_INIT_FUNCTIONS]
 
 
 def _model_class(hf_config: Any) -> Any:

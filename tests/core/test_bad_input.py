@@ -229,8 +229,9 @@ class TestRequests:
             ("text", ["no tokenizer", "pass prompt_token_ids"]),
             (["5"], ["prompt_token_ids holds '5'"]),
             ([5, 6.5], ["prompt_token_ids holds 6.5"]),
+            ({"prompt_token_ids": 5}, ["prompt_token_ids must be a list of token ids, got 5"]),
         ],
-        ids=["too long", "empty", "id too large", "negative id", "text", "text in a list", "no integer"],
+        ids=["too long", "empty", "id too large", "negative id", "text", "text in a list", "no integer", "no list"],
     )
     def test_prompts(
         self,
@@ -248,8 +249,8 @@ class TestRequests:
         while llm.engine.has_unfinished_requests():
             last = llm.engine.step()[-1]
         assert len(last.outputs[0].token_ids) == 4
-        code, stderr = generate(config, prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt})
-        assert code == 1
+        code, stderr = generate(config, prompt if isinstance(prompt, str | dict) else {"prompt_token_ids": prompt})
+        assert code == 2
         contains(stderr, *parts[:1])
 
     @pytest.mark.parametrize(
@@ -258,6 +259,20 @@ class TestRequests:
             ("temperature", -1, ["temperature must be 0 (greedy) or more, got -1"]),
             ("temperature", "hot", ["temperature must be a number, got 'hot'"]),
             ("temperature", float("nan"), ["temperature must be"]),
+            ("temperature", float("inf"), ["temperature must be 0 (greedy), or between 1e-30 and 1e+30, got inf"]),
+            ("temperature", 1e-50, ["temperature must be 0 (greedy), or between 1e-30 and 1e+30, got 1e-50"]),
+            ("repetition_penalty", float("inf"), ["repetition_penalty must be", "1e+30"]),
+            ("top_k", 10**30, ["top_k must be at most 2147483647"]),
+            ("max_tokens", 10**30, ["max_tokens must be at most 2147483647"]),
+            ("allowed_token_ids", 5, ["allowed_token_ids must be a list, got 5"]),
+            ("stop_token_ids", 5, ["stop_token_ids must be a list, got 5"]),
+            ("stop", 5, ["stop must be a list, got 5"]),
+            ("bad_words", 5, ["bad_words must be a list, got 5"]),
+            ("bad_words", [5], ["bad_words must be a list of non-empty strings"]),
+            ("logit_bias", [1], ["logit_bias must be a mapping of token id to a bias", "got [1]"]),
+            ("logit_bias", {5: "high"}, ["logit_bias must be a mapping"]),
+            ("processors", [1], ["processors must be a mapping, got [1]"]),
+            ("speculation", ["off"], ["speculation must be None or a drafter's name"]),
             ("top_p", 0, ["top_p must be in (0, 1], got 0"]),
             ("top_k", -2, ["top_k must be -1 or 0 (all tokens), or at least 1, got -2"]),
             ("min_p", 2, ["min_p must be in [0, 1], got 2"]),
@@ -291,6 +306,10 @@ class TestRequests:
             ({"allowed_token_ids": [-5]}, ["allowed_token_ids holds -5"]),
             ({"logit_bias": {999: 1.0}}, ["logit_bias holds 999"]),
             ({"logprobs": 100}, ["model.max_logprobs allows 20"]),
+            (
+                {"min_tokens": 63, "max_tokens": None},
+                ["min_tokens is 63, but max_model_len is 64 and the prompt has 2 tokens: ask for at most 62"],
+            ),
             ({"speculation": "lookup"}, ["'lookup'", "no speculative section"]),
         ],
     )
@@ -299,6 +318,23 @@ class TestRequests:
             llm.generate([[5, 6]], SamplingParams(**params))
         contains(str(caught.value), *parts)
         assert len(llm.generate([5, 6], GREEDY)) == 1
+
+    def test_more_logprobs_than_tokens(self, config: Config) -> None:
+        config["model"]["max_logprobs"] = -1
+        with LLM(config=config) as llm, pytest.raises(RequestError) as caught:
+            llm.generate([[5, 6]], SamplingParams(logprobs=129))
+        contains(str(caught.value), "logprobs is 129, but the vocabulary has 128 tokens", "-1 for all")
+
+    def test_any_integer_is_a_seed(self, llm: LLM) -> None:
+        assert len(llm.generate([[5, 6]] * 2, [SamplingParams(seed=seed) for seed in (10**30, -5)])) == 2
+
+    def test_a_priority_that_the_scheduler_ignores(self, llm: LLM) -> None:
+        with pytest.raises(
+            RequestError, match=r"priority is 5, but scheduler 'fcfs' pays no heed.*scheduler: priority"
+        ):
+            llm.generate([[5], [6]], GREEDY, priority=[0, 5])
+        assert llm.engine.request_ids == []
+        assert len(llm.generate([[5], [6]], GREEDY, priority=[0, 0])) == 2
 
     @pytest.mark.parametrize(
         ("arguments", "parts"),
@@ -313,7 +349,7 @@ class TestRequests:
         self, config: Config, generate: Callable[..., tuple[int, str]], arguments: list[str], parts: list[str]
     ) -> None:
         code, stderr = generate(config, {"prompt_token_ids": [5]}, *arguments)
-        assert code == 1
+        assert code == 2
         contains(stderr, *parts)
 
 

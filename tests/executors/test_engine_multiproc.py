@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,79 @@ def test_speculation_over_two_ranks(llama: Path) -> None:
         plain = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))[0]
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
     assert output.metrics.num_drafted > 0
+
+
+DRAFTERS = '''
+"""Drafters for a small model of two ranks."""
+
+from dovetail.contracts.speculation import Draft, DraftCapabilities, DraftWorker
+
+
+class Tree(DraftWorker):
+    """All tokens from a multiple of 40 on as siblings, which the target chooses now and then."""
+
+    contract = (1, 0)
+    capabilities = DraftCapabilities(trees=True)
+
+    def propose(self, batch):
+        drafts = []
+        for request in batch.requests:
+            first = len(request.token_ids) % 3 * 40
+            tokens = list(range(first, first + request.max_drafts))
+            drafts.append(Draft(tokens, [-1] * len(tokens)))
+        return drafts
+
+
+class Heads(DraftWorker):
+    """Asks for the target's unembedding, in which every rank would have to take part."""
+
+    contract = (1, 0)
+    capabilities = DraftCapabilities(needs_hidden_states=True)
+
+    def propose(self, batch):
+        rows = [request.hidden_rows[-1] for request in batch.requests]
+        best = self.setup.compute_logits(batch.hidden_states[rows]).argmax(-1).tolist()
+        return [Draft([token][: request.max_drafts]) for token, request in zip(best, batch.requests)]
+'''
+
+
+def speculative(directory: Path, drafter: str, num_tokens: int) -> dict[str, Any]:
+    (directory / "drafters.py").write_text(DRAFTERS)
+    chosen = {"name": f"{directory}/drafters.py:{drafter}", "num_tokens": num_tokens}
+    return {"drafters": {"it": chosen}, "default": "it"}
+
+
+def test_trees_and_preemptions_over_two_ranks(llama: Path) -> None:
+    prompts = [[i + 3, *range(7, 20 + i)] for i in range(4)]
+    more: dict[str, Any] = {"cache": {"block_size": 8, "num_blocks": 14, "prefix_caching": False}}
+    more["speculative"] = speculative(llama, "Tree", 30)
+    config = sections(llama, 2, **more)
+    config["model"]["max_model_len"] = 64
+    params = [replace(GREEDY, logprobs=None), *[SEEDED] * 3]
+    with LLM(**config) as llm:
+        outputs = llm.generate(prompts, params)
+    with LLM(**sections(llama, 1)) as llm:
+        plain = llm.generate(prompts, params)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+    assert sum(o.metrics.num_preemptions for o in outputs) > 0
+    assert sum(o.metrics.num_accepted for o in outputs) > 0
+
+
+def test_a_failing_request_and_a_failing_drafter_leave_two_ranks_in_step(llama: Path) -> None:
+    nothing = SamplingParams(temperature=0, allowed_token_ids=[5], stop_token_ids=[5], min_tokens=2)
+    params = [SEEDED, nothing, SEEDED]
+    with LLM(**sections(llama, 2, speculative=speculative(llama, "Heads", 2))) as llm:
+        ids = [llm.engine.add_request(str(i), *asked) for i, asked in enumerate(zip(PROMPTS, params, strict=True))]
+        assert ids
+        outputs = {}
+        while llm.engine.has_unfinished_requests():
+            outputs |= {output.request_id: output for output in llm.engine.step() if output.finished}
+    with LLM(**sections(llama, 1)) as llm:
+        plain = llm.generate(PROMPTS, SEEDED)
+    assert "no token is left" in str(outputs["1"].error)
+    for i in (0, 2):
+        assert outputs[str(i)].outputs[0].token_ids == plain[i].outputs[0].token_ids
+        assert "drafters run on one" in (outputs[str(i)].metrics.drafter_error or "")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

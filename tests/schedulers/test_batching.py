@@ -199,6 +199,18 @@ def test_equal_priority_takes_nothing():
     simulation.run()
 
 
+@both
+def test_no_prefix_is_looked_for_while_every_place_is_taken(kind: type[BatchingScheduler], monkeypatch):
+    simulation = simulate(kind, replace(LIMITS, max_num_seqs=1), prefix_caching=True)
+    first, second = simulation.add([1] * 8, 6), simulation.add([1] * 8, 2)
+    attach_prefix, attached = simulation.kv.attach_prefix, []
+    monkeypatch.setattr(
+        simulation.kv, "attach_prefix", lambda request: (attached.append(request), attach_prefix(request))
+    )
+    simulation.run()
+    assert attached == [first, second]
+
+
 def test_unknown_request_cannot_be_removed():
     with pytest.raises(KeyError):
         FCFSScheduler(BatchingOptions(), LIMITS).remove(RequestState("stranger", 3))

@@ -1,10 +1,13 @@
 """The bundled schedulers under the suite that third parties run."""
 
-from dovetail.contracts.scheduler import Scheduler, SchedulerLimits
+import pytest
+
+from dovetail.contracts.scheduler import KVMemory, Schedule, Scheduler, SchedulerLimits
 from dovetail.schedulers.batching import BatchingOptions
 from dovetail.schedulers.fcfs import FCFSScheduler
 from dovetail.schedulers.priority import PriorityScheduler
-from dovetail.testing.scheduler_suite import SchedulerSuite
+from dovetail.testing.scheduler_simulation import SchedulerSimulation
+from dovetail.testing.scheduler_suite import LIMITS, SchedulerSuite
 
 
 class TestFCFS(SchedulerSuite):
@@ -20,3 +23,20 @@ class TestFCFSRecomputing(SchedulerSuite):
 class TestPriority(SchedulerSuite):
     def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
         return PriorityScheduler(BatchingOptions(watermark=0.2), limits)
+
+
+class Quiet(FCFSScheduler):
+    """Does not say who gave way."""
+
+    def schedule(self, memory: KVMemory) -> Schedule:
+        schedule = super().schedule(memory)
+        schedule.preempted = []
+        return schedule
+
+
+def test_the_suite_finds_a_scheduler_that_does_not_say_who_gave_way():
+    simulation = SchedulerSimulation(Quiet(BatchingOptions(watermark=0), LIMITS), LIMITS, num_blocks=11)
+    for token in range(3):
+        simulation.add([token, 1, 2, 0], 12)
+    with pytest.raises(AssertionError, match=r"gave their blocks up and are not in Schedule\.preempted"):
+        simulation.run()

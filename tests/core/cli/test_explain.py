@@ -11,9 +11,12 @@ import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from dovetail.cli import chat as chat_command
 from dovetail.cli import config as config_command
 from dovetail.cli import explain as explain_command
+from dovetail.cli import generate as generate_command
 from dovetail.cli.options import takes_config_option
+from dovetail.config.vllm_table import VLLM_NAMES
 from dovetail.contracts.errors import ConfigError
 
 CONFIG = {
@@ -90,6 +93,26 @@ def test_a_refused_config_is_explained_as_far_as_it_goes(engine_yaml):
     assert "max_model_len 999 (--max-model-len) is more than the 128" in data["refused"]
     assert data["values"]["model.dtype"]["value"] == "float32"
     assert data["memory"] is None
+
+
+def test_a_refusal_comes_first_on_stderr_and_last_on_stdout(engine_yaml):
+    result = invoke(explain_command.app, engine_yaml, "--max-model-len", 999)
+    assert result.stderr.startswith("error: model.max_model_len 999")
+    assert result.stdout.splitlines()[-1].startswith("refused: model.max_model_len 999")
+
+
+def test_a_manifest_that_cannot_be_written_is_refused_before_the_report(engine_yaml):
+    result = invoke(explain_command.app, engine_yaml, "--manifest", "/nope/x.json")
+    assert isinstance(result.exception, ConfigError)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("app", [explain_command.app, generate_command.app, chat_command.app])
+def test_help_prints_every_flag_whole_in_80_columns(app, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = invoke(app, "--help")
+    flags = [name.flag for name in VLLM_NAMES.values() if name.status == "works"]
+    assert [flag for flag in flags if flag not in result.output] == []
 
 
 def test_a_missing_model_is_no_config_error(engine_yaml):

@@ -52,6 +52,13 @@ def test_a_plugins_options_stand_beside_its_name(schema):
     assert {"name", "num_tokens", "max_match"} <= set(drafter["properties"])
 
 
+def test_logits_processors_may_be_a_list_or_keyed_by_name(schema):
+    text, listed, keyed = schema["properties"]["logits_processors"]["anyOf"]
+    assert text == {"type": "string"}
+    assert listed["items"] == keyed["additionalProperties"]["anyOf"][0]
+    assert {"type": "object", "not": {"required": ["name"]}} in keyed["additionalProperties"]["anyOf"]
+
+
 def test_names_may_be_qualified_or_references(schema):
     backend = forms(schema, "attention")
     assert {"sdpa", "dovetail:sdpa", "auto"} <= set(backend)

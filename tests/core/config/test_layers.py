@@ -108,6 +108,25 @@ def test_an_option_given_anew_is_not_dropped():
     assert layered.dropped == ()
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["a", {"name": "b", "size": 3}], {"a": ("a", {}), "b": ("b", {"size": 3})}),
+        ("a", {"a": ("a", {})}),
+        ({"a": {"size": 3}, "b": None, "c": "d"}, {"a": ("a", {"size": 3}), "b": ("b", {}), "c": ("d", {})}),
+    ],
+)
+def test_a_logits_processor_is_found_by_its_plugins_name(given, expected):
+    processors = load_config({"logits_processors": given}).config.logits_processors
+    assert {key: (section.name, section.options) for key, section in processors.items()} == expected
+
+
+def test_an_option_of_a_processor_leaves_its_name_alone():
+    base = {"logits_processors": {"mine": {"name": "a"}}}
+    layered = load_config(base, overrides=["logits_processors.mine.size=3"])
+    assert layered.config.logits_processors["mine"].name == "a"
+
+
 def test_null_switches_a_section_off():
     base = {"speculative": {"drafters": {"lookup": "ngram"}}}
     assert load_config(base, overrides=["speculative=null"]).config.speculative is None
@@ -124,6 +143,11 @@ def test_null_switches_a_section_off():
         ({}, {}, ["telemetry.0.name=log"], "telemetry is a list; give it whole"),
         ({"cache": {"block_size": "many"}}, {}, [], r"cache.block_size: .*'many' \(config mapping\)"),
         ({"cache": 8}, {}, [], "cache must be a mapping of keys, got 8"),
+        ({"model": 5}, {}, [], r"model must be a string \(its path\) or a mapping of keys, got 5"),
+        (5, {}, [], "config must be the path of a file, a mapping or an EngineConfig, got 5"),
+        ({}, {"modle": "x"}, [], r"did you mean 'model'\?$"),
+        ({"logits_processors": ["./f.py:C"]}, {}, [], "'./f.py:C' .* has no plain name"),
+        ({"logits_processors": ["a", "a"]}, {}, [], "names 'a' twice"),
         ({"model": {"dtype": "int3"}}, {}, [], r"model.dtype: .*'int3' \(config mapping\)"),
         ({True: 1}, {}, [], "quote the key"),
         ({"speculative": {"drafters": {"a": {"num_tokens": 2}}}}, {}, [], "speculative.drafters.a.name is missing"),

@@ -124,6 +124,20 @@ def test_the_default_kv_memory_on_a_large_cpu_is_4_gib(resolve_tiny, cpu, decisi
     assert decision(resolved, "cache.memory_gib").got == 4.0
 
 
+@pytest.mark.parametrize(
+    ("cache", "ranks"),
+    [({"memory_gib": 9}, 1), ({"memory_gib": 5}, 2), ({"num_blocks": 10**7}, 1), ({"memory_gib": 7, "swap_gib": 2}, 1)],
+)
+def test_more_than_host_memory_is_refused(resolve_tiny, cache, ranks):
+    with pytest.raises(ConfigError, match=r"is more than the 8\.0 GiB of host memory"):
+        resolve_tiny(cache=cache, executor={"tensor_parallel": ranks})
+
+
+def test_a_folder_without_a_model_says_what_it_lacks(resolve_tiny, tmp_path):
+    with pytest.raises(ModelError, match=r"is no model; there is no config.json, \*.safetensors or \*.gguf"):
+        resolve_tiny(model=str(tmp_path))
+
+
 def test_two_sizes_of_kv_memory_are_refused(resolve_tiny):
     with pytest.raises(ConfigError, match=r"cache.memory_gib = 1.0 .*, cache.num_blocks = 8 .*; keep one"):
         resolve_tiny(cache={"memory_gib": 1, "num_blocks": 8})
@@ -222,6 +236,11 @@ def test_an_unknown_architecture_lists_every_family(resolve_tiny, make_model):
     path = make_model(architectures=["NoSuchForCausalLM"], model_type="no_such")
     with pytest.raises(ModelError, match=r"'NoSuchForCausalLM', and no model family(?s:.)*llama: it does not build"):
         resolve_tiny(model=str(path))
+
+
+def test_an_architecture_of_another_name_is_not_built_by_its_model_type(resolve_tiny, make_model):
+    with pytest.raises(ModelError, match=r"transformers builds LlamaForCausalLM .* not FooForCausalLM"):
+        resolve_tiny(model=str(make_model(architectures=["FooForCausalLM"])))
 
 
 def test_a_quantized_checkpoint_is_refused(resolve_tiny, make_model):

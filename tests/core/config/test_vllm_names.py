@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ from dovetail.config.schema import place_at
 from dovetail.config.vllm_doc import with_table
 from dovetail.config.vllm_table import VLLM_NAMES
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.llm import LLM
+from dovetail.outputs import CompletionOutput, RequestOutput
 
 REPO = Path(__file__).resolve().parents[3]
 FLAGS = (Path(__file__).parent / "vllm_serve_flags.txt").read_text().split()
@@ -29,6 +34,21 @@ def test_every_flag_of_vllm_serve_is_covered():
 def test_the_documentation_is_the_table():
     page = (REPO / "docs" / "from-vllm.md").read_text()
     assert page == with_table(page), "run: python -m dovetail.config.vllm_doc docs/from-vllm.md"
+
+
+def test_python_names_in_the_documentation_are_what_classes_have():
+    table = (REPO / "docs" / "from-vllm.md").read_text().partition("## Python names")[2]
+    for owner in (SamplingParams, RequestOutput, CompletionOutput):
+        [row] = [r for r in table.splitlines() if r.startswith(f"| `{owner.__name__}`: ") and "| works" in r]
+        names = re.findall(r"`(\w+)`", row.split("|")[1])[1:]
+        known = {field.name for field in fields(owner)} | {n for n, v in vars(owner).items() if isinstance(v, property)}
+        assert names
+        assert set(names) <= known
+    fixed = re.findall(r"^\| `SamplingParams\((\w+)=.*\| (?:planned|refused)", table, re.MULTILINE)
+    assert fixed
+    assert not set(fixed) & {field.name for field in fields(SamplingParams)}
+    methods = re.findall(r"`LLM\.(\w+)", "".join(r for r in table.splitlines() if "| works" in r))
+    assert set(methods) <= set(vars(LLM))
 
 
 def test_names_that_are_not_taken_say_why():
@@ -77,6 +97,7 @@ def test_names_that_work_have_a_key_in_the_tree():
             },
         ),
         ({"max_model_len": None, "quantization": None}, {}),
+        ({"enforce_eager": False, "disable_custom_all_reduce": False, "max_lora_rank": 16}, {}),
         ({"trust_remote_code": False, "enforce_eager": True, "pipeline_parallel_size": 1, "enable_lora": False}, {}),
     ],
 )

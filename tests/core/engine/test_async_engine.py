@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, AsyncLLMEngine, SamplingParams
-from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.errors import PluginError, RequestError, WorkerError
 from dovetail.outputs import RequestOutput
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -342,3 +342,51 @@ def test_the_event_loop_is_not_held(make_async: MakeAsync, request: pytest.Fixtu
     asyncio.run(main())
     request.node.user_properties.append(("largest_gap_ms", 1e3 * max(gaps)))
     assert len(gaps) > 60  # it beat more often than there were steps
+
+
+def test_a_loop_closed_without_a_word_aborts_its_requests(
+    make_async: MakeAsync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_async()
+    inner = engine._engine
+    step, abort_request, closed, aborted = inner.step, inner.abort_request, threading.Event(), []
+
+    def step_once_it_is_closed() -> list[RequestOutput]:
+        if inner.core.num_running:  # the first step is free: it brings what the loop waits for
+            closed.wait()
+        return step()
+
+    monkeypatch.setattr(inner, "step", step_once_it_is_closed)
+    monkeypatch.setattr(inner, "abort_request", lambda ids: (aborted.append(ids), abort_request(ids))[1])
+    loop = asyncio.new_event_loop()
+    stream = engine.generate([5, 6], LONG, "orphan")
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    closed.set()
+    assert asyncio.run(last_output(engine.generate([5], SHORT))).finished
+    assert aborted == ["orphan"]
+    assert asyncio.run(used_blocks(engine)) == 0
+
+
+LAZY = """
+from dovetail.contracts.scheduler import Schedule
+from dovetail.schedulers.fcfs import FCFSScheduler
+
+class Lazy(FCFSScheduler):
+    def schedule(self, memory):
+        return Schedule()
+"""
+
+
+def test_a_broken_scheduler_ends_every_stream(make_async: MakeAsync, tmp_path: Path) -> None:
+    plugin = tmp_path / "lazy.py"
+    plugin.write_text(LAZY)
+    engine = make_async(scheduler={"name": f"{plugin}:Lazy"})
+
+    async def main() -> None:
+        streams = [last_output(engine.generate([5, index], SHORT)) for index in range(3)]
+        for result in await asyncio.gather(*streams, return_exceptions=True):
+            assert isinstance(result, PluginError)
+
+    asyncio.run(main())
+    assert engine._engine.request_ids == []

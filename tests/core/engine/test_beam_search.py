@@ -152,3 +152,12 @@ def test_refusals(make_llm: Callable[..., LLM]) -> None:
     with pytest.raises(RequestError, match="finish or abort the other requests first"):
         llm.beam_search([[5]], BeamSearchParams(beam_width=2, max_tokens=2))
     llm.engine.abort_request("other")
+
+
+def test_a_salt_keeps_the_beams_of_a_prompt_apart(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    prompt, params = list(range(3, 33)), BeamSearchParams(beam_width=2, max_tokens=2)
+    llm.beam_search({"prompt_token_ids": prompt, "cache_salt": "alice"}, params)
+    once = SamplingParams(temperature=0, max_tokens=1)
+    assert llm.generate(prompt, once)[0].num_cached_tokens == 0
+    assert llm.generate({"prompt_token_ids": prompt, "cache_salt": "alice"}, once)[0].num_cached_tokens == 28

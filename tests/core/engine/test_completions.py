@@ -273,3 +273,13 @@ class TestMetrics:
         assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0
         assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 20
         assert llm.generate([*prompt[:9], 99, 98], GREEDY)[0].num_cached_tokens == 8
+
+
+def test_the_metrics_of_the_last_output_are_its_own(make_llm: Callable[..., LLM]) -> None:
+    engine = make_llm().engine
+    engine.add_request("a", [5, 6], SamplingParams(temperature=0, max_tokens=3))
+    first, second, last = (engine.step()[0] for _ in range(3))
+    assert first.metrics is second.metrics
+    assert last.metrics is not first.metrics
+    assert last.metrics == first.metrics  # which went on until the end
+    assert last.metrics.finished_time is not None

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, LLMEngine, SamplingParams
-from dovetail.contracts.errors import PluginError, RequestError, WorkerError
+from dovetail.contracts.errors import GenerationError, PluginError, RequestError, WorkerError
+from dovetail.contracts.step import StepPlan
 from dovetail.outputs import RequestOutput
 from dovetail.testing.local_plugins import write_distribution
 
@@ -116,8 +117,11 @@ def test_a_logits_processor_that_raises_fails_its_requests(
     assert last["picky"].outputs[0].token_ids == hf_greedy([7, 8], 2)
     assert last["picky"].error == "logits processor 'picky' failed: RuntimeError: no third token"
     assert "refuses to start" in (last["early"].error or "")
-    with pytest.raises(RequestError, match=r"1 of 2 requests failed; llm-\d+: logits processor 'picky' failed"):
-        llm.generate([[5], [6]], [GREEDY, SamplingParams(max_tokens=6, processors={"picky": 1})])
+    with pytest.raises(GenerationError, match=r"1 of 2 requests failed; llm-\d+: logits processor 'picky' failed") as e:
+        llm.generate([[5], [6]], [SamplingParams(max_tokens=6, processors={"picky": 1}), GREEDY])
+    failed, done = e.value.outputs
+    assert "no third token" in (failed.error or "")
+    assert done.outputs[0].token_ids == hf_greedy([6], 6)
 
 
 def test_a_processor_of_another_name_is_refused(make_llm: Callable[..., LLM]) -> None:
@@ -167,6 +171,11 @@ def test_a_scheduler_that_does_nothing_is_an_error_not_a_hang(
     llm = make_llm(scheduler={"name": write_plugin(LAZY_SCHEDULER, "Lazy")})
     with pytest.raises(PluginError, match="Lazy breaks the scheduler's contract: it schedules nothing"):
         llm.generate([[5], [6]], GREEDY)
+    llm.engine.add_request("a", [5], GREEDY)
+    with pytest.raises(PluginError):
+        llm.engine.step()
+    assert llm.engine.request_ids == []
+    assert not llm.engine.has_unfinished_requests()
 
 
 def test_a_sink_that_raises_is_switched_off(
@@ -259,3 +268,132 @@ def test_nothing_runs_on_when_a_late_part_cannot_be_made(
     with pytest.raises(Exception, match="no port"):
         make_llm(telemetry=[{"name": write_plugin(source, "Raising")}])
     assert stopped
+
+
+LONG_PROMPT = [3 + 7 * i % 120 for i in range(100)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
+def test_pages_that_a_failed_step_was_to_bring_back_reach_nobody(
+    make_llm: Callable[..., LLM],
+    hf_greedy: Callable[..., Any],
+    check_nothing_is_held: Callable[[LLMEngine], None],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    llm = make_llm(
+        cache={"num_blocks": 66, "swap_gib": 0.01, "prefix_caching": False},
+        scheduler={"name": "priority", "max_num_batched_tokens": 16, "max_num_seqs": 4},
+    )
+    engine = llm.engine
+    params = SamplingParams(temperature=0, max_tokens=6, n=2)
+    engine.add_request("low", LONG_PROMPT, params, priority=5)
+    for _ in range(3):
+        engine.step()  # a part of the prompt, which gives way
+    engine.add_request("high", LONG_PROMPT[::-1] * 2, SamplingParams(temperature=0, max_tokens=2))
+    execute, failed = engine._parts.executor.execute, []
+
+    def fail_once(plan: StepPlan) -> Any:
+        if plan.swap_in and not failed:
+            failed.append(plan)
+            raise error
+        return execute(plan)
+
+    monkeypatch.setattr(engine._parts.executor, "execute", fail_once)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            run(engine)
+        assert engine.request_ids == []
+        assert engine.step() == []
+    else:
+        first, sibling = run(engine)["low"].outputs
+        assert first.finish_reason == "error"
+        assert sibling.token_ids == hf_greedy(LONG_PROMPT, 6)
+    assert failed
+    check_nothing_is_held(engine)
+    assert llm.generate(LONG_PROMPT, params)[0].outputs[1].token_ids == hf_greedy(LONG_PROMPT, 6)
+
+
+QUIET_SCHEDULER = """
+from dovetail.schedulers.fcfs import FCFSScheduler
+
+class Quiet(FCFSScheduler):
+    def schedule(self, memory):
+        schedule = super().schedule(memory)
+        schedule.preempted = []
+        return schedule
+"""
+
+EIGHT_PROMPTS = [[3 + (7 * i + 11 * k) % 120 for i in range(20)] for k in range(8)]
+TIGHT = {"num_blocks": 66, "prefix_caching": False}
+
+
+@pytest.mark.parametrize("swap_gib", [0, 0.01])
+def test_tokens_do_not_depend_on_a_scheduler_that_says_who_gave_way(
+    make_llm: Callable[..., LLM],
+    hf_greedy: Callable[..., Any],
+    write_plugin: Callable[[str, str], str],
+    swap_gib: float,
+) -> None:
+    llm = make_llm(cache=TIGHT | {"swap_gib": swap_gib}, scheduler={"name": write_plugin(QUIET_SCHEDULER, "Quiet")})
+    outputs = llm.generate(EIGHT_PROMPTS, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    for prompt, output in zip(EIGHT_PROMPTS, outputs, strict=True):
+        assert output.outputs[0].token_ids == hf_greedy(prompt, 40)
+
+
+LOGGING_DRAFTER = """
+from pathlib import Path
+from dovetail.contracts.speculation import Draft, DraftWorker
+
+LOG = Path(__file__).with_suffix(".log")
+
+class Logging(DraftWorker):
+    contract = (1, 0)
+
+    def propose(self, batch):
+        with LOG.open("a") as file:
+            file.writelines(f"proposes {request.key}\\n" for request in batch.requests)
+        return [Draft([1, 2, 3][: request.max_drafts]) for request in batch.requests]
+
+    def on_finished(self, key, token_ids):
+        with LOG.open("a") as file:
+            file.write(f"finished {key}\\n")
+"""
+
+
+def make_drafting(make_llm: Callable[..., LLM], reference: str) -> LLM:
+    drafters = {"mine": {"name": reference, "num_tokens": 3}}
+    return make_llm(cache=TIGHT, speculative={"drafters": drafters, "default": "mine"})
+
+
+def test_a_drafter_hears_of_requests_that_end_while_they_are_preempted(
+    make_llm: Callable[..., LLM], write_plugin: Callable[[str, str], str], tmp_path: Path
+) -> None:
+    engine = make_drafting(make_llm, write_plugin(LOGGING_DRAFTER, "Logging")).engine
+    for index, prompt in enumerate(EIGHT_PROMPTS):
+        engine.add_request(str(index), prompt, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    while engine.core.num_running < len(EIGHT_PROMPTS):
+        engine.step()
+    while not engine.core.num_waiting:
+        engine.step()  # until somebody gives way
+    engine.abort_request(engine.request_ids)
+    engine.add_request("last", [5, 6], GREEDY)
+    run(engine)
+    log = set((tmp_path / "logging.log").read_text().splitlines())
+    drafted = {line.split()[1] for line in log if line.startswith("proposes")}
+    finished = {line.split()[1] for line in log if line.startswith("finished")}
+    assert len(drafted) == 9
+    assert len(drafted - finished) == 1  # the last, whose end goes out with the next step
+
+
+def test_a_drafter_that_raised_does_not_come_back_after_a_preemption(
+    make_llm: Callable[..., LLM], write_plugin: Callable[[str, str], str], tmp_path: Path
+) -> None:
+    source = LOGGING_DRAFTER.replace("return [Draft", "raise RuntimeError('no idea')\n        return [Draft")
+    llm = make_drafting(make_llm, write_plugin(source, "Logging"))
+    outputs = llm.generate(EIGHT_PROMPTS, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    assert all("no idea" in (output.metrics.drafter_error or "") for output in outputs)
+    calls = (tmp_path / "logging.log").read_text().splitlines()
+    assert len(calls) == len(set(calls))

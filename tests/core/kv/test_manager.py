@@ -4,6 +4,7 @@ import pytest
 
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.kv.hashing import prefix_seed
 from dovetail.kv.layout import build_layout
 from dovetail.kv.manager import KVCacheManager
 from dovetail.kv.pool import PrefixCacheReset
@@ -301,8 +302,26 @@ def test_wrong_order_of_calls_is_refused():
         engine.kv.swap_in(sequence)
 
 
-def test_longest_sequence_that_fits():
-    engine = Engine(num_blocks=5)
-    assert engine.kv.fits(16)
-    assert not engine.kv.fits(17)
-    assert engine.kv.max_tokens_per_request == 16
+def test_drain_names_who_gave_its_blocks_up():
+    engine = Engine(num_host_blocks=8)
+    released, swapped, ended, fresh = (engine.sequence([token] * 7) for token in range(1, 5))
+    engine.compute(released, swapped, ended)
+    engine.kv.release(released)
+    engine.kv.attach_prefix(released)  # it is back already, on other blocks
+    assert engine.kv.swap_out(swapped)
+    engine.kv.free(ended)
+    engine.kv.allocate(fresh, 6)
+    engine.kv.release(fresh)  # no worker ever heard of it
+    assert engine.kv.drain().given_up == [released.key, swapped.key]
+    assert engine.kv.drain().given_up == []
+
+
+def test_only_equal_weights_adapters_and_salts_share_blocks():
+    seeds = [
+        prefix_seed(version, adapter, salt)
+        for version in (0, 1)
+        for adapter in (None, "None", "a")
+        for salt in (None, "None", "a")
+    ]
+    assert len(set(seeds)) == 18
+    assert prefix_seed(0, None, "a") == prefix_seed(0, None, "a")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -402,3 +403,30 @@ def test_a_caller_that_loses_tokens_is_told() -> None:
     sampler.add(new_request(1, presence_penalty=1.0))
     with pytest.raises(ValueError, match="draws output token 2, but 0 were sampled"):
         sampler.sample(torch.zeros(1, VOCAB), [1], np.array([5]))
+
+
+@pytest.mark.parametrize("fault", [{"seed": "seven"}, {"num_prompt_tokens": 10**30}, {"eos_token_ids": ("end",)}])
+def test_a_request_that_cannot_be_held_fails_alone_and_frees_its_place(fault: dict[str, Any]) -> None:
+    sampler = Sampler(VOCAB, 2)
+    sampler.add(new_request(0, temperature=0))
+    for key in range(1, 5):
+        sampler.add(replace(new_request(key), **fault))
+        output = sampler.sample(torch.zeros(2, VOCAB), [0, key], np.array([3, 3]))
+        assert output.token_ids.tolist() == [0, -1]
+        assert "the sampling parameters cannot be used" in output.failed[1]
+        sampler.remove(key)
+    sampler.add(new_request(5, temperature=0))
+    assert not sampler.sample(torch.zeros(2, VOCAB), [0, 5], np.array([3, 3])).failed
+
+
+def test_draft_uniforms_of_a_request_do_not_depend_on_the_batch() -> None:
+    sampler = Sampler(VOCAB, 3)
+    for key in range(3):
+        sampler.add(new_request(key, seed=key % 2))
+    together = sampler.draft_uniforms([0, 1, 2], np.array([4, 9, 4]), 5)
+    assert together.shape == (3, 5)
+    assert len(np.unique(together[:2])) == 10
+    assert together[0].tolist() == together[2].tolist()
+    for key, position in enumerate([4, 9, 4]):
+        alone = sampler.draft_uniforms([key], np.array([position]), 2)
+        assert alone[0].tolist() == together[key, :2].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +23,20 @@ DRAFTERS = '''
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import Draft, DraftCapabilities, DraftWorker
+from dovetail.contracts.speculation import AcceptanceRule, Draft, DraftCapabilities, DraftWorker
+from dovetail.plugins.model_families.llama import LlamaFamily
 
 
 class OracleOptions(PluginOptions):
     answers: Path
     right: float = 0.7
+    events: Path | None = None
 
 
 class Chain(DraftWorker):
@@ -86,6 +90,56 @@ class Raises(Chain):
 class OutOfRange(Chain):
     def propose(self, batch):
         return [Draft([self.setup.vocab_size]) for _ in batch.requests]
+
+
+class NoDraft(Chain):
+    """Every other request gets something that is no draft."""
+
+    def propose(self, batch):
+        drafts = super().propose(batch)
+        return [[1, 2] if request.key % 2 else draft for request, draft in zip(batch.requests, drafts)]
+
+
+class Diary(Chain):
+    """Writes down what it is told; odd requests get a draft that cannot be."""
+
+    def _note(self, *event):
+        with self.options.events.open("a") as file:
+            print(json.dumps(event), file=file)
+
+    def propose(self, batch):
+        drafts = super().propose(batch)
+        self._note("round", [request.key for request in batch.requests])
+        for request in batch.requests:
+            self._note("propose", request.key, len(request.token_ids))
+        return [Draft([-1]) if request.key % 2 else draft for request, draft in zip(batch.requests, drafts)]
+
+    def on_finished(self, key, token_ids):
+        self._note("finished", key, len(token_ids))
+
+
+class NoVerdict(AcceptanceRule):
+    contract = (1, 0)
+    lossless = True
+
+    def verify(self, requests):
+        return [None] * len(requests)
+
+
+class NestedLlama(LlamaFamily):
+    """Reads its sizes from a text_config, as multimodal checkpoints have it."""
+
+    contract = (1, 0)
+
+    @classmethod
+    def check(cls, need, options, environment):
+        return super().check(replace(need, config=need.config["text_config"]), options, environment)
+
+    def size(self, config):
+        return super().size(config["text_config"])
+
+    def create(self, config, context):
+        return super().create(config["text_config"], context)
 '''
 
 
@@ -118,10 +172,11 @@ def make_speculative(target: tuple[Path, Any, Any]) -> Iterator[Callable[..., LL
     def make(name: str, *, rule: str = "greedy", num_tokens: int = 6, **sections: Any) -> LLM:
         drafter: dict[str, Any] = {"name": name, "num_tokens": num_tokens}
         if ".py:" in name:
-            drafter |= {"answers": str(directory / "answers.json")}
+            drafter |= {"answers": str(directory / "answers.json")} | sections.pop("options", {})
+        model = {"path": str(directory), "tokenizer_mode": "none", "dtype": "float32"}
         llm = LLM(
-            model={"path": str(directory), "tokenizer_mode": "none", "dtype": "float32"},
-            cache={"block_size": 4, "num_blocks": sections.pop("num_blocks", 300)},
+            model=model | sections.pop("model", {}),
+            cache={"block_size": 4, "num_blocks": sections.pop("num_blocks", 300)} | sections.pop("cache", {}),
             executor={"threads": 1} | sections.pop("executor", {}),
             speculative={"drafters": {"it": drafter}, "default": "it", "acceptance": rule},
             **sections,
@@ -178,3 +233,71 @@ def test_a_request_turns_speculation_off(target: Any, make_speculative: Callable
     outputs = llm.generate(prompts[:2], [PARAMS, replace(PARAMS, speculation="off")])
     assert [output.outputs[0].token_ids for output in outputs] == answers[:2]
     assert [output.metrics.num_drafted > 0 for output in outputs] == [True, False]
+
+
+def test_a_drafter_that_returns_no_draft_costs_those_requests_their_drafter(
+    target: Any, make_speculative: Callable[..., LLM]
+) -> None:
+    directory, prompts, answers = target
+    outputs = make_speculative(f"{directory}/drafters.py:NoDraft").generate(prompts, PARAMS)
+    assert [output.outputs[0].token_ids for output in outputs] == answers
+    errors = [output.metrics.drafter_error for output in outputs]
+    assert sum("it is a list, not a Draft" in error for error in errors if error is not None) == 3
+    assert errors.count(None) == 3
+    assert all((output.metrics.num_drafted > 0) == (output.metrics.drafter_error is None) for output in outputs)
+
+
+def test_requests_outlive_a_rule_that_gives_no_verdicts(target: Any, make_speculative: Callable[..., LLM]) -> None:
+    directory, prompts, answers = target
+    rule = f"{directory}/drafters.py:NoVerdict"
+    outputs = make_speculative(f"{directory}/drafters.py:Chain", rule=rule).generate(prompts, PARAMS)
+    assert [output.outputs[0].token_ids for output in outputs] == answers
+    assert all("not a Verdict" in (output.metrics.drafter_error or "") for output in outputs)
+
+
+def test_a_drafter_hears_once_of_every_end_and_never_again_of_a_request_that_it_failed(
+    target: Any, make_speculative: Callable[..., LLM], tmp_path: Path
+) -> None:
+    directory, prompts, _ = target
+    events = tmp_path / "events"
+    llm = make_speculative(
+        f"{directory}/drafters.py:Diary",
+        num_blocks=66,
+        num_tokens=2,
+        options={"events": str(events)},
+        cache={"prefix_caching": False},
+        scheduler={"max_num_seqs": 12},
+    )
+    for i, prompt in enumerate(prompts * 2):
+        llm.engine.add_request(str(i), prompt, PARAMS)
+    for _ in range(9):
+        llm.engine.step()
+    rounds = [set(), *(set(event[1]) for event in read_events(events) if event[0] == "round")]
+    away = set.union(*rounds) - rounds[-1]
+    assert any(key % 2 == 0 for key in away), "no request is preempted"
+    llm.engine.abort_request(list(llm.engine.request_ids))
+    llm.generate(prompts[:1], PARAMS)
+    seen = read_events(events)
+    proposals = [event[1] for event in seen if event[0] == "propose"]
+    finished = [event[1] for event in seen if event[0] == "finished"]
+    assert len(finished) == len(set(finished))
+    assert set(finished) >= set(proposals) - {proposals[-1]}
+    assert all(event[2] > 0 for event in seen if event[0] == "finished")
+    assert all(proposals.count(key) == 1 for key in proposals if key % 2)
+
+
+def test_a_nested_text_config_gives_the_hidden_size(
+    target: Any, make_speculative: Callable[..., LLM], tmp_path: Path
+) -> None:
+    directory, prompts, answers = target
+    config = json.loads((directory / "config.json").read_text())
+    outer = {"model_type": "nested", "architectures": ["Nested"], "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    shutil.copy(directory / "model.safetensors", tmp_path)
+    model = {"path": str(tmp_path), "family": f"{directory}/drafters.py:NestedLlama"}
+    outputs = make_speculative(f"{directory}/drafters.py:Chain", model=model).generate(prompts[:2], PARAMS)
+    assert [output.outputs[0].token_ids for output in outputs] == answers[:2]
+
+
+def read_events(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -220,14 +220,15 @@ class FixedRule(AcceptanceRule):
     contract = (1, 0)
     lossless = False
 
-    def __init__(self, answer: list[Verdict] | Exception):
+    def __init__(self, answer: Any):
         super().__init__(PluginOptions())
         self.answer = answer
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        answer: Sequence[Verdict] = self.answer
+        return answer
 
 
 @pytest.mark.parametrize(
@@ -238,27 +239,40 @@ class FixedRule(AcceptanceRule):
         ([Verdict([1], 0)], "node 1 is accepted after node -1, but its parent is 0"),
         ([Verdict([0, 1, 2], 0)], "node 2 of 2"),
         ([Verdict([0], VOCAB)], "token id 6 lies outside the vocabulary"),
+        ([None], "it is a NoneType, not a Verdict"),
+        ([Verdict(["0"], 1)], "types that the contract does not name"),  # type: ignore[list-item]
+        (None, "FixedRule failed: TypeError"),
     ],
 )
-def test_a_faulty_rule_fails_requests_with_the_reason(answer: Any, message: str) -> None:
-    sampler = Sampler(VOCAB, 1)
-    sampler.add(new_request(1, {"temperature": 0}))
-    output = Verifier(FixedRule(answer), sampler).verify(torch.zeros(3, VOCAB), [DraftedRequest(1, 2, Draft([3, 4]))])
-    assert output.token_ids == [[]]
-    assert message in output.failed[0]
+def test_a_faulty_rule_costs_the_drafts_and_says_so(answer: Any, message: str) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    # A presence penalty makes the sampler follow the output, so a token recorded twice or never would be noticed.
+    params = {"temperature": 1.0, "presence_penalty": 0.5, "logprobs": 1}
+    sampler, plain = Sampler(VOCAB, 1), Sampler(VOCAB, 1)
+    for either in (sampler, plain):
+        either.add(new_request(1, params))
+    output = Verifier(FixedRule(answer), sampler).verify(logits, [DraftedRequest(1, 2, Draft([3, 4]))])
+    expected = plain.sample(logits[:1], [1], np.array([2]))
+    assert output.token_ids == [expected.token_ids.tolist()]
+    assert output.logprobs[0] == [expected.logprobs[0]]
+    assert message in output.faults[0]
+    assert (output.failed, output.accepted) == ({}, [[]])
+    again = [either.sample(logits[1:2], [1], np.array([3])).token_ids.tolist() for either in (sampler, plain)]
+    assert again[0] == again[1]
 
 
-def test_requests_that_a_rule_does_not_serve_fail_alone() -> None:
+def test_drafts_that_a_rule_does_not_serve_are_dropped_alone() -> None:
     sampler = Sampler(VOCAB, 2)
     sampler.add(new_request(0, {"temperature": 1.0}))
     sampler.add(new_request(1, {"temperature": 0}))
     drafted = [DraftedRequest(0, 2, Draft([3])), DraftedRequest(1, 2, Draft([0]))]
     output = Verifier(GreedyRule(PluginOptions()), sampler).verify(torch.zeros(4, VOCAB), drafted)
-    assert output.failed == {0: "acceptance rule GreedyRule serves temperature 0 only"}
+    assert output.faults == {0: "acceptance rule GreedyRule serves temperature 0 only"}
+    assert len(output.token_ids[0]) == 1
     assert output.token_ids[1] == [0, 0]
     tree = [DraftedRequest(1, 4, Draft([3, 4], [-1, -1]))]
     output = Verifier(FixedRule([]), sampler).verify(torch.zeros(3, VOCAB), tree)
-    assert "judges chains only" in output.failed[0]
+    assert "judges chains only" in output.faults[0]
 
 
 def test_drafts_are_checked_and_cut() -> None:
@@ -270,5 +284,6 @@ def test_drafts_are_checked_and_cut() -> None:
     assert draft_problem(cut, VOCAB) is None
     assert first_nodes(tree, 5) is tree
     problems = [Draft([VOCAB]), Draft([1, 1], [-1]), Draft([1, 1], [-1, 1]), Draft([1], None, torch.ones(1, 2))]
-    for draft in problems:
+    strange: list[Any] = [[1, 2], "12", Draft([1.0]), Draft(3), Draft([1], ["-1"]), Draft([1], None, [[0.5]])]  # type: ignore[arg-type, list-item]
+    for draft in [*problems, *strange]:
         assert draft_problem(draft, VOCAB)

@@ -100,6 +100,38 @@ def test_tools_parts_calls_and_own_variables(tokenizer: Tokenizer, oracle: Any) 
         assert tokenizer.apply_chat_template(chat, **given) == expected
 
 
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+@pytest.mark.parametrize("template", ["chatml", "llama2", "trimmed", "generation"])
+def test_parts_become_text_for_templates_that_take_text(template: str, tokenizer: Tokenizer) -> None:
+    options: dict[str, Any] = {"chat_template": TEMPLATES[template]}
+    as_text = tokenizer.apply_chat_template([{"role": "user", "content": "a\nb"}], **options)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": PARTS}], **options) == as_text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% set c = m['content'] %}{% for p in c %}<{{ p.text }}>{% endfor %}{% endfor %}",
+        "{% macro show(x) %}{% for p in x %}<{{ p.text }}>{% endfor %}{% endmacro %}{{ show(messages[0].content) }}",
+        "<{{ messages[0].content | map(attribute='text') | join('><') }}>",
+        "<{{ messages[0].content[0].text }}><{{ messages[0]['content'][1]['text'] }}>",
+    ],
+)
+def test_parts_stay_parts_for_templates_that_go_over_them(template: str, tokenizer: Tokenizer, oracle: Any) -> None:
+    chat = [{"role": "user", "content": PARTS}]
+    expected = oracle.apply_chat_template(chat, tokenize=False, chat_template=template)
+    assert tokenizer.apply_chat_template(chat, chat_template=template) == expected == "<a><b>"
+
+
+@pytest.mark.parametrize("template", ["chatml", "tools"])
+def test_parts_that_are_no_text_are_refused(template: str, tokenizer: Tokenizer) -> None:
+    chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(RequestError, match="content part of type 'image_url'"):
+        tokenizer.apply_chat_template(chat, chat_template=TEMPLATES[template])
+
+
 @pytest.mark.parametrize("template", ["chatml", "trimmed", "generation"])
 @pytest.mark.parametrize("ending", ["Two", "Two ", "Two\n\n", [{"type": "text", "text": "Two "}]])
 def test_the_last_message_is_continued_as_transformers_does(
