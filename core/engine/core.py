@@ -11,6 +11,7 @@ from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Executor
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
+from dovetail.engine.schedule_check import ask_scheduler
 from dovetail.kv.manager import KVCacheManager
 from dovetail.sequence import Sequence
 
@@ -138,8 +139,8 @@ class EngineCore:
         """Runs one step; None where there was nothing to do.
 
         Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of the workers fails
-        the sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that leaves sequences
-        waiting and schedules none, and lets through what a scheduler raises.
+        the sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that raises or
+        that breaks its contract.
         """
         if self.failure is not None:
             raise self.failure
@@ -172,12 +173,12 @@ class EngineCore:
         return outcome
 
     def _schedule(self) -> Schedule:
-        schedule = self._scheduler.schedule(self._kv)
+        schedule = ask_scheduler(self._scheduler, self._kv)
         if not schedule.requests and self._retained and self.has_work:
             # Retained blocks are a convenience; nobody may starve for them.
             gave_way = schedule.preempted
             self.release_retained(list(self._retained.values()))
-            schedule = self._scheduler.schedule(self._kv)
+            schedule = ask_scheduler(self._scheduler, self._kv)
             schedule.preempted = [*gave_way, *schedule.preempted]
         return schedule
 

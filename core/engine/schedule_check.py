@@ -1,0 +1,35 @@
+"""Whether a scheduler kept its contract: told at once and by name, before a wrong plan reaches a worker."""
+
+from __future__ import annotations
+
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.scheduler import KVMemory, Schedule, Scheduler
+
+
+def ask_scheduler(scheduler: Scheduler, memory: KVMemory) -> Schedule:
+    """The scheduler's decision. Raises `PluginError` for one that breaks the contract, or that raises."""
+    name = type(scheduler).__name__
+    try:
+        schedule = scheduler.schedule(memory)
+    except Exception as error:
+        raise PluginError(f"scheduler {name} raised {type(error).__name__}: {error}") from error
+    requests, counts = schedule.requests, schedule.num_tokens
+    if len(requests) != len(counts):
+        raise PluginError(_broken(name, f"it names {len(requests)} requests and {len(counts)} token counts"))
+    for request, count in zip(requests, counts, strict=True):
+        wanted = request.num_tokens + request.num_draft_tokens - request.num_computed_tokens
+        if not 1 <= count <= wanted:
+            raise PluginError(
+                _broken(name, f"request {request.request_id} wants {wanted} tokens and is scheduled with {count}")
+            )
+        if not request.block_ids:
+            raise PluginError(
+                _broken(name, f"request {request.request_id} is scheduled without blocks: allocate first")
+            )
+    if len(set(requests)) != len(requests):
+        raise PluginError(_broken(name, "a request stands in one schedule twice"))
+    return schedule
+
+
+def _broken(name: str, what: str) -> str:
+    return f"scheduler {name} breaks the scheduler's contract: {what}; choose another scheduler.name"
