@@ -18,6 +18,7 @@ from dovetail.attention_backends.sdpa_plan import (
     Tile,
     split_tokens,
 )
+from dovetail.attention_backends.sdpa_shared import attend_shared
 from dovetail.contracts.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -41,7 +42,8 @@ class SDPAOptions(PluginOptions):
 
 
 class SDPABackend(AttentionBackend):
-    """Gathers the pages of many requests at once and attends to them in few calls.
+    """Gathers the pages of many requests at once and attends to them in few calls; pages that many requests have in
+    common are read once.
 
     A page holds, token by token, keys then values of all heads, so the block table itself is the index of the
     gather and the slot mapping the index of the write. Query heads that share a key head are rows of one matrix,
@@ -106,6 +108,8 @@ class SDPABackend(AttentionBackend):
         if plan.is_one_short_call:
             return _attend_short(layer, plan.short_calls[0], query, kv_cache)
         output = query.new_empty(query.shape)
+        for shared in plan.shared_calls:
+            output[shared.rest.rows] = attend_shared(layer, shared, query[shared.rest.rows], kv_cache)
         for call in plan.short_calls:
             output[call.rows] = _attend_short(layer, call, query[call.rows], kv_cache)
         for request in plan.long_requests:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dovetail.attention_backends.sdpa_shared import shared_prefixes
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionSetup
 
 MAX_SHORT_QUERY = 16
@@ -32,6 +33,11 @@ class LayerKind:
     window: int | None
     alibi_slopes: tuple[float, ...] | None
     has_soft_cap: bool
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether scores are plain and nothing but later positions is hidden."""
+        return self.window is None and self.alibi_slopes is None and not self.has_soft_cap
 
     def mask_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """dtype of what is added to the scores. 0 and -inf are exact in any, but a bias needs float32 at least."""
@@ -84,6 +90,15 @@ class ShortCall:
 
 
 @dataclass(frozen=True)
+class SharedCall:
+    """Short requests with a common prefix, each with a rest of its own."""
+
+    prefix: KeySource
+    """The common pages: every query token sees all of them."""
+    rest: ShortCall
+
+
+@dataclass(frozen=True)
 class Tile:
     """Some query tokens of a long request, and the keys that they see."""
 
@@ -107,6 +122,7 @@ class LongRequest:
 class KindPlan:
     """All calls of one layer of a kind."""
 
+    shared_calls: list[SharedCall]
     short_calls: list[ShortCall]
     long_requests: list[LongRequest]
     is_one_short_call: bool
@@ -207,20 +223,46 @@ class Planner:
         first_keys = np.zeros(num_requests, dtype=np.int64)
         if self.kind.window is not None:
             first_keys = np.maximum(batch.seq_lens - query_lens - self.kind.window + 1, 0).astype(np.int64)
-        short_calls = []
-        for query_len in np.unique(query_lens[is_short]):
+        shared_calls: list[SharedCall] = []
+        short_calls: list[ShortCall] = []
+        for query_len in map(int, np.unique(query_lens[is_short])):
             requests = np.flatnonzero(is_short & (query_lens == query_len))
-            lengths = batch.seq_lens[requests] - first_keys[requests]
-            order = np.argsort(-lengths, kind="stable")
-            for part in split_by_length(lengths[order], self.budget_tokens):
-                chosen = requests[order[part]]
-                short_calls.append(self._short_call(batch, chosen, first_keys[chosen], int(query_len), gathered))
+            if self.kind.sees_all:
+                for cluster, num_blocks in list(shared_prefixes(batch, requests, query_len, self.block_size)):
+                    requests = np.setdiff1d(requests, cluster, assume_unique=True)
+                    prefix = self._prefix(batch.block_table[cluster[0], :num_blocks], gathered)
+                    starts = np.full(num_requests, num_blocks * self.block_size)
+                    rests = self._short_calls(batch, cluster, starts, query_len, gathered)
+                    shared_calls += [SharedCall(prefix, rest) for rest in rests]
+            short_calls += self._short_calls(batch, requests, first_keys, query_len, gathered)
         long_requests = [
             self._long_request(batch, int(request), int(first_keys[request]), gathered)
             for request in np.flatnonzero(~is_short)
         ]
-        is_one_call = len(short_calls) == 1 and not long_requests and isinstance(short_calls[0].rows, slice)
-        return KindPlan(short_calls, long_requests, is_one_call)
+        calls = len(short_calls) + len(shared_calls) + len(long_requests)
+        is_one_call = calls == 1 and bool(short_calls) and isinstance(short_calls[0].rows, slice)
+        return KindPlan(shared_calls, short_calls, long_requests, is_one_call)
+
+    def _short_calls(
+        self, batch: AttentionBatch, requests: np.ndarray, first_keys: np.ndarray, query_len: int, gathered: Buffer
+    ) -> Iterator[ShortCall]:
+        """Calls for requests with equally many query tokens, over the keys from first_keys[request] on."""
+        lengths = batch.seq_lens[requests] - first_keys[requests]
+        order = np.argsort(-lengths, kind="stable")
+        for part in split_by_length(lengths[order], self.budget_tokens):
+            chosen = requests[order[part]]
+            yield self._short_call(batch, chosen, first_keys[chosen], query_len, gathered)
+
+    def _prefix(self, block_table: np.ndarray, gathered: Buffer) -> KeySource:
+        """The source of whole pages."""
+        blocks = block_table.astype(np.int64)
+        run = None
+        if bool((np.diff(blocks) == 1).all()):
+            run = slice(int(blocks[0]) * self.block_size, (int(blocks[-1]) + 1) * self.block_size)
+        gathered.reset()
+        pages = gathered.take(len(blocks), *self.page_shape)
+        views = split_tokens(pages.view(1, -1, *self.page_shape[1:]))
+        return KeySource(torch.from_numpy(blocks), pages, views, run)
 
     def _source(
         self, batch: AttentionBatch, requests: np.ndarray, first_keys: np.ndarray, gathered: Buffer

@@ -75,7 +75,7 @@ class Uneven(Faulty):
         ("Raises", "scheduler Raises raised KeyError: 'x'"),
         ("TooMany", "wants 3 tokens and is scheduled with 4"),
         ("Twice", "stands in one schedule twice"),
-        ("NoBlocks", "has no blocks: allocate first"),
+        ("NoBlocks", "without blocks: allocate first"),
         ("Uneven", "names 1 requests and 0 token counts"),
     ],
 )
