@@ -30,7 +30,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.plugin import PluginOptions
 
-_WIDE_WRITE = 64
+_WIDE_WRITE = 8
 """Tokens from which on it pays to move eight bytes at a time."""
 
 
