@@ -41,8 +41,9 @@ wheel-smoke: $(VENV)/.dev
 	cd .venv-wheel && bin/python wheel_smoke.py
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/host_overhead.py
-	$(BIN)/python benchmarks/offline.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/host_overhead.py --profile
+	$(BIN)/python benchmarks/offline.py --repeats 3
+	$(BIN)/python benchmarks/greedy_equality.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/size_report.py --write docs/size.md
