@@ -41,6 +41,7 @@ wheel-smoke: $(VENV)/.dev
 	cd .venv-wheel && bin/python wheel_smoke.py
 
 bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/startup.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/host_overhead.py --profile
 	$(BIN)/python benchmarks/offline.py --repeats 3
 	$(BIN)/python benchmarks/greedy_equality.py
