@@ -61,11 +61,6 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(from, to) device blocks: copy-on-write, last before the forward pass."""
 
-    @property
-    def total_tokens(self) -> int:
-        """Tokens computed in this step."""
-        return sum(self.num_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

@@ -15,6 +15,7 @@ from dovetail.contracts.executor import Placement, WorkerReport
 from dovetail.contracts.kv import KVLayout, KVSpec
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM
+from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.engine.logits_setup import logits_setup
@@ -110,7 +111,9 @@ class ModelWorker:
         assert self._context is not None
         assert self._model is not None
         storage = KVStorage(layout, num_blocks, num_host_blocks, self._device)
-        backends = [self._bind_group(layout, group_id, storage) for group_id in range(len(layout.groups))]
+        environment = detect_environment(self._config.device_type)
+        groups = range(len(layout.groups))
+        backends = [self._bind_group(layout, group_id, storage, environment) for group_id in groups]
         setup = logits_setup(self._config, self._load_tokenizer())
         processors: dict[str, LogitsProcessor] = {
             name: self._plugins.create(component, setup) for name, component in self._config.logits_processors.items()
@@ -120,7 +123,9 @@ class ModelWorker:
             self._config, self._model, self._context, layout, storage, backends, processors, speculation
         )
 
-    def _bind_group(self, layout: KVLayout, group_id: int, storage: KVStorage) -> AttentionBackend:
+    def _bind_group(
+        self, layout: KVLayout, group_id: int, storage: KVStorage, environment: Environment
+    ) -> AttentionBackend:
         """Creates the backend of one KV group and hands each of its layers the backend and its pages."""
         assert self._context is not None
         config = self._config
@@ -137,13 +142,13 @@ class ModelWorker:
             max_num_batched_tokens=config.limits.max_num_batched_tokens,
             max_model_len=config.model.max_model_len,
         )
-        self._check_attention(setup)
+        self._check_attention(setup, environment)
         backend: AttentionBackend = self._plugins.create(config.attention, setup)
         for lane, layer in enumerate(layers):
             layer.bind(backend, storage.view(lane, spec, backend))
         return backend
 
-    def _check_attention(self, setup: AttentionSetup) -> None:
+    def _check_attention(self, setup: AttentionSetup, environment: Environment) -> None:
         """Asks the backend again, now that the layers themselves say what they need: a config could only be guessed
         from."""
         backend, options = self._plugins.get(self._config.attention)
@@ -156,7 +161,7 @@ class ModelWorker:
             soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
             alibi=any(layer.alibi_slopes is not None for layer in setup.layers),
         )
-        reasons = backend.check(need, options, detect_environment(self._config.device_type))
+        reasons = backend.check(need, options, environment)
         if reasons:
             name = self._config.attention.name
             raise ConfigError(f"attention {name!r} cannot serve this model's layers: {' '.join(reasons)}")
