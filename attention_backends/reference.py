@@ -49,12 +49,13 @@ class ReferenceBackend(AttentionBackend):
     bits depend neither on other rows nor on how its prompt was cut into chunks.
     """
 
-    contract = (1, 0)
+    contract = (1, 1)
     preference: ClassVar[int] = -10
     stability = "stable"
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cpu", "cuda", "mps", "xpu"}),
         dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
+        kv_dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
         sliding_window=True,
         soft_cap=True,
         alibi=True,

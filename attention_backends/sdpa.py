@@ -50,12 +50,13 @@ class SDPABackend(AttentionBackend):
     so keys are never repeated. Scores are float32 inside (float64 for float64).
     """
 
-    contract = (1, 0)
-    preference: ClassVar[int] = 10
+    contract = (1, 1)
+    preference: ClassVar[int] = 5
     Options = SDPAOptions
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cpu"}),
         dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
+        kv_dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}),
         sliding_window=True,
         soft_cap=True,
         alibi=True,

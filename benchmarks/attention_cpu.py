@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dovetail.attention_backends.paged_cpu.backend import PagedCPUBackend
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.attention_backends.sdpa import SDPABackend
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionSetup
@@ -32,6 +33,8 @@ class Workload:
     name: str
     requests: list[tuple[int, int]]
     with_reference: bool = True
+    num_shared: int = 0
+    """Leading tokens, in whole blocks, that all requests have in common."""
 
 
 def workloads() -> list[Workload]:
@@ -42,6 +45,7 @@ def workloads() -> list[Workload]:
         Workload("decode, 32 x 256 keys", [(255, 1)] * 32),
         Workload("decode, 32 x 256..640 keys", [(length - 1, 1) for length in spread]),
         Workload("decode, 64 x 640 keys", [(639, 1)] * 64),
+        Workload("decode, 64 x 640 keys, 512 shared", [(639, 1)] * 64, num_shared=512),
         Workload("verify, 32 x 5 of 256 keys", [(251, 5)] * 32),
         Workload("prefill, 1024 tokens", [(0, 1024)], with_reference=False),
         Workload("prefill, 32 x 128 tokens", [(0, 128)] * 32, with_reference=False),
@@ -50,9 +54,9 @@ def workloads() -> list[Workload]:
     ]
 
 
-def setup_for(dtype: str) -> AttentionSetup:
+def setup_for(dtype: str, kv_dtype: str) -> AttentionSetup:
     layers = tuple(AttentionLayer(i, 9, 3, 64, 64**-0.5) for i in range(NUM_LAYERS))
-    return AttentionSetup(layers, KVSpec(3, 64, dtype), BLOCK_SIZE, dtype, "cpu", 64, 8192, 8192)
+    return AttentionSetup(layers, KVSpec(3, 64, kv_dtype), BLOCK_SIZE, dtype, "cpu", 64, 8192, 8192)
 
 
 def measure(backend: AttentionBackend, workload: Workload, steps: int) -> tuple[float, float]:
@@ -62,13 +66,15 @@ def measure(backend: AttentionBackend, workload: Workload, steps: int) -> tuple[
     counts = [-(-length // BLOCK_SIZE) for length in lengths]
     ids = 1 + rng.permutation(sum(counts))
     ends = np.cumsum(counts)
+    shared = ids[: workload.num_shared // BLOCK_SIZE].tolist()
     rows = [
-        (ids[end - count : end].tolist(), cached, cached + new)
+        (shared + ids[end - count + len(shared) : end].tolist(), cached, cached + new)
         for (cached, new), count, end in zip(workload.requests, counts, ends, strict=True)
     ]
     batch = make_batch(rows, setup)
     dtype: torch.dtype = getattr(torch, setup.dtype)
-    caches = [torch.randn(backend.kv_cache_shape(len(ids) + 1)).to(dtype) for _ in setup.layers]
+    kv_dtype: torch.dtype = getattr(torch, setup.spec.dtype)
+    caches = [torch.randn(backend.kv_cache_shape(len(ids) + 1)).to(kv_dtype) for _ in setup.layers]
     num_tokens = sum(new for _, new in workload.requests)
     fused = torch.randn(num_tokens, 15, 64).to(dtype)
     query, key, value = fused[:, :9], fused[:, 9:12], fused[:, 12:]
@@ -89,23 +95,36 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--dtype", action="append", help="default: bfloat16 and float32")
+    parser.add_argument("--kv-dtype", help="of the pages; default: the same")
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(f"torch {torch.__version__}, {arguments.threads} threads, medians of {arguments.steps} steps, µs")
-    print(f"{'workload':36} {'dtype':9} {'sdpa/layer':>11} {'plan':>7} {'reference/layer':>16}")
+    heads = [
+        f"{name + part:>{width}}" for name, width in (("paged_cpu", 15), ("sdpa", 11)) for part in ("/layer", " plan")
+    ]
+    print(f"{'workload':36} {'dtype':9} {' '.join(heads)} {'reference/layer':>16}")
     with torch.inference_mode():
         for dtype in arguments.dtype or ["bfloat16", "float32"]:
+            setup = setup_for(dtype, arguments.kv_dtype or dtype)
             for workload in workloads():
-                if arguments.only not in workload.name:
-                    continue
-                setup = setup_for(dtype)
-                layer_us, plan_us = measure(SDPABackend(SDPABackend.Options(), setup), workload, arguments.steps)
-                reference = "-"
-                if workload.with_reference:
-                    backend = ReferenceBackend(ReferenceBackend.Options(), setup)
-                    reference = f"{measure(backend, workload, steps=3)[0]:.0f}"
-                print(f"{workload.name:36} {dtype:9} {layer_us:11.0f} {plan_us:7.0f} {reference:>16}", flush=True)
+                if arguments.only in workload.name:
+                    print(f"{workload.name:36} {dtype:9} {' '.join(row(setup, workload, arguments.steps))}", flush=True)
+
+
+def row(setup: AttentionSetup, workload: Workload, steps: int) -> list[str]:
+    """The figures of one workload; "-" where a backend does not serve the dtype of the pages, or would take long."""
+    cells = []
+    for backend, width in ((PagedCPUBackend, 15), (SDPABackend, 11)):
+        if setup.spec.dtype in (backend.capabilities.kv_dtypes or {setup.dtype}):
+            times = measure(backend(backend.Options(), setup), workload, steps)
+            cells += [f"{time_us:{width}.0f}" for time_us in times]
+        else:
+            cells += [f"{'-':>{width}}"] * 2
+    if not workload.with_reference or setup.spec.dtype not in (ReferenceBackend.capabilities.kv_dtypes or ()):
+        return [*cells, f"{'-':>16}"]
+    reference = measure(ReferenceBackend(ReferenceBackend.Options(), setup), workload, steps=3)
+    return [*cells, f"{reference[0]:16.0f}"]
 
 
 if __name__ == "__main__":

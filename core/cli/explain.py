@@ -15,7 +15,7 @@ from rich.text import Text
 from dovetail.cli.errors import create_console, exit_code, print_error, print_warning
 from dovetail.cli.options import takes_config
 from dovetail.config.estimate import MemoryEstimate
-from dovetail.config.explanation import Explanation, as_data, explain
+from dovetail.config.explanation import Explanation, Value, as_data, explain
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import write_manifest
 from dovetail.config.resolved import Decision
@@ -81,17 +81,23 @@ def _print_values(console: Console, explanation: Explanation, decided: dict[str,
         table = Table.grid(padding=(0, 2))
         for value in values:
             notes = [f"over {old!r} ({origin})" for origin, old in value.overrides]
-            decision = decided.get(value.key)
+            decision = decided.get(value.key) or decided.get(_name_of_none(value))
             if decision is not None:
                 notes.append(f"asked {_plain(decision.asked)}: {decision.reason}")
             key = value.key.partition(".")[2] or section
             table.add_row(*map(Text, (f"  {key}", _plain(value.value), value.origin, "; ".join(notes))))
         console.print(table)
-    dropped = [d for d in explanation.decisions if d.key not in {value.key for value in explanation.values}]
+    shown = {key for value in explanation.values for key in (value.key, _name_of_none(value))}
+    dropped = [d for d in explanation.decisions if d.key not in shown]
     if dropped:
         _heading(console, "left out")
         for decision in dropped:
             console.print(f"  {decision.key} = {_plain(decision.asked)}: {decision.reason}", markup=False)
+
+
+def _name_of_none(value: Value) -> str:
+    """The key under which the choice of a component was decided that came out as none."""
+    return f"{value.key}.name" if value.value is None else value.key
 
 
 def _print_choices(console: Console, explanation: Explanation, decided: dict[str, Decision]) -> None:
@@ -99,7 +105,7 @@ def _print_choices(console: Console, explanation: Explanation, decided: dict[str
     if chosen:
         _heading(console, "choices of auto")
     for decision in chosen:
-        console.print(f"  {decision.key}: {decision.got} ({decision.reason})", markup=False)
+        console.print(f"  {decision.key}: {_plain(decision.got)} ({decision.reason})", markup=False)
         for name, reasons in decision.candidates:
             verdict = "chosen" if name == decision.got else "; ".join(reasons) or "would do"
             console.print(f"    {name}: {verdict}", markup=False)

@@ -74,6 +74,44 @@ def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSectio
     return Chosen(component, plugin, options)
 
 
+def choose_or_none(
+    state: Resolution, path: KeyPath, kind: str, section: ComponentSection, reasons: Reasons[Any], otherwise: str
+) -> Chosen | None:
+    """As `choose`, for a component that a run can do without: where `auto` finds none, the section becomes null, for
+    the reason `otherwise`, with every candidate's reasons."""
+    if section.name != AUTO:
+        return _named(state, path, kind, section, reasons)
+    answers = _ask_all(state, path, kind, section, reasons)
+    if answers.fitting:
+        return _first(state, path, kind, section, answers)
+    go_without(state, path, section, otherwise, answers.listed)
+    return None
+
+
+def go_without(
+    state: Resolution,
+    path: KeyPath,
+    section: ComponentSection,
+    reason: str,
+    candidates: tuple[tuple[str, tuple[str, ...]], ...] = (),
+) -> None:
+    """Decides that a section which says `auto` comes to null."""
+    for leaf, _ in flatten(section.model_dump(mode="json"), path):
+        of_name = leaf == (*path, "name")
+        state.decide(leaf, None, reason, candidates if of_name else ())
+    state.fill(path, None)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What the candidates said."""
+
+    listed: tuple[tuple[str, tuple[str, ...]], ...]
+    """Each with its reasons against, those that cannot be loaded last."""
+    fitting: tuple[tuple[str, type[Plugin]], ...]
+    """Those with none, in the order of preference."""
+
+
 def _automatic(
     state: Resolution,
     path: KeyPath,
@@ -83,6 +121,22 @@ def _automatic(
     none_left: type[DovetailError],
     last_resort: Callable[[type[Any]], bool],
 ) -> Chosen:
+    answers = _ask_all(state, path, kind, section, reasons, last_resort)
+    if not answers.fitting:
+        listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in answers.listed)
+        listed = listed or "  (none is installed)"
+        raise none_left(f"{dotted((*path, 'name'))}: no {kind} of those installed can be used here:\n{listed}")
+    return _first(state, path, kind, section, answers)
+
+
+def _ask_all(
+    state: Resolution,
+    path: KeyPath,
+    kind: str,
+    section: ComponentSection,
+    reasons: Reasons[Any],
+    last_resort: Callable[[type[Any]], bool] = lambda plugin: False,
+) -> _Answers:
     candidates, broken = _candidates(state, kind)
     _refuse_options_of_none(state, path, section, [plugin for _, plugin in candidates])
     candidates.sort(key=lambda candidate: last_resort(candidate[1]))
@@ -95,14 +149,14 @@ def _automatic(
         answers.append((name, tuple(_ask(state, name, plugin, section, reasons))))
         if not answers[-1][1]:
             fitting.append((name, plugin))
-    name_path = (*path, "name")
-    if not fitting:
-        listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in [*answers, *broken])
-        listed = listed or "  (none is installed)"
-        raise none_left(f"{dotted(name_path)}: no {kind} of those installed can be used here:\n{listed}")
-    name, plugin = fitting[0]
-    reason = "the only candidate that can be used" if len(fitting) == 1 else "first in preference that can be used"
-    state.decide(name_path, name, reason, (*answers, *broken))
+    return _Answers((*answers, *broken), tuple(fitting))
+
+
+def _first(state: Resolution, path: KeyPath, kind: str, section: ComponentSection, answers: _Answers) -> Chosen:
+    name, plugin = answers.fitting[0]
+    only = len(answers.fitting) == 1
+    reason = "the only candidate that can be used" if only else "first in preference that can be used"
+    state.decide((*path, "name"), name, reason, answers.listed)
     handed_over = _handed_over(section, plugin)
     component = state.registry.component(kind, name, handed_over)
     _decide_options(state, path, handed_over, component.options)

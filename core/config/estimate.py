@@ -12,7 +12,7 @@ from dovetail.config.rules_run import kv_bytes_per_token, kv_capacity
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import Environment
-from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.contracts.weights import TensorInfo, WeightFormat
 from dovetail.registry.components import create_class
 
@@ -69,8 +69,7 @@ def _weight_bytes(resolved: ResolvedConfig, infos: Iterable[TensorInfo]) -> int:
     if resolved.quantization is None:
         return sum(math.prod(info.shape) * plain for info in infos)
     plugin, options = create_class(resolved.quantization)
-    need = QuantizationNeed(resolved.device_type, resolved.model.dtype)
-    packed = cast(type[QuantizationMethod], plugin)(options, need).bytes_per_weight()
+    packed = cast(type[QuantizationMethod], plugin)(options, resolved.quantization_need()).bytes_per_weight()
     # Embeddings are looked up, not multiplied, so methods leave them alone.
     return sum(int(math.prod(info.shape) * (packed if _is_linear(info) else plain)) for info in infos)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dovetail.config import rules_model, rules_run
+from dovetail.config import rules_model, rules_quantization, rules_run
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
 from dovetail.config.resolution import Resolution
@@ -54,23 +54,24 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     config = state.config
     device = rules_run.choose_device(state)
     source, files = rules_model.find_files(state)
-    weight_format, hf_config = rules_model.read_config(state, files)
+    weight_format, opener, hf_config = rules_model.read_config(state, files)
     rules_model.refuse_quantized_checkpoint(state, hf_config)
     dtype = rules_model.choose_dtype(state, hf_config)
     family, size = rules_model.choose_family(state, hf_config, dtype)
-    quantization = rules_run.choose_quantization(state, dtype)
+    quantization, packed_formats = rules_quantization.choose_quantization(state, family, opener, files, dtype)
+    operators = rules_run.choose_operators(state, dtype)
     cache = rules_run.plan_cache(state, dtype)
-    per_token = rules_run.kv_bytes_per_token(size, dtype, config.executor.tensor_parallel)
+    per_token = rules_run.kv_bytes_per_token(size, cache.dtype, config.executor.tensor_parallel)
     rules_run.refuse_more_than_host(state, cache, per_token)
     max_model_len = rules_model.choose_length(state, size, rules_run.kv_capacity(cache, per_token))
     limits = rules_run.set_limits(state, max_model_len)
     executor = rules_run.choose_executor(state)
     speculation, trees = rules_run.choose_speculation(state, hf_config, size, dtype)
-    attention = rules_run.choose_attention(state, hf_config, size, dtype, trees=trees)
+    attention = rules_run.choose_attention(state, hf_config, size, dtype, cache.dtype, trees=trees)
     scheduler = rules_run.choose_scheduler(state, limits)
     processors = rules_run.choose_processors(state)
     telemetry = rules_run.choose_telemetry(state)
-    model = _resolved_model(state, files, hf_config, dtype, max_model_len, size)
+    model = _resolved_model(state, files, hf_config, dtype, max_model_len, size, packed_formats)
     resolved = ResolvedConfig(
         model=model,
         cache=cache,
@@ -85,6 +86,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         weight_format=weight_format.component,
         model_source=source.component,
         quantization=quantization,
+        operators=operators,
         speculation=speculation,
         logits_processors=processors,
         telemetry=telemetry,
@@ -103,6 +105,7 @@ def _resolved_model(
     dtype: str,
     max_model_len: int,
     size: ModelSize,
+    packed_formats: frozenset[str],
 ) -> ResolvedModel:
     section = state.config.model
     return ResolvedModel(
@@ -116,4 +119,5 @@ def _resolved_model(
         tokenizer_mode=section.tokenizer_mode,
         seed=section.seed,
         max_logprobs=section.max_logprobs,
+        packed_formats=packed_formats,
     )

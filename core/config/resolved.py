@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.weights import ModelFiles
 
@@ -56,6 +57,8 @@ class ResolvedModel:
     """"auto", "slow" or "none"."""
     seed: int
     max_logprobs: int
+    packed_formats: frozenset[str] = frozenset()
+    """Formats of the checkpoint's packed tensors, where the choice of a quantization method asked for them."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class ResolvedConfig:
     weight_format: Component
     model_source: Component
     quantization: Component | None
+    operators: Component | None
+    """None: plain torch, the building blocks' own."""
     speculation: ResolvedSpeculation | None
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
@@ -117,6 +122,10 @@ class ResolvedConfig:
     """The resolved tree as plain data (the sections of the config file), for manifests and hooks."""
     warnings: tuple[str, ...] = ()
     """What is odd and stops nothing: an installed plugin that cannot be loaded, a manifest of other versions."""
+
+    def quantization_need(self) -> QuantizationNeed:
+        """What the quantization method is asked for, at its creation as at its check."""
+        return QuantizationNeed(self.device_type, self.model.dtype, self.model.packed_formats)
 
     def components(self) -> list[Component]:
         """Every chosen component, for bootstrap and hashing."""
@@ -130,8 +139,7 @@ class ResolvedConfig:
             *self.logits_processors.values(),
             *self.telemetry,
         ]
-        if self.quantization is not None:
-            chosen.append(self.quantization)
+        chosen.extend(component for component in (self.quantization, self.operators) if component is not None)
         if self.speculation is not None:
             chosen.extend(drafter.component for drafter in self.speculation.drafters.values())
             chosen.append(self.speculation.acceptance)

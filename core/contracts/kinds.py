@@ -27,6 +27,7 @@ class Kind:
 
 
 _V1 = ContractVersion(1, 0)
+_V1_1 = ContractVersion(1, 1)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -35,19 +36,22 @@ KINDS: dict[str, Kind] = {
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
-            _V1,
+            _V1_1,
             "the KV page layout and attention over it",
         ),
         Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1, "which requests run next, and who gives way"),
-        Kind("model_family", "dovetail.contracts.model:ModelFamily", _V1, "a config to a module that calls attention"),
-        Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1, "named tensors from a path, lazily"),
+        Kind(
+            "model_family", "dovetail.contracts.model:ModelFamily", _V1_1, "a config to a module that calls attention"
+        ),
+        Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_1, "named tensors from a path, lazily"),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1,
+            _V1_1,
             "how a linear layer's weights are held and multiplied",
         ),
+        Kind("operators", "dovetail.contracts.operators:Operators", _V1, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1, "guessed tokens, chain or tree"),
         Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1, "which drafts stand"),

@@ -22,6 +22,9 @@ DTYPE_BYTES: dict[str, int] = {
 }
 """Bytes per element of the dtypes that contracts name, in torch's spelling."""
 
+SCALE_BYTES: dict[str, int] = {"int8": 2}
+"""KV dtypes whose pages hold, for each token, head and key or value, a float16 scale beside the elements."""
+
 
 @dataclass(frozen=True)
 class KVSpec:
@@ -34,11 +37,13 @@ class KVSpec:
     """Sliding window: the query at position p sees positions p - window + 1 .. p. None: all of 0 .. p."""
 
     def page_bytes(self, block_size: int) -> int:
-        """Bytes of one page: 2 (key, value) x block_size x num_kv_heads x head_size x bytes per element.
+        """Bytes of one page: 2 (key, value) x block_size x num_kv_heads x (head_size x bytes per element + bytes of
+        the scale, see `SCALE_BYTES`).
 
         Backends must lay pages out in exactly this many bytes; swap and memory estimates rely on it.
         """
-        return 2 * block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        vector_bytes = self.head_size * DTYPE_BYTES[self.dtype] + SCALE_BYTES.get(self.dtype, 0)
+        return 2 * block_size * self.num_kv_heads * vector_bytes
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,9 @@ class CausalLM(Protocol):
         """[N, hidden_size] -> [N, vocab_size], on every rank the whole vocabulary."""
 
     def load_weights(self, weights: Any) -> None:
-        """Takes an iterable of (name, tensor), names as in the Hugging Face checkpoint. Raises `ModelError` that
-        lists tensors that are missing or that nobody wants."""
+        """Takes an iterable of (name, tensor), names as in the Hugging Face checkpoint. Under a quantization method
+        tensors of the formats that it `holds` are `PackedTensor`s (`dovetail.nn.load_weights` knows them). Raises
+        `ModelError` that lists tensors that are missing or that nobody wants."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class ModelFamily(Plugin):
 
     architectures: ClassVar[Sequence[str]] = ()
     """Values of config.json's "architectures" that the family builds. Empty: decided by `check` alone."""
+
+    takes_quantization: ClassVar[bool] = True
+    """Whether the linear layers come from `dovetail.nn`, so that a quantization method can hold their weights."""
 
     def __init__(self, options: PluginOptions):
         self.options = options

@@ -1,15 +1,22 @@
-"""Quantization method: how a linear layer's weights are held and multiplied."""
+"""Quantization method: how a linear layer's weights are held and multiplied.
+
+Weights arrive in full precision, to be rounded, or packed, as a quantized checkpoint stores them. A method that names a
+packed format in `holds` is handed its blocks as they are and computes with the weights that these stand for: `auto`
+chooses among such methods, since running them changes no weight.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
     import torch
+
+    from dovetail.contracts.weights import PackedTensor
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,8 @@ class QuantizationNeed:
     device_type: str
     dtype: str
     """dtype of activations."""
+    packed_formats: frozenset[str] = frozenset()
+    """Formats of the checkpoint's packed tensors ("Q4_1", "Q6_K", ...); empty where it stores numbers."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,14 @@ class LinearKernel:
     """The weights of one linear layer in the method's own form. Created on the worker's device."""
 
     @abstractmethod
-    def load(self, rows: slice, weight: torch.Tensor) -> None:
-        """Takes the full-precision weights of output rows `rows` ([rows, in_features]); called once per fused part,
-        until every row was given."""
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """Takes the weights of output rows `rows` ([rows, in_features]); called once per fused part, until every row
+        was given.
+
+        `weight` is a `PackedTensor` only of the formats that the kernel's method `holds`, and a tensor of numbers
+        otherwise. Parts that are fused may come in several formats, and some packed and some not. It must not be
+        written to: it may be a view of a memory map, which keeping it keeps open.
+        """
 
     def finish(self) -> None:
         """All rows were given: pack, and drop what is no longer needed."""
@@ -48,9 +62,22 @@ class LinearKernel:
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in_features] -> [T, out_features], in x's dtype."""
 
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """int64 [N] row numbers -> those rows of the weight, [N, in_features] in `dtype`. Asked only of kernels whose
+        method says `embeddings`: the table of a token embedding."""
+        raise TypeError(f"{type(self).__name__} looks up no rows")
+
 
 class QuantizationMethod(Plugin):
     """Creates the kernel of each linear layer, or leaves a layer to plain torch."""
+
+    holds: ClassVar[frozenset[str]] = frozenset()
+    """Packed formats (`PackedTensor.format`) whose blocks the kernels take as they are, without rounding anew. Empty:
+    the kernels get full-precision weights only, and the config has to name the method."""
+
+    embeddings: ClassVar[bool] = False
+    """Whether `create_linear` may be asked for token embeddings too, whose kernels then `lookup` rows, and are shared
+    with the output layer where the model ties the two. Otherwise embeddings stay in full precision."""
 
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         self.options = options

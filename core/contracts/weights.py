@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
@@ -58,6 +59,51 @@ class TensorInfo:
     num_bytes: int
 
 
+@dataclass(frozen=True, eq=False)
+class PackedTensor:
+    """Rows of quantized blocks as the checkpoint stores them."""
+
+    format: str
+    """"Q4_1", "Q8_0", ...: GGUF's names, or the weight format's own."""
+    blocks: torch.Tensor
+    """uint8 [rows, blocks_per_row * block_bytes], on the CPU, each row contiguous. May be a view of a memory map: do
+    not write to it."""
+    shape: tuple[int, int]
+    """Logical (rows, columns)."""
+    block_size: int
+    """Weights per block, along a row: 32 for Q4_0 and its like, 256 for K-quants."""
+    block_bytes: int
+    unpack: Callable[[torch.Tensor], torch.Tensor]
+    """uint8 [r, n * block_bytes] -> float32 [r, n * block_size], the values that the blocks stand for, exactly."""
+
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> PackedTensor:
+        """Any rows, and columns that begin and end with a block (`on_blocks`), without a copy.
+
+        Raises `ModelError` for columns that cut through a block.
+        """
+        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+        if not self.on_blocks(columns):
+            start, stop, _ = columns.indices(self.shape[1])
+            raise ModelError(
+                f"columns {start} to {stop} cut through {self.format} blocks of {self.block_size} weights; choose an "
+                "executor.tensor_parallel that splits rows between blocks, or full precision (model.quantization: null)"
+            )
+        start, stop, _ = columns.indices(self.shape[1])
+        num_blocks = max(0, stop - start) // self.block_size
+        first = start // self.block_size * self.block_bytes
+        blocks = self.blocks[rows, first : first + num_blocks * self.block_bytes]
+        return replace(self, blocks=blocks, shape=(blocks.shape[0], num_blocks * self.block_size))
+
+    def on_blocks(self, columns: slice) -> bool:
+        """Whether `columns` begins and ends with a block."""
+        start, stop, step = columns.indices(self.shape[1])
+        return step == 1 and (stop <= start or start % self.block_size == stop % self.block_size == 0)
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [rows, columns], in memory of its own."""
+        return self.unpack(self.blocks)
+
+
 class WeightReader:
     """An open checkpoint. Tensors carry the names of the Hugging Face checkpoint of the architecture."""
 
@@ -70,14 +116,29 @@ class WeightReader:
         """One tensor on the CPU, dequantized if the format packs it: shape as in its info, dtype the stored one
         or, for packed types, float32. May be a view of a memory map: do not write to it."""
 
+    def read_packed(self, name: str) -> torch.Tensor | PackedTensor:
+        """One tensor in the blocks that the checkpoint holds it in, its `format` being the dtype of its info; as `read`
+        gives it where it has no blocks, is no matrix, or has values that blocks cannot express (an offset)."""
+        return self.read(name)
+
+    def packed_formats(self) -> frozenset[str]:
+        """Formats of the tensors that `read_packed` hands out as `PackedTensor`, known without reading data."""
+        return frozenset()
+
+    def files(self) -> Sequence[Path]:
+        """The files that tensors are read from: their contents identify the weights. Empty: the reader cannot say, so
+        nothing that is made of its tensors can be kept for a later run."""
+        return ()
+
     def close(self) -> None:
         """Lets go of files. Idempotent."""
         return None
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor with its name, one at a time, in the order of `infos`."""
+    def tensors(self, packed: frozenset[str] = frozenset()) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
+        """Each tensor with its name, one at a time, in the order of `infos`. `packed`: the formats that the caller can
+        hold packed; tensors of all others come as `read` gives them."""
         for info in self.infos():
-            yield info.name, self.read(info.name)
+            yield info.name, self.read_packed(info.name) if info.dtype in packed else self.read(info.name)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
 from dovetail.nn.communicator import Communicator, SingleProcess
 from dovetail.nn.kernels import plain_kernel
+from dovetail.nn.operators import torch_operators
 
 if TYPE_CHECKING:
     from dovetail.nn.attention import Attention
@@ -32,6 +34,8 @@ class ModelContext:
     """dtype of cached keys and values, in torch's spelling."""
     communicator: Communicator = field(default_factory=SingleProcess)
     quantization: QuantizationMethod | None = None
+    operators: Operators = field(default_factory=torch_operators)
+    """What norms, gated activations and rotations are computed with."""
     attention_layers: list[Attention] = field(default_factory=list, init=False)
     """Every attention layer of the module, in the order of creation, which is the order of `layer_id`."""
 
@@ -62,6 +66,12 @@ class ModelContext:
         """The quantization method's kernel for a linear layer, or plain torch where it has none for it."""
         kernel = self.quantization.create_linear(shape, self.device) if self.quantization is not None else None
         return kernel if kernel is not None else self.create_plain_kernel(shape)
+
+    def create_embedding_kernel(self, shape: LinearShape) -> LinearKernel | None:
+        """The quantization method's kernel for a table of token embeddings; None: the table stays a plain tensor."""
+        if self.quantization is None or not self.quantization.embeddings:
+            return None
+        return self.quantization.create_linear(shape, self.device)
 
     def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
         """Full precision, whatever the quantization method says."""

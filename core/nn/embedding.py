@@ -6,14 +6,20 @@ from collections.abc import Mapping
 
 import torch
 
-from dovetail.contracts.quantization import LinearShape
+from dovetail.contracts.quantization import LinearKernel, LinearShape
+from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.context import ModelContext
-from dovetail.nn.kernels import plain_kernel
+from dovetail.nn.kernels import plain_kernel, unpacked
 from dovetail.nn.loading import WeightHolder
 
 
 class VocabEmbedding(WeightHolder):
-    """Token embedding; each rank holds ceil(vocab_size / ranks) rows, the last one perhaps fewer."""
+    """Token embedding; each rank holds ceil(vocab_size / ranks) rows, the last one perhaps fewer.
+
+    The table is a plain tensor, or a kernel of the quantization method where that serves embeddings.
+    """
+
+    takes_packed = True
 
     def __init__(self, context: ModelContext, name: str, vocab_size: int, hidden_size: int):
         super().__init__()
@@ -22,27 +28,47 @@ class VocabEmbedding(WeightHolder):
         self.name = name
         self._rows = _vocab_rows(context, vocab_size)
         num_rows = -(-vocab_size // context.tp_size)
+        self.kernel = context.create_embedding_kernel(LinearShape(name, hidden_size, num_rows, has_bias=False))
+        """The quantized table; None where it is `weight`."""
+        self._num_rows = num_rows
+        self._dtype = context.dtype
         # Rows that pad the last rank's share are zero, so that all ranks gather logits of one shape.
-        self.weight = torch.zeros(num_rows, hidden_size, dtype=context.dtype, device=context.device)
+        self.weight = torch.zeros(
+            num_rows if self.kernel is None else 0, hidden_size, dtype=context.dtype, device=context.device
+        )
         self._communicator = context.communicator
         self._sharded = context.tp_size > 1
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden_size], on every rank the whole."""
         if not self._sharded:
-            return torch.nn.functional.embedding(input_ids, self.weight)
+            return self._look_up(input_ids)
         foreign = (input_ids < self._rows.start) | (input_ids >= self._rows.stop)
         local = (input_ids - self._rows.start).masked_fill(foreign, 0)
-        hidden = torch.nn.functional.embedding(local, self.weight).masked_fill(foreign[:, None], 0.0)
+        hidden = self._look_up(local).masked_fill(foreign[:, None], 0.0)
         return self._communicator.all_reduce(hidden)
+
+    def _look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.kernel is not None:
+            return self.kernel.lookup(rows, self._dtype)
+        return torch.nn.functional.embedding(rows, self.weight)
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight."""
         return {f"{self.name}.weight": (self.vocab_size, self.hidden_size)}
 
-    def load(self, name: str, tensor: torch.Tensor) -> None:
+    def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None:
         """Keeps this rank's rows."""
-        self.weight[: self._rows.stop - self._rows.start].copy_(tensor[self._rows])
+        if self.kernel is not None:
+            _load_rows(self.kernel, tensor, self._rows, self._num_rows)
+        else:
+            share = tensor[self._rows]
+            self.weight[: share.shape[0]].copy_(unpacked(share))
+
+    def finish(self) -> None:
+        """Lets the kernel pack its weights."""
+        if self.kernel is not None:
+            self.kernel.finish()
 
 
 class LMHead(WeightHolder):
@@ -50,6 +76,8 @@ class LMHead(WeightHolder):
 
     Given `tied`, an embedding, it multiplies with that embedding's weights and takes none itself.
     """
+
+    takes_packed = True
 
     def __init__(
         self,
@@ -67,7 +95,7 @@ class LMHead(WeightHolder):
         num_rows = -(-vocab_size // context.tp_size)
         shape = LinearShape(name, hidden_size, num_rows, has_bias=False)
         self._tied = tied
-        self.kernel = context.create_kernel(shape) if tied is None else plain_kernel(tied.weight)
+        self.kernel = context.create_kernel(shape) if tied is None else _shared_kernel(tied)
         self._num_rows = num_rows
         self._communicator = context.communicator
         self._sharded = context.tp_size > 1
@@ -83,19 +111,29 @@ class LMHead(WeightHolder):
         """The weight, unless it is tied."""
         return {} if self._tied is not None else {self._name: (self.vocab_size, self._hidden_size)}
 
-    def load(self, name: str, tensor: torch.Tensor) -> None:
+    def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None:
         """Keeps this rank's rows."""
-        share = tensor[self._rows]
-        self.kernel.load(slice(0, len(share)), share)
-        if len(share) < self._num_rows:
-            padding = share.new_zeros(self._num_rows - len(share), self._hidden_size)
-            self.kernel.load(slice(len(share), self._num_rows), padding)
+        _load_rows(self.kernel, tensor, self._rows, self._num_rows)
 
     def finish(self) -> None:
         """Lets the kernel pack its weights; tied ones are packed from the embedding, which keeps its own."""
         if self._tied is not None:
-            self.kernel = plain_kernel(self._tied.weight)
-        self.kernel.finish()
+            self.kernel = _shared_kernel(self._tied)
+        if self._tied is None or self._tied.kernel is None:
+            self.kernel.finish()
+
+
+def _shared_kernel(embedding: VocabEmbedding) -> LinearKernel:
+    return plain_kernel(embedding.weight) if embedding.kernel is None else embedding.kernel
+
+
+def _load_rows(kernel: LinearKernel, tensor: torch.Tensor | PackedTensor, rows: slice, num_rows: int) -> None:
+    """Gives `kernel`, which holds `num_rows` rows, those of `tensor` that this rank has, and zeros for the rest."""
+    share = tensor[rows]
+    count, columns = share.shape
+    kernel.load(slice(0, count), share)
+    if count < num_rows:
+        kernel.load(slice(count, num_rows), torch.zeros(num_rows - count, columns))
 
 
 def _vocab_rows(context: ModelContext, vocab_size: int) -> slice:

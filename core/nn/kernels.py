@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dovetail.contracts.quantization import LinearKernel
+from dovetail.contracts.weights import PackedTensor
 
 
 class TorchLinear(LinearKernel):
@@ -14,9 +15,9 @@ class TorchLinear(LinearKernel):
         self.weight = weight
         """[out_features, in_features]; `load` writes into it."""
 
-    def load(self, rows: slice, weight: torch.Tensor) -> None:
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Copies, converting dtype and device."""
-        self.weight[rows].copy_(weight)
+        self.weight[rows].copy_(unpacked(weight))
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias."""
@@ -45,11 +46,11 @@ class PackedLinear(LinearKernel):
             and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 
-    def load(self, rows: slice, weight: torch.Tensor) -> None:
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Copies; after `finish`, into fresh rows, all of which must then be given again."""
         if self._weight is None:
             self._weight = torch.empty(self._shape, dtype=torch.bfloat16)
-        self._weight[rows].copy_(weight)
+        self._weight[rows].copy_(unpacked(weight))
 
     def finish(self) -> None:
         """Packs, and lets go of the plain weights."""
@@ -61,6 +62,19 @@ class PackedLinear(LinearKernel):
         """x @ weight.T + bias, accumulated in float32."""
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         return output
+
+
+def unpacked(weight: torch.Tensor | PackedTensor) -> torch.Tensor:
+    """The numbers that a weight stands for."""
+    return weight.dequantized() if isinstance(weight, PackedTensor) else weight
+
+
+def share_of(
+    kernel: LinearKernel, weight: torch.Tensor | PackedTensor, take: tuple[slice, slice]
+) -> torch.Tensor | PackedTensor:
+    """Rows and columns of `weight` for `kernel`. For plain kernels a packed weight is unpacked first, so that columns
+    may cut through its blocks; for others that raises `ModelError`."""
+    return (unpacked(weight) if isinstance(kernel, TorchLinear | PackedLinear) else weight)[take]
 
 
 def plain_kernel(weight: torch.Tensor) -> LinearKernel:

@@ -13,7 +13,9 @@ import torch
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import LinearShape
+from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.context import ModelContext
+from dovetail.nn.kernels import share_of, unpacked
 from dovetail.nn.loading import WeightHolder
 
 
@@ -33,6 +35,8 @@ class LinearPart:
 
 class Linear(WeightHolder):
     """y = x W^T + b over parts that stand one below the other; the subclasses say which."""
+
+    takes_packed = True
 
     def __init__(
         self, context: ModelContext, name: str, parts: Sequence[LinearPart], bias: bool, quantize: bool = True
@@ -55,14 +59,14 @@ class Linear(WeightHolder):
         weights: dict[str, tuple[int, ...]] = {name: part.shape for name, part in self._weights.items()}
         return weights | {name: (part.shape[0],) for name, part in self._biases.items()}
 
-    def load(self, name: str, tensor: torch.Tensor) -> None:
+    def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None:
         """Keeps this rank's rows and columns."""
         if name in self._weights:
             part = self._weights[name]
-            self.kernel.load(part.rows, tensor[part.take])
+            self.kernel.load(part.rows, share_of(self.kernel, tensor, part.take))
         elif self.bias is not None:
             part = self._biases[name]
-            self.bias[part.rows].copy_(tensor[part.take[0]])
+            self.bias[part.rows].copy_(unpacked(tensor)[part.take[0]])
 
     def finish(self) -> None:
         """Lets the kernel pack its weights."""

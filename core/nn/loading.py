@@ -12,16 +12,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import ClassVar, cast
 
 import torch
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.weights import PackedTensor
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
+NamedWeights = Iterable[tuple[str, torch.Tensor | PackedTensor]]
 
 
 class WeightHolder(torch.nn.Module, ABC):
     """A block that holds weights."""
+
+    takes_packed: ClassVar[bool] = False
+    """Whether `load` takes `PackedTensor`s as well; it must then declare them. Otherwise they come dequantized."""
 
     @abstractmethod
     def expected(self) -> Mapping[str, tuple[int, ...]]:
@@ -66,7 +72,7 @@ def num_parameters(module: torch.nn.Module) -> int:
     return sum(prod(shape) for shape in expected_shapes(module).values())
 
 
-def load_weights(module: torch.nn.Module, weights: NamedTensors, rules: WeightRules | None = None) -> None:
+def load_weights(module: torch.nn.Module, weights: NamedWeights, rules: WeightRules | None = None) -> None:
     """Gives each tensor of `weights` to the block that expects it, and finishes the blocks.
 
     Raises `ModelError` that lists every tensor that is missing, not expected, given twice, or of another shape than
@@ -86,7 +92,7 @@ def load_weights(module: torch.nn.Module, weights: NamedTensors, rules: WeightRu
             problems.append(f"{name} has shape {list(tensor.shape)}, the config implies {list(shapes[wanted])}")
             loaded.add(wanted)
         elif wanted not in loaded:
-            owners[wanted].load(wanted, tensor)
+            _give(owners[wanted], wanted, tensor)
             loaded.add(wanted)
         elif wanted == name and name not in rules.tied.values():
             problems.append(f"{name} stands in the checkpoint twice")
@@ -96,11 +102,18 @@ def load_weights(module: torch.nn.Module, weights: NamedTensors, rules: WeightRu
         holder.finish()
 
 
+def _give(holder: WeightHolder, name: str, tensor: torch.Tensor | PackedTensor) -> None:
+    if isinstance(tensor, PackedTensor) and not holder.takes_packed:
+        tensor = tensor.dequantized()
+    # Holders that take packed tensors declare it; of the others none is given here.
+    holder.load(name, cast(torch.Tensor, tensor))
+
+
 def _holders(module: torch.nn.Module) -> list[WeightHolder]:
     return [child for child in module.modules() if isinstance(child, WeightHolder)]
 
 
-def _translated(weights: NamedTensors, rules: WeightRules) -> Iterator[tuple[str, torch.Tensor]]:
+def _translated(weights: NamedWeights, rules: WeightRules) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
     """The tensors under the names that blocks expect."""
     for original, tensor in weights:
         name = original
@@ -110,7 +123,7 @@ def _translated(weights: NamedTensors, rules: WeightRules) -> Iterator[tuple[str
             continue
         for pattern, expand in rules.expanded:
             if match := re.fullmatch(pattern, name):
-                yield from expand(match, tensor)
+                yield from expand(match, tensor.dequantized() if isinstance(tensor, PackedTensor) else tensor)
                 break
         else:
             yield name, tensor

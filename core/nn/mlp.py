@@ -11,6 +11,7 @@ from dovetail.nn.context import ModelContext
 from dovetail.nn.linear import MergedColumnLinear, RowLinear
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
+_SILU = ("silu", "swish")
 
 
 def activation(name: str) -> Activation:
@@ -26,6 +27,19 @@ def activation(name: str) -> Activation:
     if name not in known:
         raise ModelError(f"activation {name!r} is not known here; known are {', '.join(known)}")
     return known[name]
+
+
+def gated_activation(context: ModelContext, name: str) -> Activation:
+    """act(gate) * up over [T, 2 n], gate and up side by side, -> [T, n]; `name` as for `activation`."""
+    if name in _SILU:
+        return context.operators.silu_mul
+    act = activation(name)
+
+    def apply(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return act(gate).mul_(up)
+
+    return apply
 
 
 class GatedMLP(torch.nn.Module):
@@ -49,10 +63,9 @@ class GatedMLP(torch.nn.Module):
         parts = {f"{name}.gate_proj": intermediate_size, f"{name}.up_proj": intermediate_size}
         self.gate_up_proj = MergedColumnLinear(context, f"{name}.gate_up_proj", hidden_size, parts, bias)
         self.down_proj = RowLinear(context, f"{name}.down_proj", intermediate_size, hidden_size, bias, reduce)
-        self._activation = activation(hidden_act)
+        self._activation = gated_activation(context, hidden_act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        hidden: torch.Tensor = self.down_proj(self._activation(gate).mul_(up))
+        hidden: torch.Tensor = self.down_proj(self._activation(self.gate_up_proj(x)))
         return hidden

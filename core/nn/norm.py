@@ -19,10 +19,20 @@ class RMSNorm(WeightHolder):
         self._name = f"{name}.weight"
         self._shape = (size,)
         self._eps = eps
+        self._operators = context.operators
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> the same shape and dtype."""
-        return torch.nn.functional.rms_norm(x, self._shape, self.weight, self._eps)
+        """[T, size] or [T, H, size] -> the same shape and dtype."""
+        return self._operators.rms_norm(x, self.weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(residual + x), residual + x), all [T, size]; without a residual (norm(x), x).
+
+        Both arguments are given up: the results may stand in their memory.
+        """
+        if residual is None:
+            return self(x), x
+        return self._operators.add_rms_norm(x, residual, self.weight, self._eps)
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight."""
@@ -43,10 +53,11 @@ class OffsetRMSNorm(WeightHolder):
         self._name = f"{name}.weight"
         self._shape = (size,)
         self._eps = eps
+        self._operators = context.operators
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> the same shape and dtype."""
-        return torch.nn.functional.rms_norm(x.float(), self._shape, self.weight, self._eps).to(x.dtype)
+        """[T, size] or [T, H, size] -> the same shape and dtype."""
+        return self._operators.rms_norm(x, self.weight, self._eps)
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.operators import Operators
 from dovetail.nn.context import ModelContext
 
 
@@ -35,17 +36,14 @@ class Rotation:
     """[T, 1, rotary_size]."""
     sin: torch.Tensor
     """[T, 1, rotary_size], its first half negated: the sign of "rotate half" is folded in."""
+    operators: Operators
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """Rotates heads x [T, H, head_size]; element i is paired with i + rotary_size / 2 (NeoX order).
 
-        Rounds as x * cos + rotate_half(x) * sin does in x's dtype.
+        x is given up: the result may stand in its memory. Rounds as x * cos + rotate_half(x) * sin does in x's dtype.
         """
-        size = self.cos.shape[-1]
-        if x.shape[-1] != size:
-            return torch.cat((self.apply(x[..., :size]), x[..., size:]), dim=-1)
-        swapped = torch.cat((x[..., size // 2 :], x[..., : size // 2]), dim=-1)
-        return (x * self.cos).add_(swapped.mul_(self.sin))
+        return self.operators.rotate(x, self.cos, self.sin)
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -63,12 +61,13 @@ class RotaryEmbedding(torch.nn.Module):
         angles = torch.arange(context.max_model_len, dtype=torch.float32)[:, None] * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor
         table = torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)), dim=1)
+        self._operators = context.operators
         self._table = table[:, :, None, :].to(device=context.device, dtype=context.dtype)
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """int64 [T] -> what `Rotation.apply` needs."""
         cos, sin = self._table[positions].unbind(1)
-        return Rotation(cos, sin)
+        return Rotation(cos, sin, self._operators)
 
 
 Scaling = Callable[[RopeSpec, int], tuple[torch.Tensor, float]]

@@ -15,12 +15,14 @@ from dovetail.contracts.executor import Placement, WorkerReport
 from dovetail.contracts.kv import KVLayout, KVSpec
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM
+from dovetail.contracts.operators import Operators
 from dovetail.contracts.plugin import Environment
-from dovetail.contracts.quantization import QuantizationNeed
+from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.engine.logits_setup import logits_setup
 from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
 from dovetail.nn.context import ModelContext
+from dovetail.nn.operators import torch_operators
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
 from dovetail.registry.environment import detect_environment
 from dovetail.runner.kv_storage import KVStorage
@@ -45,19 +47,21 @@ class ModelWorker:
     def load(self) -> None:
         """Builds the model and reads its weights. Raises `ModelError`."""
         config = self._config
+        quantization = self._create_quantization()
         context = ModelContext(
             dtype=getattr(torch, config.model.dtype),
             device=self._device,
             max_model_len=config.model.max_model_len,
             kv_dtype=config.cache.dtype,
             communicator=self._communicator,
-            quantization=self._create_quantization(),
+            quantization=quantization,
+            operators=self._create_operators(),
         )
         with torch.inference_mode():
             model = self._plugins.create(config.model_family).create(config.model.hf_config, context)
             reader = self._plugins.create(config.weight_format).open(config.model.files)
             try:
-                model.load_weights(reader.tensors())
+                model.load_weights(reader.tensors(quantization.holds if quantization is not None else frozenset()))
             finally:
                 reader.close()
         self._model, self._context = model, context
@@ -85,11 +89,13 @@ class ModelWorker:
         if self._placement.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _create_quantization(self) -> Any:
+    def _create_quantization(self) -> QuantizationMethod | None:
         component = self._config.quantization
-        if component is None:
-            return None
-        return self._plugins.create(component, QuantizationNeed(self._config.device_type, self._config.model.dtype))
+        return None if component is None else self._plugins.create(component, self._config.quantization_need())
+
+    def _create_operators(self) -> Operators:
+        component = self._config.operators
+        return torch_operators() if component is None else self._plugins.create(component)
 
     def _describe(self) -> WorkerReport:
         assert self._context is not None
@@ -160,6 +166,7 @@ class ModelWorker:
             sliding_window=any(layer.window is not None for layer in setup.layers),
             soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
             alibi=any(layer.alibi_slopes is not None for layer in setup.layers),
+            kv_dtype=setup.spec.dtype,
         )
         reasons = backend.check(need, options, environment)
         if reasons:

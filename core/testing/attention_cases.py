@@ -110,7 +110,8 @@ class AttentionCase:
     def write_past(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
         """Fills the pages with the past of all requests, in chunks, through the backend itself."""
         owned = sorted({block for request in self.requests for block in request.block_ids})
-        kv_cache.fill_(torch.nan)
+        unreadable = unreadable_number(kv_cache.dtype)
+        kv_cache.fill_(unreadable)
         kv_cache[torch.tensor(owned, device=kv_cache.device)] = JUNK
         for request in self.requests:
             middle = (request.num_shared + request.num_cached) // 2
@@ -124,7 +125,7 @@ class AttentionCase:
         block_size, window = self.setup.block_size, self.layer.window
         readable = {block for request in self.requests for block in request.block_row(block_size, window)}
         freed = sorted(set(range(self.num_blocks)) - (readable - {0}))
-        kv_cache[torch.tensor(freed, device=kv_cache.device)] = torch.nan
+        kv_cache[torch.tensor(freed, device=kv_cache.device)] = unreadable
 
     def run(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> torch.Tensor:
         """The step itself, over a cache that holds the past: [T, num_heads, head_size]."""
@@ -140,6 +141,20 @@ class AttentionCase:
     def expected(self) -> torch.Tensor:
         """What the contract says comes out, pair by pair in float64: [T, num_heads, head_size]."""
         return torch.from_numpy(np.concatenate([brute_force(self.layer, request) for request in self.requests]))
+
+
+def as_cached(vectors: torch.Tensor, kv_dtype: str) -> torch.Tensor:
+    """[..., head_size] as pages of `kv_dtype` give it back. int8: to the nearest of 127 steps up to the largest
+    absolute value of each vector, in multiples of a float16 scale."""
+    if kv_dtype != "int8":
+        return vectors.to(getattr(torch, kv_dtype)).to(vectors.dtype)
+    scale = (vectors.abs().amax(-1, keepdim=True).float() / 127).to(torch.float16).to(vectors.dtype)
+    return (vectors / scale).round().clamp(-127, 127) * scale
+
+
+def unreadable_number(dtype: torch.dtype) -> float:
+    """What pages hold that must not be read: NaN; in an int8 page, the bytes of a scale that is NaN."""
+    return torch.nan if dtype.is_floating_point else -1
 
 
 def make_batch(

@@ -21,7 +21,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities, AttentionNeed
 from dovetail.contracts.plugin import Environment
-from dovetail.testing.attention_cases import AttentionCase, CaseShape, random_case
+from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, random_case
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 FEATURES = ("plain", "sliding_window", "soft_cap", "alibi", "trees", "sliding_window+trees", "alibi+trees")
@@ -132,6 +132,21 @@ class AttentionBackendSuite:
             assert output.dtype == getattr(torch, dtype), "the output has the query's dtype"
             self.assert_close(output, case)
 
+    def test_pages_of_every_declared_dtype(self) -> None:
+        """What is attended to is what the pages hold: keys and values rounded to their dtype."""
+        if self.capabilities.kv_dtypes is None:
+            pytest.skip(f"{self.backend_class.__name__} does not declare kv_dtypes")
+        for kv_dtype in sorted(self.capabilities.kv_dtypes):
+            for seed in range(self.num_cases):
+                case = self.case(seed)
+                rounded = tuple(
+                    replace(request, keys=as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype))
+                    for request in case.requests
+                )
+                setup = replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype))
+                output = replace(case, setup=setup)
+                self.assert_close(output.run_from_scratch(self.create(output)), replace(case, requests=rounded))
+
     def test_long_prompts(self) -> None:
         """Hundreds of query tokens, whole and in chunks."""
         for seed in range(3):
@@ -216,8 +231,11 @@ class AttentionBackendSuite:
     # --- pages ---------------------------------------------------------------------------------------------
 
     def test_a_page_takes_the_specified_bytes(self) -> None:
+        kv_dtypes = sorted(self.capabilities.kv_dtypes or {self.main_dtype})
         for seed in range(8):
             case = self.case(seed)
+            spec = replace(case.setup.spec, dtype=kv_dtypes[seed % len(kv_dtypes)])
+            case = replace(case, setup=replace(case.setup, spec=spec))
             shape = self.create(case).kv_cache_shape(7)
             page_bytes = case.setup.spec.page_bytes(case.setup.block_size)
             itemsize = getattr(torch, case.setup.spec.dtype).itemsize
@@ -285,6 +303,8 @@ class AttentionBackendSuite:
         can = self.capabilities
         for dtype in can.dtypes:
             assert self.check(self.need(dtype=dtype)) == []
+            for kv_dtype in can.kv_dtypes or ():
+                assert self.check(self.need(dtype=dtype, kv_dtype=kv_dtype)) == []
         features = ("sliding_window", "soft_cap", "alibi", "trees", "batch_invariant")
         declared = {feature: True for feature in features if vars(can)[feature]}
         assert self.check(self.need(**declared)) == []
@@ -292,7 +312,7 @@ class AttentionBackendSuite:
     def test_check_refuses_what_is_not_declared(self) -> None:
         """Each thing that is missing gives a reason, in a sentence."""
         can = self.capabilities
-        lacking: list[dict[str, Any]] = [{"dtype": "int4"}, {"device_type": "abacus"}]
+        lacking: list[dict[str, Any]] = [{"dtype": "int4"}, {"kv_dtype": "int4"}, {"device_type": "abacus"}]
         if can.head_sizes is not None:
             lacking.append({"head_sizes": frozenset({max(can.head_sizes) + 1})})
         if can.block_size_multiple > 1:

@@ -89,7 +89,7 @@ class SelfAttention(torch.nn.Module):
 
 
 class DecoderLayer(torch.nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), where each sum is left to the norm that follows it."""
 
     def __init__(
         self, context: ModelContext, config: Config, style: AttentionStyle, make_mlp: MakeMLP, name: str, index: int
@@ -101,11 +101,13 @@ class DecoderLayer(torch.nn.Module):
         self.post_attention_layernorm = RMSNorm(context, f"{name}.post_attention_layernorm", hidden_size, eps)
         self.mlp = make_mlp(context, name, index)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """[T, hidden_size] -> [T, hidden_size]."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation)
-        output: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return output
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's input is residual + x, both [T, hidden_size] and given up (None: x alone); so is its output."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(self.self_attn(x, rotation), residual)
+        return self.mlp(x), residual
 
 
 class DecoderModel(torch.nn.Module):
@@ -141,11 +143,11 @@ class DecoderModel(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.forward`."""
-        x = self.embed(input_ids)
+        x, residual = self.embed(input_ids), None
         rotation = self.rotary(positions)
         for layer in self.layers:
-            x = layer(x, rotation)
-        hidden: torch.Tensor = self.norm(x)
+            x, residual = layer(x, residual, rotation)
+        hidden, _ = self.norm.add(x, residual)
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

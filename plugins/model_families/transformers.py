@@ -34,10 +34,11 @@ from dovetail.plugins.model_families.transformers_attention import (
 class TransformersFamily(ModelFamily):
     """Models whose attention goes through transformers' attention registry; on one rank, unquantized."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     stability = "experimental"
     preference: ClassVar[int] = -10
     architectures = ()
+    takes_quantization: ClassVar[bool] = False
 
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import PackedTensor
 
 FEW_ROWS = 8
 """Up to so many rows torch's int8 kernel, which reads the weights once, beats a dequantized multiplication."""
@@ -59,8 +60,9 @@ class Int8Linear(LinearKernel):
         self._scale = torch.empty(shape.out_features, dtype=torch.float32, device=device)
         self._is_on_cpu = device.type == "cpu"
 
-    def load(self, rows: slice, weight: torch.Tensor) -> None:
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Rounds as it comes, so that no more than one part is ever held in full precision."""
+        assert isinstance(weight, torch.Tensor), "the method holds no packed format, so it is handed none"
         weight = weight.to(device=self._scale.device, dtype=torch.float32)
         # A channel of zeros needs no scale, but must not divide by zero.
         scale = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127

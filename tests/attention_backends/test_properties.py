@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.attention_backends.paged_cpu.backend import PagedCPUBackend
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.attention_backends.sdpa import SDPABackend
 from dovetail.attention_backends.sdpa_plan import split_by_length
@@ -145,8 +146,8 @@ def test_calls_cover_all_requests_within_the_budget(lengths, budget):
         assert count == 1 or count * falling[part.start] <= budget
 
 
-def test_auto_asks_sdpa_first_and_reference_last():
-    assert ReferenceBackend.preference < 0 < SDPABackend.preference
+def test_auto_asks_the_kernels_first_and_reference_last():
+    assert ReferenceBackend.preference < 0 < SDPABackend.preference < PagedCPUBackend.preference
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class GGUFFormat(WeightFormat):
-    """A ``.gguf`` file, or a directory with one model in that form. Tensors are dequantized when they are read."""
+    """A ``.gguf`` file, or a directory with one model in that form. Tensors are dequantized when they are read, or
+    come in their blocks where the caller can hold these."""
 
-    contract = (1, 0)
+    contract = (1, 1)
 
     def __init__(self, options: PluginOptions):
         super().__init__(options)

@@ -1,7 +1,8 @@
-"""Tensors of a GGUF file, dequantized one at a time."""
+"""Tensors of a GGUF file, dequantized one at a time or in the blocks that the file holds."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.weights import TensorInfo, WeightReader
+from dovetail.contracts.weights import PackedTensor, TensorInfo, WeightReader
 from dovetail.plugins.weight_formats.gguf.names import MappedTensor
 
 _PLAIN: dict[GGMLQuantizationType, tuple[np.dtype[Any], torch.dtype]] = {
@@ -43,13 +44,8 @@ class GGUFReader(WeightReader):
 
     def read(self, name: str) -> torch.Tensor:
         """See `WeightReader.read`. Packed types come out as float32."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelError(f"the checkpoint has no tensor {name!r}")
-        # The outermost dimensions are rows; types that pack do so along the last one.
-        raw = self._raw(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
-        if tensor.rotary_heads:
-            raw = _halves_from_pairs(raw, tensor)
+        tensor = self._tensor(name)
+        raw = self._rows(tensor)
         plain = _PLAIN.get(tensor.entry.type)
         if plain is not None:
             data = torch.from_numpy(raw.view(plain[0])).view(plain[1])
@@ -58,9 +54,41 @@ class GGUFReader(WeightReader):
         data = data.reshape(tensor.shape)
         return data - tensor.norm_offset if tensor.norm_offset else data
 
+    def read_packed(self, name: str) -> torch.Tensor | PackedTensor:
+        """See `WeightReader.read_packed`."""
+        tensor = self._tensor(name)
+        if not _is_packed(tensor):
+            return self.read(name)
+        type_ = tensor.entry.type
+        block, block_bytes = GGML_QUANT_SIZES[type_]
+        blocks = torch.from_numpy(self._rows(tensor))
+        rows, columns = tensor.shape
+        return PackedTensor(
+            type_.name, blocks, (rows, columns), block, block_bytes, functools.partial(_unpack, type_=type_)
+        )
+
+    def packed_formats(self) -> frozenset[str]:
+        """Types of the packed matrices."""
+        return frozenset(tensor.entry.type.name for tensor in self._tensors.values() if _is_packed(tensor))
+
+    def files(self) -> Sequence[Path]:
+        """Every part of the model."""
+        return sorted({tensor.entry.path for tensor in self._tensors.values()})
+
     def close(self) -> None:
         """Lets go of the maps; tensors that were handed out keep theirs alive."""
         self._maps.clear()
+
+    def _tensor(self, name: str) -> MappedTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"the checkpoint has no tensor {name!r}")
+        return tensor
+
+    def _rows(self, tensor: MappedTensor) -> np.ndarray:
+        """uint8 [rows, bytes per row]. The outermost dimensions are rows; types that pack do so along the last one."""
+        raw = self._raw(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
+        return _halves_from_pairs(raw, tensor) if tensor.rotary_heads else raw
 
     def _raw(self, tensor: MappedTensor) -> np.ndarray:
         path = tensor.entry.path
@@ -74,6 +102,20 @@ class GGUFReader(WeightReader):
     def _num_bytes(self, tensor: MappedTensor) -> int:
         entry = tensor.entry
         return entry.num_bytes if tensor.expert is None else entry.num_bytes // entry.shape[0]
+
+
+def _is_packed(tensor: MappedTensor) -> bool:
+    """Whether the tensor is a matrix of blocks whose values are the tensor's own."""
+    return tensor.entry.type not in _PLAIN and len(tensor.shape) == 2 and not tensor.norm_offset
+
+
+def _unpack(blocks: torch.Tensor, type_: GGMLQuantizationType) -> torch.Tensor:
+    """`PackedTensor.unpack`; a function of the module, so that packed tensors can be pickled."""
+    block, block_bytes = GGML_QUANT_SIZES[type_]
+    rows, num_bytes = blocks.shape
+    if blocks.numel() == 0:
+        return torch.empty(rows, num_bytes // block_bytes * block)
+    return _dequantize(blocks.numpy(), type_).reshape(rows, -1)
 
 
 def _dequantize(raw: np.ndarray, type_: GGMLQuantizationType) -> torch.Tensor:

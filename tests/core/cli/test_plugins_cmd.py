@@ -135,7 +135,7 @@ def test_list_shows_each_plugin_with_its_reference(dovetail, acme):
     for cell in ("telemetry_sink", "acme 1.0", "v1", "acme_sink:Sink"):
         assert cell in row
     listed = json.loads(dovetail("plugins", "list", "--kind", "command", "--json").stdout)
-    assert [(entry["name"], entry["distribution"]) for entry in listed] == [("greet", "acme")]
+    assert ("greet", "acme") in [(entry["name"], entry["distribution"]) for entry in listed]
 
 
 def test_an_unknown_kind_is_refused_with_the_kinds(dovetail):

@@ -34,6 +34,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
         seed=st.integers(0, 9),
         hf_overrides=subset(max_position_embeddings=st.integers(64, 256), anything=st.integers()),
         family=component("auto", "llama"),
+        quantization=st.none() | component("auto", "int8", skip=st.sampled_from([[], ["lm_head"]])),
         weight_format=component("auto", "safetensors"),
     ),
     "cache": subset(
@@ -117,7 +118,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "model.seed": model.seed,
         "model.max_logprobs": model.max_logprobs,
         "model.hf_overrides": {},
-        "model.quantization": resolved.quantization,
+        "model.quantization": None,
         "cache.block_size": cache.block_size,
         "cache.dtype": cache.dtype,
         "cache.memory_gib": cache.memory_bytes and cache.memory_bytes / GIB,
@@ -150,6 +151,10 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
     }
     chosen |= {f"logits_processors.{name}": found for name, found in resolved.logits_processors.items()}
     chosen |= {f"telemetry.{index}": found for index, found in enumerate(resolved.telemetry)}
+    if resolved.quantization is not None:
+        chosen["model.quantization"] = resolved.quantization
+    if resolved.operators is not None:
+        chosen["model.operators"] = resolved.operators
     if resolved.speculation is not None:
         values["speculative.default"] = resolved.speculation.default
         chosen["speculative.acceptance"] = resolved.speculation.acceptance

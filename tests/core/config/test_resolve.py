@@ -28,8 +28,9 @@ def test_the_defaults_of_a_plain_cpu(resolve_tiny, model_dir):
     assert resolved.model.max_model_len == 128
     assert (resolved.model.vocab_size, resolved.model.eos_token_ids) == (64, (2,))
     assert resolved.cache.memory_bytes == pytest.approx(0.4 * 8 * GIB, abs=2**20)
-    names = (resolved.executor.name, resolved.attention.name, resolved.scheduler.name)
-    assert names == ("cpu", "sdpa", "fcfs")
+    assert (resolved.executor.name, resolved.scheduler.name) == ("cpu", "fcfs")
+    # The kernels of the first are compiled where they run; a machine without a compiler takes the second.
+    assert resolved.attention.name in ("paged_cpu", "sdpa")
     assert (resolved.model_family.name, resolved.weight_format.name) == ("llama", "safetensors")
     assert resolved.limits.max_num_batched_tokens == 2048
     assert resolved.speculation is None
@@ -156,7 +157,6 @@ def test_two_sizes_of_kv_memory_are_refused(resolve_tiny):
         ),
         ({"scheduler": {"max_long_partial_prefills": 2}}, "max_long_partial_prefills 2 is more than"),
         ({"executor": {"pipeline_parallel": 2}}, "pipeline_parallel 2 .keyword.: layers are not split"),
-        ({"cache": {"dtype": "float16"}}, "cache.dtype float16 .keyword.: attention backends keep"),
         ({"device": "cuda"}, "device 'cuda' .keyword.: torch sees no such device here"),
         ({"model": {"tokenizer": "./none"}}, "model.tokenizer './none' .keyword.: there is no directory"),
         ({"scheduler": {"max_num_seq": 4}}, "'scheduler.max_num_seq' .keyword.: did you mean 'max_num_seqs'"),

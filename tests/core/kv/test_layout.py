@@ -57,6 +57,10 @@ def test_page_is_the_largest_of_any_layer():
     assert layout.page_bytes == 2 * 16 * 4 * 8 * 2
 
 
+def test_an_int8_page_holds_a_float16_scale_per_token_head_and_part():
+    assert KVSpec(3, 64, "int8").page_bytes(16) == 2 * 16 * 3 * (64 + 2)
+
+
 @pytest.mark.parametrize(
     ("caches", "error", "message"),
     [

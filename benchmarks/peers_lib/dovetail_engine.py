@@ -1,0 +1,59 @@
+"""Dovetail. Options: `overrides`, a list of `key=value` as `-o` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import dovetail
+from dovetail import LLM, SamplingParams
+
+from .base import MAX_MODEL_LEN, EngineSpec, Prompts, ScoringEngine
+
+
+class DovetailEngine(ScoringEngine):
+    """`LLM`, with its defaults where the overrides say nothing."""
+
+    def __init__(self, spec: EngineSpec):
+        self.version = dovetail.__version__
+        self._llm = LLM(
+            model={"path": spec.model, "max_model_len": MAX_MODEL_LEN},
+            executor={"threads": spec.threads},
+            options=spec.options["overrides"],
+        )
+
+    def generate(self, prompts: Prompts, num_tokens: int, num_shared: int = 0) -> list[list[int]]:
+        """Shared prefixes are found by the prefix cache."""
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+        outputs = self._llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Records the hidden states of an ordinary request's steps: what is judged is what serves.
+
+        Reaches into the worker, because the public log probabilities are the top few only.
+        """
+        model: Any = self._llm.engine._parts.executor._worker._model  # type: ignore[attr-defined]
+        recorded: list[torch.Tensor] = []
+        forward = model.forward
+
+        def recording(*arguments: Any, **keywords: Any) -> torch.Tensor:
+            hidden: torch.Tensor = forward(*arguments, **keywords)
+            recorded.append(hidden.clone())
+            return hidden
+
+        self._llm.reset_prefix_cache()
+        model.forward = recording
+        try:
+            self.generate([token_ids], 1)
+        finally:
+            del model.forward
+        hidden = torch.cat(recorded) if recorded else torch.empty(0)
+        if len(hidden) != len(token_ids):
+            raise RuntimeError(f"recorded {len(hidden)} hidden states for {len(token_ids)} tokens")
+        with torch.inference_mode():
+            logits: np.ndarray = model.compute_logits(hidden).float().numpy()
+        return logits

@@ -1,0 +1,78 @@
+"""Operator set: the small operators between a model's linear layers, fused where that saves passes over memory.
+
+The building blocks (`dovetail.nn`) call them, so a model family gets a faster set without knowing it. Every operator
+works on rows that do not know of each other: a row's result bits must not depend on how many rows there are, nor on
+where it stands among them. What an operator may overwrite is said of each argument: "given up" means that the result
+may stand in its memory, and that the caller does not read it afterwards; anything else is left as it is.
+Tensors stand on one device. Rows are [T, ...] with T >= 0; unless said otherwise they may be strided views.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OperatorsNeed:
+    """What a model asks of a set; the argument of `check`."""
+
+    device_type: str
+    dtype: str
+    """dtype of activations, in torch's spelling."""
+
+
+class Operators(Plugin):
+    """One set of operators. A worker creates one and shares it among all layers; it keeps nothing between calls.
+
+    How far results may be from exact ones: by what the order of a sum changes in float32, and by the roundings that
+    each operator names for narrower dtypes.
+    """
+
+    @classmethod
+    def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
+        """As `Plugin.check`. A set serves all its operators or none."""
+        return []
+
+    def __init__(self, options: PluginOptions):
+        self.options = options
+
+    @abstractmethod
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """y = x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019).
+
+        x is [T, size] or [T, H, size]; weight is [size], contiguous, in x's dtype or in float32. Computed in float32
+        (float64 for float64) and rounded to x's dtype once. Returns a new contiguous tensor of x's shape.
+        """
+
+    @abstractmethod
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rms_norm(residual + x), residual + x), the sum rounded to the dtype before it is normed.
+
+        x and residual are [T, size], do not overlap, and are both given up.
+        """
+
+    @abstractmethod
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, with silu(a) = a / (1 + exp(-a)) rounded to the dtype before it is multiplied.
+
+        gate_up is [T, 2 n]: gate and up side by side. Returns a new contiguous [T, n].
+        """
+
+    @abstractmethod
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Turns the leading r elements of each head by the angles of its token, and returns all of them.
+
+        heads is [T, H, head_size], a view of which no two elements share memory (queries and keys inside fused rows),
+        and is given up. cos and sin are [T, 1, r] in its dtype, r even and at most head_size. With h = r / 2, and for
+        i < h: y[i] = x[i] * cos[i] + x[i + h] * sin[i] and y[i + h] = x[i + h] * cos[i + h] + x[i] * sin[i + h] (the
+        sign of the usual rotation is in sin); products and sum are each rounded to the dtype.
+        """

@@ -1,0 +1,130 @@
+"""Packed weights kept on disk, so that a kernel lays them out once per model and machine instead of at every start.
+
+A cache is a directory of files, one per key. Nothing in it is needed: a file that is missing, damaged or cannot be
+written costs the time of packing anew, and says so in the log where that is odd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from dovetail.nn.atomic_file import TEMPORARY_PREFIX, atomic_file
+from dovetail.nn.content_hash import ContentHashes
+from dovetail.nn.disk_cache import cache_directory
+from dovetail.nn.tensor_file import DamagedFileError, num_bytes, read_tensors, write_tensors
+
+logger = logging.getLogger("dovetail.nn.packed_cache")
+
+_SUFFIX = ".safetensors"
+_ABANDONED_SECONDS = 24 * 3600
+"""A temporary file that is older was left by a writer that died."""
+
+
+def default_directory() -> Path:
+    """Where packed weights are kept unless a caller says otherwise."""
+    return cache_directory() / "weights"
+
+
+class PackedCache:
+    """Tensors by key, in files of at most `max_bytes` together. Any number of processes may share one directory."""
+
+    def __init__(self, directory: Path, max_bytes: int):
+        self.directory = directory
+        """Made by the first `put`."""
+        self.max_bytes = max_bytes
+        self._hashes = ContentHashes(directory / "content-hashes.json")
+        self._has_warned = False
+
+    def content_key(self, files: Iterable[Path], *parts: str) -> str:
+        """A key for what is made of the contents of `files`. `parts` says how it is made: the method, the version of
+        its layout, the instruction set it is laid out for, the rank and number of ranks, the layer.
+
+        The contents are hashed once and then known by the files' path, inode, size and time of change. Raises `OSError`
+        for files that cannot be read.
+        """
+        return hashlib.blake2b(repr((self._hashes.of(files), parts)).encode(), digest_size=16).hexdigest()
+
+    def get(self, key: str) -> dict[str, torch.Tensor] | None:
+        """What `put` stored, or None. The tensors are contiguous views of a private memory map, those of a
+        multiple of 64 bytes aligned to 64 bytes; they outlive the cache and the file.
+
+        A file that is not what was written is told in the log and deleted.
+        """
+        path = self._path(key)
+        try:
+            tensors = read_tensors(path, key)
+        except FileNotFoundError:
+            return None
+        except DamagedFileError as error:
+            logger.warning("%s is damaged (%s): it is deleted, and the weights are packed anew", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        except OSError as error:
+            self._warn(f"cannot be read ({error})")
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return tensors
+
+    def put(self, key: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Stores dense tensors of any device under `key`, in place of what was there, and makes room by deleting the
+        files that were not used for the longest time. Returns whether it did: not what is larger than the whole cache,
+        and nothing where the disk is full or cannot be written to.
+
+        Raises `ValueError` for tensors that a safetensors file cannot hold (sparse, quantized by torch).
+        """
+        size = num_bytes(tensors)
+        if size > self.max_bytes:
+            logger.info(
+                "packed weights of %d bytes are not kept: %s has room for %d", size, self.directory, self.max_bytes
+            )
+            return False
+        path = self._path(key)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._make_room(path, size)
+            with atomic_file(path) as file:
+                write_tensors(file, tensors, key)
+            # Once more, for what others wrote meanwhile, and for the header.
+            self._make_room(path, path.stat().st_size)
+        except OSError as error:
+            self._warn(f"cannot be written to ({error})")
+            return False
+        return True
+
+    def _make_room(self, wanted: Path, size: int) -> None:
+        """Deletes other files, least recently used first, until `size` bytes at `wanted` fit."""
+        others: list[tuple[int, int, Path]] = []
+        for path in self.directory.iterdir():
+            # Another process may delete it at any time.
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if path.suffix == _SUFFIX and path != wanted:
+                    others.append((status.st_mtime_ns, status.st_size, path))
+                elif path.name.startswith(TEMPORARY_PREFIX) and time.time() - status.st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+        total = size + sum(file_size for _, file_size, _ in others)
+        for _, file_size, path in sorted(others):
+            if total <= self.max_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= file_size
+
+    def _path(self, key: str) -> Path:
+        """Keys are any text, so the file is named by a hash; the file itself holds the key."""
+        return self.directory / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}{_SUFFIX}"
+
+    def _warn(self, problem: str) -> None:
+        """Once: packing goes on for every layer, and the reason stays the same."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("the cache of packed weights, %s, %s: going on without it", self.directory, problem)

@@ -1,0 +1,192 @@
+"""The conformance suite of operator sets. A third party's test is a subclass::
+
+    from dovetail.testing.operators_suite import OperatorsSuite
+
+    class TestMyOperators(OperatorsSuite):
+        operators_class = MyOperators
+
+Dtypes that `check` refuses are skipped, with its reason; in the others every operator must do what
+`dovetail.contracts.operators` says. The oracle computes in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.plugin import Environment
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+EPS = 1e-5
+SHAPES = ((0, 16), (1, 576), (3, 37), (5, 8), (2, 4096), (97, 579))
+"""(rows, size): none, one, sizes that no vector divides, and more than one thread would take."""
+
+
+class OperatorsSuite:
+    """What every operator set must do. A plugin author sets `operators_class`, and the rest where it differs."""
+
+    operators_class: ClassVar[type[Operators]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    device: ClassVar[str] = "cpu"
+    ulps: ClassVar[float] = 8
+    """How far float32 and float64 results may be from exact ones, in units of the dtype's relative precision. Narrower
+    dtypes are computed in float32, so that only the roundings that the contract names count."""
+
+    # --- hooks and helpers ---------------------------------------------------------------------------------
+
+    @pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+    def dtype(self, request: pytest.FixtureRequest) -> torch.dtype:
+        """Each dtype that the set serves here."""
+        dtype: torch.dtype = request.param
+        if reasons := self.check(str(dtype).removeprefix("torch.")):
+            pytest.skip(f"{self.operators_class.__name__}: {' '.join(reasons)}")
+        return dtype
+
+    @pytest.fixture
+    def operators(self, dtype: torch.dtype) -> Operators:
+        """The set, made as the host makes it."""
+        return self.operators_class(self.operators_class.Options.model_validate(dict(self.options)))
+
+    def check(self, dtype: str, device_type: str | None = None) -> list[str]:
+        """What the set has against a need on this machine."""
+        device_type = device_type or self.device.split(":")[0]
+        environment = Environment(device_type=device_type, num_cpus=2, memory_bytes=2**34)
+        options = self.operators_class.Options.model_validate(dict(self.options))
+        return self.operators_class.check(OperatorsNeed(device_type, dtype), options, environment)
+
+    def random(self, *shape: int, dtype: torch.dtype, scale: float = 2.0) -> torch.Tensor:
+        """Normal numbers, the same for the same shape."""
+        generator = torch.Generator().manual_seed(sum(shape))
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(self.device, dtype)
+
+    def assert_close(self, actual: torch.Tensor, expected: torch.Tensor, roundings: int, scale: Any = 0.0) -> None:
+        """Within `roundings` roundings of `expected` (float64), each relative to it or to `scale`, the larger one."""
+        precision = torch.finfo(actual.dtype).eps
+        units = roundings if actual.dtype in (torch.float16, torch.bfloat16) else max(self.ulps, roundings)
+        magnitude = expected.abs().maximum(torch.as_tensor(scale, dtype=torch.float64, device=expected.device))
+        # What is too small for the dtype's full precision is off by a fixed amount.
+        bound = units * (precision * magnitude + torch.finfo(actual.dtype).tiny)
+        wrong = (actual.double() - expected).abs() > bound
+        assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements are further off than {units} roundings"
+
+    # --- operators -----------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_rms_norm(self, operators: Operators, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+        x, weight = self.random(*shape, dtype=dtype), self.random(shape[1], dtype=dtype)
+        y = operators.rms_norm(x, weight, EPS)
+        assert y.dtype == dtype
+        assert y.is_contiguous()
+        self.assert_close(y, rms_norm(x, weight), roundings=1)
+        assert torch.equal(x, self.random(*shape, dtype=dtype)), "x is not given up"
+
+    def test_rms_norm_with_float32_weights(self, operators: Operators, dtype: torch.dtype) -> None:
+        if dtype == torch.float64:
+            pytest.skip("float32 is not the wider dtype")
+        x, weight = self.random(3, 37, dtype=dtype), self.random(37, dtype=torch.float32)
+        y = operators.rms_norm(x, weight, EPS)
+        assert y.dtype == dtype
+        self.assert_close(y, rms_norm(x, weight), roundings=1)
+
+    def test_rms_norm_of_heads_in_fused_rows(self, operators: Operators, dtype: torch.dtype) -> None:
+        rows, weight = self.random(5, 6, 40, dtype=dtype), self.random(40, dtype=dtype)
+        for heads in (rows[:, 1:4], rows[:1, 5:], rows.transpose(0, 1)):
+            y = operators.rms_norm(heads, weight, EPS)
+            assert y.is_contiguous()
+            self.assert_close(y, rms_norm(heads, weight), roundings=1)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_add_rms_norm(self, operators: Operators, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+        x, residual = self.random(*shape, dtype=dtype), self.random(*shape, dtype=dtype, scale=3.0).flip(0)
+        weight = self.random(shape[1], dtype=dtype)
+        expected = x + residual
+        normed, total = operators.add_rms_norm(x, residual, weight, EPS)
+        assert torch.equal(total, expected), "one addition has one right rounding"
+        self.assert_close(normed, rms_norm(expected, weight), roundings=1)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_silu_mul(self, operators: Operators, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+        rows, size = shape
+        gate_up = self.random(rows, 2 * size, dtype=dtype, scale=5.0)
+        before = gate_up.clone()
+        y = operators.silu_mul(gate_up)
+        gate, up = gate_up.double().chunk(2, dim=-1)
+        assert (y.dtype, y.shape, y.is_contiguous()) == (dtype, (rows, size), True)
+        self.assert_close(y, gate / (1 + (-gate).exp()) * up, roundings=2)
+        assert torch.equal(gate_up, before), "gate_up is not given up"
+
+    def test_silu_mul_far_from_zero(self, operators: Operators, dtype: torch.dtype) -> None:
+        gate = torch.tensor([[-1e4, -100.0, -30.0, 30.0, 100.0, 1e4, float("nan")]], device=self.device, dtype=dtype)
+        y = operators.silu_mul(torch.cat((gate, torch.ones_like(gate)), dim=-1))[0].double()
+        assert y[:3].abs().max() < 1e-11
+        torch.testing.assert_close(y[3:6], gate[0, 3:6].double(), rtol=1e-12, atol=0.0)
+        assert y[6].isnan()
+
+    @pytest.mark.parametrize(("head_size", "rotary_size"), [(64, 64), (24, 10), (80, 32), (2, 2)])
+    @pytest.mark.parametrize("tokens", [0, 1, 7, 300])
+    def test_rotate(
+        self, operators: Operators, dtype: torch.dtype, tokens: int, head_size: int, rotary_size: int
+    ) -> None:
+        rows = self.random(tokens, 5, head_size, dtype=dtype)
+        # As rotary tables hand them over: side by side.
+        cos, sin = self.random(tokens, 2, 1, rotary_size, dtype=dtype, scale=0.5).unbind(1)
+        given = [tensor.clone() for tensor in (rows, cos, sin)]
+        y = operators.rotate(rows[:, :3], cos, sin)
+        expected, scale = rotate(given[0][:, :3], cos, sin)
+        assert (y.dtype, y.shape) == (dtype, expected.shape)
+        self.assert_close(y, expected, roundings=2, scale=scale)
+        assert torch.equal(y[..., rotary_size:], given[0][:, :3, rotary_size:])
+        assert torch.equal(rows[:, 3:], given[0][:, 3:]), "what stands beside the heads is not theirs"
+        assert torch.equal(cos, given[1])
+        assert torch.equal(sin, given[2])
+
+    # --- promises ------------------------------------------------------------------------------------------
+
+    def test_rows_do_not_depend_on_the_batch(self, operators: Operators, dtype: torch.dtype) -> None:
+        """One row alone, among few and among many gives the same bits."""
+        rows, size = 130, 579
+        x, weight = self.random(rows, size, dtype=dtype), self.random(size, dtype=dtype)
+        gate_up = self.random(rows, 2 * size, dtype=dtype)
+        angles = self.random(rows, 2, 1, 64, dtype=dtype)
+        heads = self.random(rows, 9, 64, dtype=dtype)
+
+        def run(part: slice) -> list[torch.Tensor]:
+            cos, sin = angles[part].unbind(1)
+            return [
+                operators.rms_norm(x[part], weight, EPS),
+                *operators.add_rms_norm(x[part].clone(), x[part].flip(1), weight, EPS),
+                operators.silu_mul(gate_up[part]),
+                operators.rotate(heads[part].clone(), cos, sin),
+            ]
+
+        everything = run(slice(0, rows))
+        for part in (slice(0, 1), slice(17, 18), slice(40, 47), slice(129, 130)):
+            for alone, among in zip(run(part), everything, strict=True):
+                assert torch.equal(alone, among[part])
+
+    # --- selection -----------------------------------------------------------------------------------------
+
+    def test_check_gives_reasons_in_sentences(self) -> None:
+        for dtype in (*(str(dtype).removeprefix("torch.") for dtype in DTYPES), "int4"):
+            assert all(reason.strip() for reason in self.check(dtype))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The contract's formula in float64."""
+    wide = x.double()
+    return wide / (wide.square().mean(dim=-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contract's formula in float64, and the sum of the magnitudes of what is added."""
+    size = cos.shape[-1]
+    turned, rest = heads[..., :size].double(), heads[..., size:].double()
+    own, other = turned * cos.double(), turned.roll(size // 2, dims=-1) * sin.double()
+    return torch.cat((own + other, rest), dim=-1), torch.cat((own.abs() + other.abs(), rest.abs()), dim=-1)
+
+
+__all__ = ["OperatorsSuite"]

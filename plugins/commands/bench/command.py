@@ -1,0 +1,22 @@
+"""The command `bench`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.contracts.command import Command
+
+if TYPE_CHECKING:
+    import typer
+
+
+class BenchCommand(Command):
+    """`dovetail bench latency | throughput | serve | startup | compare`."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+
+    def app(self) -> typer.Typer:
+        """The subcommands; what they need beside their options is imported when one is called."""
+        from dovetail.plugins.commands.bench.cli import app
+
+        return app

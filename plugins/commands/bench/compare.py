@@ -1,0 +1,140 @@
+"""`bench compare`: two results side by side, with the intervals of their ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.plugins.commands.bench.checks import nearest, require
+from dovetail.plugins.commands.bench.machine import noise_warning
+from dovetail.plugins.commands.bench.result import Metric, Result
+from dovetail.plugins.commands.bench.stats import MIN_GROUPS, bootstrap_ratio, statistic_of
+
+Verdict = Literal["faster", "slower", "undecided"]
+
+_NOTES = (
+    "Intervals: percentile bootstrap of the ratio, 4,000 draws of whole repetitions (serve: blocks of consecutive"
+    f" requests); none where a side has fewer than {MIN_GROUPS}. undecided: the interval holds 1, or there is none.",
+    "They know the spread within each result only: what changed on the machine from one to the other is not in them."
+    " Each stands for itself, so of twenty metrics that are really equal one passes for decided by chance.",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of both results."""
+
+    name: str
+    unit: str
+    statistic: str
+    a: float
+    b: float
+    ratio: float | None
+    """b / a; None where a is 0."""
+    interval: tuple[float, float] | None
+    """95%."""
+    verdict: Verdict
+    """On b: "faster" is better, whatever the metric's direction."""
+    slowdown: float | None
+    """How much worse b is, 0.05 for 5%; negative where it is better."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results side by side."""
+
+    a_name: str
+    b_name: str
+    rows: Sequence[Row]
+    notes: Sequence[str]
+    warnings: Sequence[str]
+
+    def slower_than(self, limit: float) -> list[Row]:
+        """Rows that are slower for certain, and by more than `limit` (0.05 for 5%)."""
+        return [
+            row for row in self.rows if row.verdict == "slower" and row.slowdown is not None and row.slowdown > limit
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"dovetail_bench_comparison": 1, **asdict(self)}
+
+
+def compare(
+    a: Result,
+    b: Result,
+    names: tuple[str, str] = ("a", "b"),
+    *,
+    allow: bool = False,
+    metrics: Sequence[str] = (),
+    statistic: str | None = None,
+) -> Comparison:
+    """Compares b with a.
+
+    `metrics`: only these, whole names or what stands behind the slash. `statistic`: in place of each metric's own.
+    Raises `ConfigError` where the workloads differ and `allow` does not say that this is meant.
+    """
+    differing = list(_differences(a.workloads, b.workloads)) if a.kind == b.kind else [f"{a.kind} / {b.kind}"]
+    if differing and not allow:
+        raise ConfigError(
+            f"{names[0]} and {names[1]} are results of different workloads: {'; '.join(differing)}. Measure the same,"
+            " or compare what they have in common with --allow"
+        )
+    common = _chosen([name for name in a.metrics if name in b.metrics], metrics)
+    require(bool(common), f"{names[0]} and {names[1]} have no metric in common: compare results of one subcommand")
+    rows = [_row(name, a.metrics[name], b.metrics[name], statistic) for name in common]
+    environment = list(_differences(a.environment, b.environment, skip="load_average"))
+    config = list(_differences(a.config, b.config))
+    notes = [f"differs: {line}" for line in environment + config] + list(_NOTES)
+    warnings = [f"different workloads: {line}" for line in differing]
+    for name, result in zip(names, (a, b), strict=True):
+        if warning := noise_warning(result.spans):
+            warnings.append(f"{name}: {warning}")
+    return Comparison(*names, rows, notes, warnings)
+
+
+def _chosen(common: list[str], wanted: Sequence[str]) -> list[str]:
+    for want in wanted:
+        known = {*common, *(name.rpartition("/")[2] for name in common)}
+        require(want in known, f"--metric {want}: the results have no such metric in common; {nearest(want, known)}")
+    return [name for name in common if not wanted or name in wanted or name.rpartition("/")[2] in wanted]
+
+
+def _row(name: str, a: Metric, b: Metric, statistic: str | None) -> Row:
+    require(
+        (a.unit, a.better) == (b.unit, b.better),
+        f"{name} is in {a.unit} in one result and {b.unit} in the other: measure both with one version",
+    )
+    statistic = statistic or a.statistic
+    a_value, b_value = statistic_of(a.samples, statistic), statistic_of(b.samples, statistic)
+    ratio = bootstrap_ratio(a.groups, b.groups, statistic)
+    if ratio is None:
+        return Row(name, a.unit, statistic, a_value, b_value, None, None, "undecided", None)
+    slowdown = ratio.value - 1 if a.better == "lower" else (1 / ratio.value - 1 if ratio.value > 0 else None)
+    verdict = _verdict(ratio.interval, a.better)
+    return Row(name, a.unit, statistic, a_value, b_value, ratio.value, ratio.interval, verdict, slowdown)
+
+
+def _verdict(interval: tuple[float, float] | None, better: str) -> Verdict:
+    if interval is None or interval[0] <= 1 <= interval[1]:
+        return "undecided"
+    is_more = interval[0] > 1
+    return "faster" if is_more == (better == "higher") else "slower"
+
+
+def _differences(a: Any, b: Any, place: str = "", skip: str = "") -> Iterator[str]:
+    """One line per leaf that differs."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in [*a, *(key for key in b if key not in a)]:
+            if key != skip:
+                inner = f"{place}.{key}" if place else str(key)
+                yield from _differences(a.get(key), b.get(key), inner)
+    elif a != b:
+        yield f"{place}: {_short(a)} / {_short(b)}"
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,111 @@
+"""A result: samples, what they are of, and where they were taken. One JSON file holds one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.plugins.commands.bench.checks import read_text
+from dovetail.plugins.commands.bench.machine import Span
+from dovetail.plugins.commands.bench.stats import flatten, statistic_of, summarize
+from dovetail.plugins.commands.bench.timing import RequestTimes
+
+PERCENTILE_DEFINITION = (
+    "Percentiles interpolate linearly between order statistics (type 7, numpy's default); one beyond which less than"
+    " one sample is expected is not reported."
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Samples of one quantity."""
+
+    unit: str
+    """"s", "tok/s", "req/s" or "share"."""
+    better: Literal["lower", "higher"]
+    statistic: Literal["median", "mean"]
+    """What stands for the samples in comparisons."""
+    definition: str
+    groups: Sequence[Sequence[float]]
+    """Samples by what was repeated independently."""
+
+    @property
+    def samples(self) -> list[float]:
+        """All samples; at least one."""
+        return flatten(self.groups)
+
+    @property
+    def value(self) -> float:
+        """The statistic of all samples."""
+        return statistic_of(self.samples, self.statistic)
+
+
+class Result(BaseModel):
+    """What a benchmark found. Reading validates, since files come from anywhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    dovetail_bench: Literal[1] = 1
+    kind: str
+    """The subcommand."""
+    date: str
+    """ISO 8601, UTC."""
+    workloads: Mapping[str, Mapping[str, Any]]
+    """By name; two results of the same workloads have the same here."""
+    procedure: Mapping[str, Any]
+    """How it was measured: repetitions, warm-up."""
+    metrics: Mapping[str, Metric]
+    """By "workload/metric"."""
+    summaries: Mapping[str, Any] = {}
+    """Of the metrics, for readers of the file; derived, never read back."""
+    spans: Sequence[Span] = ()
+    requests: Sequence[RequestTimes] = ()
+    environment: Mapping[str, Any]
+    config: Mapping[str, Any]
+    """The configuration as it was resolved, with the chosen plugins."""
+    definitions: str = PERCENTILE_DEFINITION
+
+
+def now() -> str:
+    """The date of a result."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_json(result: Result) -> str:
+    """The text of a result's file."""
+    summaries = {
+        name: {
+            "count": summary.count,
+            "mean": summary.mean,
+            "min": summary.minimum,
+            "max": summary.maximum,
+            **{f"p{q}": value for q, value in summary.percentiles.items()},
+        }
+        for name, metric in result.metrics.items()
+        for summary in [summarize(metric.samples)]
+    }
+    return result.model_copy(update={"summaries": summaries}).model_dump_json(indent=1) + "\n"
+
+
+def read_result(path: Path) -> Result:
+    """Reads a result's file. Raises `ConfigError` that says what is wrong with it."""
+    text = read_text("result", path)
+    try:
+        result = Result.model_validate_json(text)
+    except ValidationError as error:
+        issue = error.errors()[0]
+        where = ".".join(str(part) for part in issue["loc"]) or "the file"
+        raise ConfigError(
+            f"{path} is no result of `dovetail bench` (format 1): {where}: {issue['msg']}; write one with"
+            " `dovetail bench ... --json FILE`"
+        ) from None
+    empty = [name for name, metric in result.metrics.items() if not metric.samples]
+    if empty:
+        raise ConfigError(f"{path}: the metric {empty[0]!r} has no samples; write the result again")
+    return result

@@ -1,0 +1,122 @@
+"""Percentiles, summaries, and bootstrap intervals of ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PERCENTILES = (50, 90, 95, 99)
+MIN_GROUPS = 3
+"""Fewer independent groups than this tell nothing about their spread."""
+
+Groups = Sequence[Sequence[float]]
+"""Samples by what was repeated independently: repetitions, processes, or blocks of consecutive requests."""
+
+
+def percentile(samples: Sequence[float], q: float) -> float:
+    """The q-th percentile (0 to 100) of at least one sample: linear interpolation between order statistics."""
+    ordered = sorted(samples)
+    position = (len(ordered) - 1) * q / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a table shows of samples."""
+
+    count: int
+    mean: float
+    minimum: float
+    maximum: float
+    percentiles: Mapping[int, float | None]
+    """By q; None where less than one sample is expected beyond. The median is always there."""
+
+
+def summarize(samples: Sequence[float]) -> Summary:
+    """Summary of at least one sample."""
+    ordered = sorted(samples)
+    shown = {q: percentile(ordered, q) if q == 50 or len(ordered) * (100 - q) >= 100 else None for q in PERCENTILES}
+    return Summary(len(ordered), math.fsum(ordered) / len(ordered), ordered[0], ordered[-1], shown)
+
+
+def flatten(groups: Groups) -> list[float]:
+    """All samples."""
+    return [sample for group in groups for sample in group]
+
+
+def statistic_of(samples: Sequence[float], statistic: str) -> float:
+    """ "mean", "median" or "pQ" (Q from 0 to 100) of at least one sample."""
+    if statistic == "mean":
+        return math.fsum(samples) / len(samples)
+    return percentile(samples, _quantile(statistic))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """statistic(b) / statistic(a), with its 95% interval."""
+
+    value: float
+    interval: tuple[float, float] | None
+    """None where a side has fewer than `MIN_GROUPS` groups."""
+
+
+def bootstrap_ratio(a: Groups, b: Groups, statistic: str, *, resamples: int = 4000, seed: int = 0) -> Ratio | None:
+    """The ratio of a statistic, and its percentile-bootstrap interval.
+
+    Whole groups are drawn, since samples within one share what happened in it: intervals over single tokens would be
+    far too narrow. None where a side has no samples or a's statistic is 0.
+    """
+    a, b = [group for group in a if group], [group for group in b if group]
+    if not a or not b or statistic_of(flatten(a), statistic) == 0:
+        return None
+    value = statistic_of(flatten(b), statistic) / statistic_of(flatten(a), statistic)
+    if min(len(a), len(b)) < MIN_GROUPS:
+        return Ratio(value, None)
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    bottom = _resampled(a, statistic, resamples, generator)
+    top = _resampled(b, statistic, resamples, generator)
+    usable = bottom != 0
+    if not usable.any():
+        return Ratio(value, None)
+    low, high = np.quantile(top[usable] / bottom[usable], [0.025, 0.975])
+    return Ratio(value, (float(low), float(high)))
+
+
+def _resampled(groups: Groups, statistic: str, resamples: int, generator: object) -> NDArray:
+    """The statistic of `resamples` draws of whole groups: [resamples], float64.
+
+    A draw is a weight per sample over the order that was sorted once, so that no draw sorts again.
+    """
+    import numpy as np
+
+    assert isinstance(generator, np.random.Generator)
+    values = np.asarray(flatten(groups), dtype=np.float64)
+    owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    order = np.argsort(values, kind="stable")
+    values, owners = values[order], owners[order]
+    drawn = np.empty(resamples)
+    for index in range(resamples):
+        draw = generator.integers(0, len(groups), len(groups))
+        weights = np.bincount(draw, minlength=len(groups))[owners]
+        if statistic == "mean":
+            drawn[index] = weights @ values / weights.sum()
+            continue
+        ranks = np.cumsum(weights)
+        position = (ranks[-1] - 1) * _quantile(statistic) / 100
+        below = math.floor(position)
+        pair = values[np.searchsorted(ranks, [below, min(below + 1, ranks[-1] - 1)], side="right")]
+        drawn[index] = pair[0] + (pair[1] - pair[0]) * (position - below)
+    return drawn
+
+
+def _quantile(statistic: str) -> float:
+    return 50.0 if statistic == "median" else float(statistic.removeprefix("p"))

@@ -1,0 +1,146 @@
+"""Tables and progress in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+import rich.progress
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.plugins.commands.bench.compare import Comparison
+from dovetail.plugins.commands.bench.machine import noise_warning
+from dovetail.plugins.commands.bench.result import PERCENTILE_DEFINITION, Metric, Result
+from dovetail.plugins.commands.bench.stats import PERCENTILES, summarize
+
+_PIPE_WIDTH = 200
+_VERDICT_STYLES = {"faster": "green", "slower": "bold red", "undecided": "dim"}
+
+
+def create_console(*, stderr: bool = False) -> Console:
+    """A console that keeps one row per line where its output is no terminal."""
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+
+
+class Progress:
+    """A bar on stderr; nothing where that is no terminal."""
+
+    def __init__(self, total: int):
+        console = Console(stderr=True)
+        self._progress = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            # A redraw takes time from what is measured.
+            refresh_per_second=1,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total)
+
+    def show(self, what: str) -> None:
+        """Says what is going on."""
+        self._progress.update(self._task, description=what)
+
+    def advance(self) -> None:
+        """One of the total is done."""
+        self._progress.advance(self._task)
+
+    def __enter__(self) -> Progress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A number with its unit, as people read it: "12.3 ms", "45.6 tok/s", "98.0%"."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return f"{value:.1%}"
+    if unit != "s":
+        return f"{value:,.1f} {unit}" if abs(value) < 1000 else f"{value:,.0f} {unit}"
+    if abs(value) >= 1:
+        return f"{value:.3f} s"
+    return f"{value * 1e3:.2f} ms" if abs(value) >= 1e-3 or value == 0 else f"{value * 1e6:.1f} us"
+
+
+def summary_row(name: str, metric: Metric) -> list[str]:
+    """Name, count, mean, percentiles, minimum, maximum."""
+    summary = summarize(metric.samples)
+    if metric.unit == "share":
+        # Yes and no have a mean, and nothing else worth a column.
+        return [name, str(summary.count), format_value(summary.mean, metric.unit), *["-"] * (len(PERCENTILES) + 2)]
+    values = [summary.mean, *(summary.percentiles[q] for q in PERCENTILES), summary.minimum, summary.maximum]
+    return [name, str(summary.count), *(format_value(value, metric.unit) for value in values)]
+
+
+SUMMARY_HEADER = ["metric", "n", "mean", *(f"p{q}" for q in PERCENTILES), "min", "max"]
+
+
+def print_result(result: Result) -> None:
+    """One table per workload, the definitions, and a warning where the machine was busy."""
+    console = create_console()
+    for workload, description in result.workloads.items():
+        table = Table(title=f"{result.kind}: {workload}", title_justify="left")
+        for index, column in enumerate(SUMMARY_HEADER):
+            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+        own = {key: metric for key, metric in result.metrics.items() if key.startswith(f"{workload}/")}
+        for key, metric in own.items():
+            table.add_row(*summary_row(key.removeprefix(f"{workload}/"), metric))
+        console.print(table)
+        console.print(Text(", ".join(f"{key} {value}" for key, value in description.items()), style="dim"))
+        console.print()
+    definitions = {key.rpartition("/")[2]: metric.definition for key, metric in result.metrics.items()}
+    for name, definition in definitions.items():
+        console.print(Text(f"{name}: {definition}", style="dim"))
+    console.print(Text(PERCENTILE_DEFINITION, style="dim"))
+    _print_noise(result)
+
+
+def _print_noise(result: Result) -> None:
+    told = [span for span in result.spans if span.others is not None]
+    if told:
+        worst = max(span.taken for span in told)
+        create_console().print(Text(f"Taken by others while timing: at most {worst:.0%} of the machine.", style="dim"))
+    warn([warning] if (warning := noise_warning(result.spans)) else [])
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The rows, with what has to be known about them."""
+    console = create_console()
+    table = Table(title=f"a: {comparison.a_name}   b: {comparison.b_name}", title_justify="left")
+    for column in ("metric", "a", "b", "b / a", "95% interval", "verdict on b"):
+        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    for row in comparison.rows:
+        interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3f}x"
+        verdict = Text(row.verdict, style=_VERDICT_STYLES[row.verdict])
+        table.add_row(
+            f"{row.name} ({row.statistic})",
+            format_value(row.a, row.unit),
+            format_value(row.b, row.unit),
+            ratio,
+            interval,
+            verdict,
+        )
+    console.print(table)
+    for note in comparison.notes:
+        console.print(Text(note, style="dim"))
+    warn(comparison.warnings)
+
+
+def warn(messages: Sequence[str]) -> None:
+    """Warnings on stderr."""
+    for message in messages:
+        line = Text.assemble(("warning: ", "bold yellow"), message)
+        create_console(stderr=True).print(line, soft_wrap=True)

@@ -1,0 +1,64 @@
+"""When one request's tokens came, and what is computed from that. The terms are defined in the package's docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """One request. Times are seconds from the start of its run."""
+
+    workload: str
+    repetition: int
+    arrival: float
+    sent: float
+    """When it was handed to the engine: later than `arrival` where it waited for a place under the concurrency cap."""
+    scheduled: float | None
+    """When the engine first gave it a place in a step."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that came from the prefix cache."""
+    tokens: Sequence[float]
+    """Arrival of each output token; at least one."""
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token."""
+        return self.tokens[0] - self.arrival
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies."""
+        return [later - earlier for earlier, later in pairwise(self.tokens)]
+
+    @property
+    def e2e(self) -> float:
+        """Arrival to last token."""
+        return self.tokens[-1] - self.arrival
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None for a single token."""
+        return (self.e2e - self.ttft) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
+
+    @property
+    def queued(self) -> float | None:
+        """Arrival to first place in a step."""
+        return None if self.scheduled is None else self.scheduled - self.arrival
+
+
+def prefill_rate(requests: Sequence[RequestTimes]) -> float:
+    """Prompt tokens of a batch over the time until its last request has its first token."""
+    seconds = max(request.tokens[0] for request in requests) - min(request.arrival for request in requests)
+    return sum(request.prompt_tokens for request in requests) / seconds
+
+
+def decode_rate(requests: Sequence[RequestTimes]) -> float | None:
+    """Tokens that come once every request of a batch has its first one, over the time that they take; None if none."""
+    begin = max(request.tokens[0] for request in requests)
+    end = max(request.tokens[-1] for request in requests)
+    later = sum(time > begin for request in requests for time in request.tokens)
+    return later / (end - begin) if later else None

@@ -1,0 +1,60 @@
+"""What computes on this machine: torch, the compiler, and the native kernels that installed plugins bring."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from dovetail.contracts.kinds import KINDS
+from dovetail.nn.native import reasons_against
+from dovetail.plugins.commands.doctor.facts import Kernel, Software
+from dovetail.plugins.commands.doctor.features import features_in
+
+_COMPILERS = ("cc", "gcc", "clang")
+
+
+def examine_software() -> Software:
+    """Asks torch, and compiles the kernels that were not compiled before (seconds each, the first time)."""
+    return Software(
+        torch_version=torch.__version__,
+        torch_level=torch.backends.cpu.get_cpu_capability(),
+        torch_threads=torch.get_num_threads(),
+        openmp=torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
+        omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
+        compiler=next(filter(None, map(shutil.which, _COMPILERS)), None),
+        kernels=tuple(examine_kernel(source) for source in sorted(_sources())),
+    )
+
+
+def examine_kernel(source: Path) -> Kernel:
+    """Compiles one source, if that was not done yet, and reads for which instruction sets it has code."""
+    problems = reasons_against(source)
+    headers = [path.read_text(errors="replace") for path in source.parent.glob("*.h")]
+    text = "\n".join([source.read_text(errors="replace"), *headers])
+    name = "/".join((*_package(source), source.name))
+    return Kernel(name, problems[0] if problems else None, features_in(text))
+
+
+def _package(source: Path) -> tuple[str, ...]:
+    return source.parent.parts[-2:]
+
+
+def _sources() -> set[Path]:
+    """C files beside the modules of installed plugins; found from metadata, no plugin is imported."""
+    return {source for folder in _plugin_folders() for source in folder.glob("*.c")}
+
+
+def _plugin_folders() -> Iterator[Path]:
+    for point in (point for kind in KINDS.values() for point in entry_points(group=kind.group)):
+        try:
+            spec = find_spec(point.module)
+        except Exception:  # a broken package is for `dovetail plugins doctor` to tell
+            continue
+        if spec is not None and spec.origin is not None:
+            yield Path(spec.origin).resolve().parent

@@ -1,0 +1,144 @@
+"""The operator set around ops.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.nn import native
+
+SOURCE = Path(__file__).with_name("ops.c")
+NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""dtypes served, as the kernels' names spell them."""
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+Kernel = Callable[..., None]
+
+
+class KernelTable(dict[Any, Kernel]):
+    """Kernels by the dtypes of their tensors."""
+
+    def __missing__(self, dtypes: Any) -> Kernel:
+        raise TypeError(f"the native operators have no kernel for {dtypes}")
+
+
+class NativeOperators(Operators):
+    """C kernels for float32 and bfloat16 on CPUs: one call each, no copies of inputs that stand as the model leaves
+    them."""
+
+    contract = (1, 0)
+    stability = "provisional"
+    preference: ClassVar[int] = 5
+
+    @classmethod
+    def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
+        """Compiles the kernels, where they could be used and nobody did so before."""
+        reasons = []
+        if need.device_type != "cpu":
+            reasons.append(f"its kernels run on a CPU, not on a {need.device_type} device")
+        if need.dtype not in ("float32", "bfloat16"):
+            reasons.append(f"its kernels compute float32 and bfloat16 activations, not {need.dtype}")
+        return reasons or native.reasons_against(SOURCE)
+
+    def __init__(self, options: PluginOptions):
+        super().__init__(options)
+        library = native.load(SOURCE)
+        rows = [_POINTER, _POINTER, _INT, _POINTER, _INT, _FLOAT]
+        heads = [_POINTER, _POINTER, *[_INT] * 4, _POINTER, _INT, _FLOAT]
+        self._rms_norm = _norm_kernels(library, "rms_norm", rows)
+        self._rms_norm_heads = _norm_kernels(library, "rms_norm_heads", heads)
+        self._add_rms_norm = _norm_kernels(library, "add_rms_norm", rows)
+        self._silu_mul = _kernels(library, "silu_mul", [_POINTER, _POINTER, _INT, _INT])
+        self._rotate = _kernels(library, "rotate", [_POINTER, *[_INT] * 4, _POINTER, _POINTER, _INT, _INT])
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """As the contract says."""
+        dtypes = x.dtype, weight.dtype
+        shape = x.shape
+        size = _size(shape, weight)
+        if x.is_contiguous():
+            out = torch.empty_like(x)
+            self._rms_norm[dtypes](out.data_ptr(), x.data_ptr(), x.numel() // size, weight.data_ptr(), size, eps)
+            return out
+        strides = x.stride()
+        if len(shape) != 3 or strides[2] != 1:
+            return self.rms_norm(x.contiguous(), weight, eps)
+        out = x.new_empty(shape)
+        pointers = out.data_ptr(), x.data_ptr()
+        layout = shape[0], strides[0], shape[1], strides[1]
+        self._rms_norm_heads[dtypes](*pointers, *layout, weight.data_ptr(), size, eps)
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """In the memory of x and residual."""
+        kernel = self._add_rms_norm[x.dtype, weight.dtype]
+        shape = x.shape
+        size = _size(shape, weight)
+        if residual.shape != shape or residual.dtype != x.dtype:
+            raise ValueError(f"a residual {list(residual.shape)} {residual.dtype} for {list(shape)} {x.dtype}")
+        x, residual = x.contiguous(), residual.contiguous()
+        kernel(x.data_ptr(), residual.data_ptr(), shape[0], weight.data_ptr(), size, eps)
+        return x, residual
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As the contract says."""
+        kernel = self._silu_mul[gate_up.dtype]
+        gate_up = gate_up.contiguous()
+        rows, double = gate_up.shape
+        out = gate_up.new_empty(rows, double // 2)
+        kernel(out.data_ptr(), gate_up.data_ptr(), rows, double // 2)
+        return out
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """In place, where the elements of a head stand side by side."""
+        kernel = self._rotate[heads.dtype]
+        tokens, num_heads, head_size = heads.shape
+        angles = cos.shape
+        if angles[0] != tokens or angles[2] > head_size or not heads.dtype == cos.dtype == sin.dtype:
+            raise ValueError(f"angles {list(angles)} {cos.dtype} for heads {list(heads.shape)} {heads.dtype}")
+        strides, angle_strides = heads.stride(), cos.stride()
+        if strides[2] != 1:
+            return self.rotate(_copy(heads), cos, sin)
+        if angle_strides[2] != 1 or sin.stride() != angle_strides:
+            return self.rotate(heads, _copy(cos), _copy(sin))
+        layout = tokens, strides[0], num_heads, strides[1]
+        kernel(heads.data_ptr(), *layout, cos.data_ptr(), sin.data_ptr(), angle_strides[0], angles[2] // 2)
+        return heads
+
+
+def _size(shape: torch.Size, weight: torch.Tensor) -> int:
+    size = weight.shape[0]
+    if shape[-1] != size:
+        raise ValueError(f"a norm of {size} elements for rows of {shape[-1]}")
+    return size
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Row-major, in the strides of dimensions of one element as well, which `contiguous` leaves as they are."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _kernels(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> KernelTable:
+    """By the dtype of the rows."""
+    return KernelTable({dtype: _kernel(library, f"{name}_{suffix}", arguments) for dtype, suffix in NAMES.items()})
+
+
+def _norm_kernels(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> KernelTable:
+    """By the dtypes of rows and weights."""
+    pairs = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
+    return KernelTable(
+        {(x, weight): _kernel(library, f"{name}_{NAMES[x]}_{NAMES[weight]}", arguments) for x, weight in pairs}
+    )
+
+
+def _kernel(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> Kernel:
+    kernel = library[name]
+    kernel.argtypes, kernel.restype = list(arguments), None
+    return kernel

@@ -1,0 +1,136 @@
+/* Operators between linear layers: dovetail.contracts.operators on float32 and bfloat16 rows.
+ *
+ * A row is computed by one thread, in an order that depends on its length alone, so its bits are the same in any batch.
+ * Products and sums are fused only where FMA says so: a compiler that fuses as it likes may do it otherwise at the end
+ * of a row than inside.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+#ifdef __FP_FAST_FMAF
+#define FMA(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FMA(a, b, c) ((a) * (b) + (c))
+#endif
+
+/* Waking the other threads costs about as much as these many elements do in one. */
+#define SERIAL_NORM 32768
+#define SERIAL_SILU 8192
+#define SERIAL_ROTATE 32768
+
+typedef uint16_t bfloat16;
+
+static inline float load_f32(float x) { return x; }
+
+static inline float store_f32(float x) { return x; }
+
+static inline float load_bf16(bfloat16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+/* To the nearest, ties to even. */
+static inline bfloat16 store_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bfloat16)(x == x ? rounded : 0x7fc0);
+}
+
+/* exp(x) within 2 units in the last place; below -87 and above 88 it stays at the value there.
+ * exp(x) = 2^n exp(r) with |r| <= ln(2) / 2, and exp(r) by the polynomial of the Cephes library's expf. */
+static inline float fast_exp(float x) {
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    /* Adding and taking away 1.5 * 2^23 rounds to an integer. */
+    float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    float r = FMA(n, -0.693359375f, x);
+    r = FMA(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = FMA(p, r, 1.3981999507e-3f);
+    p = FMA(p, r, 8.3334519073e-3f);
+    p = FMA(p, r, 4.1665795894e-2f);
+    p = FMA(p, r, 1.6666665459e-1f);
+    p = FMA(p, r, 5.0000001201e-1f);
+    p = FMA(p, r * r, r) + 1.0f;
+    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return p * power;
+}
+
+typedef float floats8 __attribute__((vector_size(32)));
+typedef uint16_t shorts8 __attribute__((vector_size(16)));
+typedef uint32_t words8 __attribute__((vector_size(32)));
+
+#define LOAD8_f32(p, y) memcpy(&(y), (p), 32)
+#define LOAD8_bf16(p, y)                                           \
+    do {                                                           \
+        shorts8 narrow;                                            \
+        memcpy(&narrow, (p), 16);                                  \
+        words8 wide = __builtin_convertvector(narrow, words8) << 16; \
+        memcpy(&(y), &wide, 32);                                   \
+    } while (0)
+
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+
+#define T float
+#define T_NAME f32
+#include "elementwise.h"
+#undef T
+#undef T_NAME
+
+#define T bfloat16
+#define T_NAME bf16
+#include "elementwise.h"
+#undef T
+#undef T_NAME
+
+#define T float
+#define T_NAME f32
+#define W float
+#define W_NAME f32
+#include "norms.h"
+#undef T
+#undef T_NAME
+
+#define T bfloat16
+#define T_NAME bf16
+#include "norms.h"
+#undef W
+#undef W_NAME
+
+#define W bfloat16
+#define W_NAME bf16
+#include "norms.h"
+
+/* That the instructions chosen run here, and give what libm gives. */
+int self_test(void) {
+    enum { SIZE = 75 };
+    float x[SIZE], weight[SIZE], normed[SIZE], gate_up[2 * SIZE], gated[SIZE];
+    float sum = 0;
+    for (int i = 0; i < SIZE; i++) {
+        x[i] = gate_up[i] = (float)(i - 40) / 4;
+        gate_up[SIZE + i] = weight[i] = 1.0f + (float)i / SIZE;
+        sum += x[i] * x[i];
+    }
+    rms_norm_f32_f32(normed, x, 1, weight, SIZE, 1e-5f);
+    silu_mul_f32(gated, gate_up, 1, SIZE);
+    float scale = 1.0f / sqrtf(sum / SIZE + 1e-5f);
+    for (int i = 0; i < SIZE; i++) {
+        float norm = x[i] * scale * weight[i], silu = x[i] / (1 + expf(-x[i])) * weight[i];
+        if (!(fabsf(normed[i] - norm) <= 1e-5f * fabsf(norm)) || !(fabsf(gated[i] - silu) <= 1e-5f * fabsf(silu)))
+            return 1;
+    }
+    return 0;
+}

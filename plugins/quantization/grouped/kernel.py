@@ -1,0 +1,185 @@
+"""The linear kernel over groups: ctypes around linear.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dovetail.contracts.errors import CapacityError
+from dovetail.contracts.quantization import LinearKernel, LinearShape
+from dovetail.contracts.weights import PackedTensor
+from dovetail.nn import native
+from dovetail.nn.kernels import TorchLinear
+from dovetail.plugins.quantization.grouped.formats import GroupFormat, Groups, groups_of
+from dovetail.plugins.quantization.grouped.rounding import round_to_eight
+
+SOURCE = Path(__file__).with_name("linear.c")
+BLOCK = 32
+"""Input features come in whole blocks of so many."""
+
+Rounding = Callable[[torch.Tensor], Groups]
+"""From a weight in full precision, [rows, columns], to groups."""
+
+
+class _Segment(ctypes.Structure):
+    """`Segment` of linear.c."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("first_row", ctypes.c_int64),
+        ("bits", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("has_min", ctypes.c_int32),
+        ("zero", ctypes.c_int32),
+    )
+
+
+class _Library:
+    """The C functions with their types."""
+
+    def __init__(self) -> None:
+        library = native.load(SOURCE)
+        pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self.linear = library.linear
+        self.linear.argtypes = (pointer, whole, pointer, whole, whole, pointer, whole, number, pointer, number)
+        self.pack = library.pack
+        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, pointer)
+        self.pack.restype = None
+        self.lookup = library.lookup
+        self.lookup.argtypes = (pointer, pointer, whole, whole, pointer, number)
+        self.lookup.restype = None
+        self.packed_bytes = library.packed_bytes
+        self.packed_bytes.argtypes = (whole, whole, number, number, number)
+        self.packed_bytes.restype = whole
+
+
+class GroupedLinear(LinearKernel):
+    """One linear layer in tiles of output rows, each fused part in the format that it came in.
+
+    Activations are rounded to int8, 32 at a time under one scale; that and the weights' own rounding are all that
+    separates the result from full precision. A row's result does not depend on the other rows.
+    """
+
+    def __init__(self, shape: LinearShape, rounding: Rounding = round_to_eight):
+        self._shape = shape
+        self._rounding = rounding
+        self._library = _Library()
+        self._parts: dict[int, tuple[torch.Tensor, int, GroupFormat]] = {}
+        self._segments = (_Segment * 0)()
+        self._address = 0
+
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """Lays the rows out at once; blocks that come packed keep their integers."""
+        groups = groups_of(weight) if isinstance(weight, PackedTensor) else self._rounding(weight)
+        self._parts[rows.start] = (self._laid_out(groups), rows.stop - rows.start, groups.format)
+
+    def finish(self) -> None:
+        """Writes down where the parts are."""
+        segments = [
+            _Segment(data.data_ptr(), rows, first, form.bits, form.group, form.has_min, form.zero)
+            for first, (data, rows, form) in sorted(self._parts.items())
+        ]
+        self._segments = (_Segment * len(segments))(*segments)
+        self._address = ctypes.addressof(self._segments)
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x @ weight.T + bias, for float32 and bfloat16 in one pass."""
+        if x.dtype not in (torch.float32, torch.bfloat16):
+            return self.apply(x.float(), bias).to(x.dtype)
+        x = x.contiguous()
+        num_rows, num_columns = x.shape
+        shape = self._shape
+        y = torch.empty(num_rows, shape.out_features, dtype=x.dtype)
+        wide_bias = None if bias is None else bias.float()
+        failed = self._library.linear(
+            self._address,
+            len(self._segments),
+            x.data_ptr(),
+            num_rows,
+            num_columns,
+            y.data_ptr(),
+            shape.out_features,
+            x.dtype == torch.bfloat16,
+            None if wide_bias is None else wide_bias.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise CapacityError(f"no memory to round {num_rows} rows of activations for {shape.name}")
+        return y
+
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """As `LinearKernel.lookup`."""
+        ids = ids.contiguous()
+        out = torch.empty(len(ids), self._shape.in_features, dtype=torch.float32)
+        if len(self._segments) == 1 and self._segments[0].rows == self._shape.out_features:
+            self._look_up(self._segments[0], ids, out)
+        else:
+            for segment in self._segments:
+                own = (ids >= segment.first_row) & (ids < segment.first_row + segment.rows)
+                part = out.new_empty(int(own.sum()), out.shape[1])
+                self._look_up(segment, ids[own] - segment.first_row, part)
+                out[own] = part
+        return out.to(dtype)
+
+    def _look_up(self, segment: _Segment, ids: torch.Tensor, out: torch.Tensor) -> None:
+        columns = self._shape.in_features
+        self._library.lookup(ctypes.byref(segment), ids.data_ptr(), len(ids), columns, out.data_ptr(), False)
+
+    def _laid_out(self, groups: Groups) -> torch.Tensor:
+        rows, columns = groups.values.shape
+        form = groups.format
+        num_bytes = self._library.packed_bytes(rows, columns, form.bits, form.group, form.has_min)
+        data = torch.empty(num_bytes, dtype=torch.uint8)
+        values, scales = groups.values.contiguous(), groups.scales.contiguous()
+        minimums = None if groups.minimums is None else groups.minimums.contiguous()
+        self._library.pack(
+            values.data_ptr(),
+            scales.data_ptr(),
+            None if minimums is None else minimums.data_ptr(),
+            rows,
+            columns,
+            form.bits,
+            form.group,
+            data.data_ptr(),
+        )
+        return data
+
+
+class MixedLinear(LinearKernel):
+    """One linear layer whose packed parts are multiplied in groups, and all others in full precision."""
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype):
+        self._shape = shape
+        self._dtype = dtype
+        self._grouped = GroupedLinear(shape)
+        self._plain: dict[int, tuple[slice, TorchLinear]] = {}
+
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """Nothing is rounded."""
+        if isinstance(weight, PackedTensor):
+            self._grouped.load(rows, weight)
+            return
+        self._plain[rows.start] = (rows, TorchLinear(weight.to(self._dtype, copy=True)))
+
+    def finish(self) -> None:
+        """Packs what came packed."""
+        self._grouped.finish()
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x @ weight.T + bias."""
+        y = self._grouped.apply(x, bias)
+        for rows, kernel in self._plain.values():
+            y[:, rows] = kernel.apply(x, None if bias is None else bias[rows])
+        return y
+
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """As `LinearKernel.lookup`."""
+        found = self._grouped.lookup(ids, dtype)
+        for rows, kernel in self._plain.values():
+            own = (ids >= rows.start) & (ids < rows.stop)
+            found[own] = kernel.weight[ids[own] - rows.start].to(dtype)
+        return found

@@ -1,0 +1,504 @@
+/* Linear layers over weights in groups: y = x W^T with 4, 5, 6 or 8 bits a weight and one scale per 16 or 32 of them.
+ *
+ * Activations are rounded to int8 with one scale per 32 of a row (as GGML's Q8_0 blocks are), products are summed as
+ * integers within a group, and groups are summed in float32.
+ *
+ * Layout: NR output rows stand side by side in a tile, so that one vector lane serves one row and nothing is summed
+ * across lanes. A tile is a run of blocks of 32 input features, each block:
+ *   scales     float16 [32 / group][NR]
+ *   minimums   float16 [32 / group][NR], where the format has them: w = scale * q + minimum
+ *   low        uint8 [4][NR][4]: 4 bits each; byte k of row r in vector v holds feature 4 v + k (low half) and
+ *              feature 16 + 4 v + k (high half). With 8 bits: int8 [8][NR][4], feature 4 v + k in vector v.
+ *   high       uint8 [bits - 4][NR][4], where bits is 5 or 6: with 5, bit i of byte (r, k) is the fifth bit of feature
+ *              4 i + k; with 6, bits 2 j and 2 j + 1 of plane p are the upper bits of feature 16 p + 4 j + k.
+ */
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && !defined(PORTABLE)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(PORTABLE)
+#define NR 16
+#else
+#define NR 8
+#endif
+
+#define BLOCK 32
+#define MAX_TILE_ROWS 4
+#define ROWS_AT_ONCE 192
+#define inline_always static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(NR * 4)));
+typedef int32_t vi __attribute__((vector_size(NR * 4)));
+typedef uint8_t vb __attribute__((vector_size(NR * 4)));
+typedef uint16_t vh_wide __attribute__((vector_size(NR * 4)));
+
+/* One matrix, or one part of a fused one. Mirrored by ctypes in kernel.py. */
+typedef struct {
+    const uint8_t *data;
+    int64_t rows;
+    int64_t first_row; /* where its outputs go */
+    int32_t bits, group, has_min, zero; /* without minimums, w = scale * (q - zero) */
+} Segment;
+
+/* ---- float16, bfloat16 ---- */
+
+inline_always float half_to_float(uint16_t h) {
+#if defined(__FLT16_MAX__)
+    _Float16 f;
+    memcpy(&f, &h, 2);
+    return (float)f;
+#else
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff, bits;
+    float f;
+    if (rest >= 0x7c00) bits = 0x7f800000 | ((rest & 0x3ff) << 13);
+    else if (rest >= 0x400) bits = (rest << 13) + 0x38000000;
+    else { f = rest * 5.9604644775390625e-8f; memcpy(&bits, &f, 4); }
+    bits |= sign;
+    memcpy(&f, &bits, 4);
+    return f;
+#endif
+}
+
+inline_always vf load_halves(const uint8_t *p) {
+#if NR == 16
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__) && !defined(PORTABLE)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    uint16_t h[NR];
+    vf f;
+    memcpy(h, p, sizeof h);
+    for (int i = 0; i < NR; i++) f[i] = half_to_float(h[i]);
+    return f;
+#endif
+}
+
+inline_always float load_float(const void *x, int64_t i, int is_bf16) {
+    if (!is_bf16) return ((const float *)x)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+inline_always void store_float(void *y, int64_t i, float f, int is_bf16) {
+    if (!is_bf16) { ((float *)y)[i] = f; return; }
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) bits |= 0x400000; /* NaN stays one */
+    else bits += 0x7fff + ((bits >> 16) & 1);
+    ((uint16_t *)y)[i] = (uint16_t)(bits >> 16);
+}
+
+/* ---- the dot product of four int8 with four weights in each lane ---- */
+
+inline_always vb load_bytes(const uint8_t *p) {
+    vb v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Keeps the compiler from gathering the sums of a whole block at its end, for which there are too few registers. */
+#if NR == 16
+#define IN_PLACE(v) __asm__("" : "+v"(v))
+#elif defined(__AVX2__) && !defined(PORTABLE)
+#define IN_PLACE(v) __asm__("" : "+x"(v))
+#else
+#define IN_PLACE(v) (void)0
+#endif
+
+inline_always vi spread(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return (vi){} + four;
+}
+
+#if NR == 16
+#define WIDE_SUMS 1
+inline_always vi dot(vi sum, vb w, vi x) {
+    sum = (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+    IN_PLACE(sum);
+    return sum;
+}
+inline_always vi widened(vi sum) { return sum; }
+#elif defined(__AVXVNNI__) && !defined(PORTABLE)
+#define WIDE_SUMS 1
+inline_always vi dot(vi sum, vb w, vi x) {
+    sum = (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
+    IN_PLACE(sum);
+    return sum;
+}
+inline_always vi widened(vi sum) { return sum; }
+#elif defined(__AVX2__) && !defined(PORTABLE)
+/* Sums of pairs in int16, of up to 6 bits a weight: 8 products of 15 * 127 + 15 * 127 fit, or 4 with 5 bits, 2 with 6. */
+#define WIDE_SUMS 0
+inline_always vi dot(vi sum, vb w, vi x) {
+    sum = (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+    IN_PLACE(sum);
+    return sum;
+}
+inline_always vi widened(vi sum) { return (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)); }
+#else
+#define WIDE_SUMS 1
+inline_always vi dot(vi sum, vb w, vi x) {
+    vi words = (vi)w;
+    for (int k = 0; k < 4; k++) sum += ((words >> (8 * k)) & 255) * ((x << (24 - 8 * k)) >> 24);
+    return sum;
+}
+inline_always vi widened(vi sum) { return sum; }
+#endif
+
+/* Weights of 8 bits are signed. Where the processor only multiplies unsigned by signed, they are moved by 128, and
+ * SIGNED_ZERO takes that back. */
+#if NR == 16 || (defined(__AVXVNNI__) && !defined(PORTABLE))
+#define SIGNED_ZERO 128
+inline_always vi dot_signed(vi sum, vb w, vi x) { return dot(sum, w ^ 128, x); }
+#elif defined(__AVX2__) && !defined(PORTABLE)
+#define SIGNED_ZERO 0
+inline_always vi dot_signed(vi sum, vb w, vi x) {
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8((__m256i)x, (__m256i)w));
+    sum = (vi)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    IN_PLACE(sum);
+    return sum;
+}
+#else
+#define SIGNED_ZERO 0
+inline_always vi dot_signed(vi sum, vb w, vi x) {
+    vi words = (vi)w;
+    for (int k = 0; k < 4; k++) sum += ((words << (24 - 8 * k)) >> 24) * ((x << (24 - 8 * k)) >> 24);
+    return sum;
+}
+#endif
+
+/* ---- activations ---- */
+
+/* Rows that one call of a kernel takes stand together, block by block: R = 4 of them, and 2 or 1 at the end. */
+typedef struct {
+    int8_t *values; /* [M / R][K / 32][R][32] */
+    float *scales;  /* [M / R][K / 32][R] */
+    float *sums;    /* [M / R][K / 32][R][2]: scale times the sum of 16 values */
+} Activations;
+
+static void round_row(const void *x, int64_t row, int64_t M, int64_t K, int is_bf16, const Activations *to) {
+    const int64_t R = row < M / 4 * 4 ? 4 : row < M / 2 * 2 ? 2 : 1, first = row / R * R;
+    for (int64_t b = 0; b < K / BLOCK; b++) {
+        float v[BLOCK], largest = 0;
+        const int64_t at = first * (K / BLOCK) + b * R + (row - first);
+        int8_t *q = to->values + at * BLOCK;
+        for (int i = 0; i < BLOCK; i++) v[i] = load_float(x, row * K + b * BLOCK + i, is_bf16);
+        for (int i = 0; i < BLOCK; i++) largest = fabsf(v[i]) > largest ? fabsf(v[i]) : largest;
+        /* NaN and infinity must come out of the layer as they went in. */
+        int finite = 1;
+        for (int i = 0; i < BLOCK; i++) finite &= fabsf(v[i]) <= 3.4e38f;
+        float scale = finite ? largest / 127.0f : NAN, inverse = finite && largest > 1e-30f ? 127.0f / largest : 0.0f;
+        for (int i = 0; i < BLOCK; i++) {
+            /* Adding 1.5 * 2^23 rounds to nearest, ties to even, and leaves the integer in the low bits. */
+            float shifted = v[i] * inverse + 12582912.0f;
+            int32_t bits;
+            memcpy(&bits, &shifted, 4);
+            q[i] = finite ? (int8_t)bits : 0;
+        }
+        int32_t sum[2] = {0, 0};
+        for (int i = 0; i < 16; i++) sum[0] += q[i];
+        for (int i = 16; i < 32; i++) sum[1] += q[i];
+        to->scales[at] = scale;
+        to->sums[2 * at] = scale * (float)sum[0];
+        to->sums[2 * at + 1] = scale * (float)sum[1];
+    }
+}
+
+/* ---- one tile of NR outputs for M rows ---- */
+
+inline_always int64_t block_bytes(int bits, int group, int has_min) {
+    return NR * (int64_t)(2 * (BLOCK / group) * (1 + has_min) + (bits == 8 ? 32 : 16 + 4 * (bits - 4)));
+}
+
+/* The two vectors of weights that vector v of `low` holds; with 8 bits, vectors 2 v and 2 v + 1. */
+inline_always void unpack_pair(const uint8_t *quants, int bits, int v, vb *first, vb *second) {
+    if (bits == 8) {
+        *first = load_bytes(quants + 2 * v * NR * 4);
+        *second = load_bytes(quants + (2 * v + 1) * NR * 4);
+        return;
+    }
+    vb low = load_bytes(quants + v * NR * 4);
+    *first = low & 15;
+    *second = (vb)((vh_wide)low >> 4) & 15;
+    const uint8_t *high = quants + 4 * NR * 4;
+    if (bits == 5) {
+        vh_wide plane = (vh_wide)load_bytes(high);
+        *first |= (vb)(plane << (4 - v)) & 16;
+        *second |= (vb)(plane >> v) & 16;
+    } else if (bits == 6) {
+        vh_wide one = (vh_wide)load_bytes(high), two = (vh_wide)load_bytes(high + NR * 4);
+        *first |= (vb)(v < 2 ? one << (4 - 2 * v) : one >> (2 * v - 4)) & 48;
+        *second |= (vb)(v < 2 ? two << (4 - 2 * v) : two >> (2 * v - 4)) & 48;
+    }
+}
+
+/* Sums of M rows over one tile; bits, group, has_min and M are constants where this is inlined. */
+inline_always void multiply_tile(const uint8_t *data, int64_t K, const Activations *x, int64_t row, int M, int bits,
+                                 int group, int has_min, int zero, vf *sums) {
+    const int64_t blocks = K / BLOCK, stride = block_bytes(bits, group, has_min);
+    const int scale_sets = BLOCK / group;
+    if (bits == 8) zero += SIGNED_ZERO;
+    const int8_t *values = x->values + row * K;
+    const float *of_x = x->scales + row * blocks, *of_sums = x->sums + 2 * row * blocks;
+    for (int m = 0; m < M; m++) sums[m] = (vf){};
+    for (int64_t b = 0; b < blocks; b++, data += stride, values += M * BLOCK, of_x += M, of_sums += 2 * M) {
+        __builtin_prefetch(data + 8 * stride);
+        const uint8_t *quants = data + 2 * NR * scale_sets * (1 + has_min);
+        vi first[MAX_TILE_ROWS], second[MAX_TILE_ROWS], narrow_first[MAX_TILE_ROWS], narrow_second[MAX_TILE_ROWS];
+        for (int m = 0; m < M; m++) first[m] = second[m] = narrow_first[m] = narrow_second[m] = (vi){};
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+            vb one, two;
+            unpack_pair(quants, bits, v, &one, &two);
+            for (int m = 0; m < M; m++) {
+                const int8_t *four = values + m * BLOCK;
+                if (bits == 8) {
+                    first[m] = dot_signed(first[m], one, spread(four + 8 * v));
+                    first[m] = dot_signed(first[m], two, spread(four + 8 * v + 4));
+                } else if (group == BLOCK) {
+                    narrow_first[m] = dot(narrow_first[m], one, spread(four + 4 * v));
+                    narrow_first[m] = dot(narrow_first[m], two, spread(four + 16 + 4 * v));
+                } else {
+                    narrow_first[m] = dot(narrow_first[m], one, spread(four + 4 * v));
+                    narrow_second[m] = dot(narrow_second[m], two, spread(four + 16 + 4 * v));
+                }
+            }
+            /* Before 16 bits overflow; where sums are wide, once at the end. */
+            if (bits != 8 && (v == 3 || (!WIDE_SUMS && bits != 4 && v == 1))) {
+                for (int m = 0; m < M; m++) {
+                    first[m] += widened(narrow_first[m]);
+                    narrow_first[m] = (vi){};
+                    if (group != BLOCK) {
+                        second[m] += widened(narrow_second[m]);
+                        narrow_second[m] = (vi){};
+                    }
+                }
+            }
+        }
+        vf scale = load_halves(data), scale_two = {}, minimum = {}, minimum_two = {};
+        if (group != BLOCK) scale_two = load_halves(data + 2 * NR);
+        if (has_min) minimum = load_halves(data + 2 * NR * scale_sets);
+        if (has_min && group != BLOCK) minimum_two = load_halves(data + 2 * NR * (scale_sets + 1));
+        for (int m = 0; m < M; m++) {
+            float sum = group == BLOCK ? of_sums[2 * m] + of_sums[2 * m + 1] : of_sums[2 * m];
+            sums[m] += __builtin_convertvector(first[m], vf) * (scale * of_x[m]);
+            if (group != BLOCK) sums[m] += __builtin_convertvector(second[m], vf) * (scale_two * of_x[m]);
+            if (has_min) {
+                sums[m] += minimum * sum;
+                if (group != BLOCK) sums[m] += minimum_two * of_sums[2 * m + 1];
+            } else if (zero) {
+                sums[m] -= scale * ((float)zero * sum);
+                if (group != BLOCK) sums[m] -= scale_two * ((float)zero * of_sums[2 * m + 1]);
+            }
+        }
+    }
+}
+
+inline_always void multiply_rows(const Segment *s, int64_t tile, int64_t K, const Activations *x, int64_t row, int M,
+                                 int bits, int group, int has_min, int zero, void *y, int64_t N, int is_bf16,
+                                 const float *bias) {
+    vf sums[MAX_TILE_ROWS];
+    const uint8_t *data = s->data + tile * (K / BLOCK) * block_bytes(bits, group, has_min);
+    multiply_tile(data, K, x, row, M, bits, group, has_min, zero, sums);
+    int64_t first = s->first_row + tile * NR;
+    int64_t count = s->rows - tile * NR < NR ? s->rows - tile * NR : NR;
+    for (int m = 0; m < M; m++) {
+        float *out = (float *)y + (row + m) * N + first;
+        if (count == NR && !is_bf16 && !bias) { memcpy(out, &sums[m], sizeof sums[m]); continue; }
+        for (int i = 0; i < count; i++)
+            store_float(y, (row + m) * N + first + i, sums[m][i] + (bias ? bias[first + i] : 0.0f), is_bf16);
+    }
+}
+
+#define KERNEL(name, bits, group, has_min, zero)                                                                     \
+    static void name(const Segment *s, int64_t tile, int64_t K, const Activations *x, int64_t from, int64_t to,      \
+                     void *y, int64_t N, int is_bf16, const float *bias) {                                           \
+        int64_t m = from;                                                                                            \
+        for (; m + 4 <= to; m += 4)                                                                                  \
+            multiply_rows(s, tile, K, x, m, 4, bits, group, has_min, zero, y, N, is_bf16, bias);                     \
+        for (; m + 2 <= to; m += 2)                                                                                  \
+            multiply_rows(s, tile, K, x, m, 2, bits, group, has_min, zero, y, N, is_bf16, bias);                     \
+        if (m < to) multiply_rows(s, tile, K, x, m, 1, bits, group, has_min, zero, y, N, is_bf16, bias);             \
+    }
+
+KERNEL(four_plain, 4, 32, 0, 8)
+KERNEL(four_min, 4, 32, 1, 0)
+KERNEL(five_plain, 5, 32, 0, 16)
+KERNEL(five_min, 5, 32, 1, 0)
+KERNEL(six_plain, 6, 16, 0, 32)
+KERNEL(eight_plain, 8, 32, 0, 0)
+
+typedef void (*Kernel)(const Segment *, int64_t, int64_t, const Activations *, int64_t, int64_t, void *, int64_t, int,
+                       const float *);
+
+static Kernel kernel_of(const Segment *s) {
+    if (s->bits == 4) return s->has_min ? four_min : four_plain;
+    if (s->bits == 5) return s->has_min ? five_min : five_plain;
+    return s->bits == 6 ? six_plain : eight_plain;
+}
+
+/* ---- what Python calls ---- */
+
+int32_t tile_rows(void) { return NR; }
+
+int64_t packed_bytes(int64_t rows, int64_t K, int32_t bits, int32_t group, int32_t has_min) {
+    return (rows + NR - 1) / NR * (K / BLOCK) * block_bytes(bits, group, has_min);
+}
+
+/* y [M][N] = x [M][K] W^T + bias. Returns 0, or 1 where there was no memory for the rounded activations. */
+int linear(const Segment *segments, int64_t num_segments, const void *x, int64_t M, int64_t K, void *y, int64_t N,
+           int is_bf16, const float *bias, int threads) {
+    static _Thread_local char *memory = NULL;
+    static _Thread_local size_t capacity = 0;
+    size_t values = (size_t)(M * K + 63) & ~(size_t)63, needed = values + (size_t)(M * K) / BLOCK * 3 * sizeof(float);
+    if (needed > capacity) {
+        free(memory);
+        memory = aligned_alloc(64, (needed + 4095) & ~(size_t)4095);
+        capacity = memory ? needed : 0;
+        if (!memory) return 1;
+    }
+    Activations rounded = {(int8_t *)memory, (float *)(memory + values), (float *)(memory + values) + M * K / BLOCK};
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < num_segments; i++) tiles += (segments[i].rows + NR - 1) / NR;
+    const int is_large = M * K * tiles * NR > 65536;
+    if (M <= 4)
+        for (int64_t m = 0; m < M; m++) round_row(x, m, M, K, is_bf16, &rounded);
+#pragma omp parallel num_threads(threads) if (is_large)
+    {
+        if (M > 4) {
+#pragma omp for schedule(static)
+            for (int64_t m = 0; m < M; m++) round_row(x, m, M, K, is_bf16, &rounded);
+        }
+        for (int64_t from = 0; from < M; from += ROWS_AT_ONCE) {
+            int64_t to = from + ROWS_AT_ONCE < M ? from + ROWS_AT_ONCE : M;
+#pragma omp for schedule(static) nowait
+            for (int64_t t = 0; t < tiles; t++) {
+                const Segment *s = segments;
+                int64_t tile = t;
+                while (tile >= (s->rows + NR - 1) / NR) tile -= (s++->rows + NR - 1) / NR;
+                kernel_of(s)(s, tile, K, &rounded, from, to, y, N, is_bf16, bias);
+            }
+        }
+    }
+    return 0;
+}
+
+/* Where feature c of a block and row r of a tile stands: its low byte, shift and, for 5 and 6 bits, its high plane. */
+typedef struct { int low, low_shift, high, high_shift; } Place;
+
+static Place place(int bits, int r, int c) {
+    int k = c % 4, quad = c / 4, half = quad / 4;
+    Place p = {(quad % 4 * NR + r) * 4 + k, 4 * half, 0, 0};
+    if (bits == 8) p.low = (quad * NR + r) * 4 + k, p.low_shift = 0;
+    if (bits == 5) p.high = 16 * NR + r * 4 + k, p.high_shift = quad;
+    if (bits == 6) p.high = 16 * NR + half * 4 * NR + r * 4 + k, p.high_shift = 2 * (quad % 4);
+    return p;
+}
+
+/* Lays out rows: values uint8 [rows][K] (int8 with 8 bits), scales and minimums float16 [rows][K / group]. Rows beyond
+ * the last up to a whole tile become zeros. */
+void pack(const uint8_t *values, const uint16_t *scales, const uint16_t *minimums, int64_t rows, int64_t K,
+          int32_t bits, int32_t group, uint8_t *data) {
+    const int has_min = minimums != NULL, sets = BLOCK / group;
+    const int64_t stride = block_bytes(bits, group, has_min), blocks = K / BLOCK;
+#pragma omp parallel for schedule(static)
+    for (int64_t tile = 0; tile < (rows + NR - 1) / NR; tile++) {
+        uint8_t *block = data + tile * blocks * stride;
+        memset(block, 0, (size_t)(blocks * stride));
+        for (int64_t b = 0; b < blocks; b++, block += stride) {
+            uint8_t *quants = block + 2 * NR * sets * (1 + has_min);
+            for (int r = 0; r < NR && tile * NR + r < rows; r++) {
+                int64_t row = tile * NR + r;
+                for (int g = 0; g < sets; g++) {
+                    memcpy(block + 2 * (g * NR + r), scales + row * (K / group) + b * sets + g, 2);
+                    if (has_min)
+                        memcpy(block + 2 * ((sets + g) * NR + r), minimums + row * (K / group) + b * sets + g, 2);
+                }
+                const uint8_t *from = values + row * K + b * BLOCK;
+                for (int c = 0; c < BLOCK; c++) {
+                    Place p = place(bits, r, c);
+                    if (bits == 8) { quants[p.low] = from[c]; continue; }
+                    quants[p.low] |= (from[c] & 15) << p.low_shift;
+                    if (bits > 4) quants[p.high] |= (from[c] >> 4) << p.high_shift;
+                }
+            }
+        }
+    }
+}
+
+/* Rows of a segment in float32: ids int64 [count] -> out [count][K]. */
+void lookup(const Segment *s, const int64_t *ids, int64_t count, int64_t K, void *out, int is_bf16) {
+    const int sets = BLOCK / s->group;
+    const int64_t stride = block_bytes(s->bits, s->group, s->has_min), blocks = K / BLOCK;
+#pragma omp parallel for schedule(static) if (count > 16)
+    for (int64_t i = 0; i < count; i++) {
+        int r = (int)(ids[i] % NR);
+        const uint8_t *block = s->data + ids[i] / NR * blocks * stride;
+        for (int64_t b = 0; b < blocks; b++, block += stride) {
+            const uint8_t *quants = block + 2 * NR * sets * (1 + s->has_min);
+            for (int c = 0; c < BLOCK; c++) {
+                Place p = place(s->bits, r, c);
+                uint16_t scale, minimum = 0;
+                memcpy(&scale, block + 2 * (c / s->group * NR + r), 2);
+                if (s->has_min) memcpy(&minimum, block + 2 * ((sets + c / s->group) * NR + r), 2);
+                int value = s->bits == 8 ? (int8_t)quants[p.low] : quants[p.low] >> p.low_shift & 15;
+                if (s->bits == 5) value |= (quants[p.high] >> p.high_shift & 1) << 4;
+                if (s->bits == 6) value |= (quants[p.high] >> p.high_shift & 3) << 4;
+                float weight = half_to_float(scale) * (float)(value - s->zero) + half_to_float(minimum);
+                store_float(out, i * K + b * BLOCK + c, weight, is_bf16);
+            }
+        }
+    }
+}
+
+/* ---- every format against sums that are taken one by one ---- */
+
+static int test_format(int bits, int group, int has_min, int zero) {
+    enum { K = 96, N = 27, M = 7 };
+    static uint8_t values[N * K], data[1 << 16];
+    static uint16_t scales[N * K / 16], minimums[N * K / 16];
+    static float x[M * K], y[M * N], dense[N * K];
+    static int64_t ids[N];
+    uint32_t state = 1;
+    for (int i = 0; i < N * K; i++) {
+        state = state * 1664525u + 1013904223u;
+        values[i] = (uint8_t)(state >> 24) & (bits == 8 ? 255 : (1 << bits) - 1);
+    }
+    for (int i = 0; i < N * K / 16; i++) scales[i] = (uint16_t)(0x2400 + i % 512), minimums[i] = (uint16_t)(0xb000 + i % 999);
+    for (int i = 0; i < M * K; i++) state = state * 1664525u + 1013904223u, x[i] = (float)(int32_t)state * 1e-9f;
+    for (int i = 0; i < N; i++) ids[i] = i;
+    Segment s = {data, N, 0, bits, group, has_min, zero};
+    if (packed_bytes(N, K, bits, group, has_min) > (int64_t)sizeof data) return 1;
+    pack(values, scales, has_min ? minimums : NULL, N, K, bits, group, data);
+    lookup(&s, ids, N, K, dense, 0);
+    if (linear(&s, 1, x, M, K, y, N, 0, NULL, 2)) return 1;
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            double sum = 0, size = 0;
+            for (int k = 0; k < K; k++) {
+                int value = bits == 8 ? (int8_t)values[n * K + k] : values[n * K + k];
+                int g = n * (K / group) + k / group;
+                double w = half_to_float(scales[g]) * (double)(value - zero) + (has_min ? half_to_float(minimums[g]) : 0);
+                if (fabs(w - dense[n * K + k]) > 1e-5 * (1 + fabs(w))) return 2;
+                sum += w * x[m * K + k];
+                size += fabs(w) * 2.2;
+            }
+            if (!(fabs(sum - y[m * N + n]) <= size / 127)) return 3;
+        }
+    return 0;
+}
+
+int self_test(void) {
+    return test_format(4, 32, 0, 8) || test_format(4, 32, 1, 0) || test_format(5, 32, 0, 16) ||
+           test_format(5, 32, 1, 0) || test_format(6, 16, 0, 32) || test_format(8, 32, 0, 0);
+}

@@ -1,0 +1,112 @@
+"""The methods that hold weights in groups: rounded to 8 or 4 bits, or as a GGUF file has them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.nn import native
+from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, PACKED_FORMATS
+from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding
+from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
+
+
+class GroupedOptions(PluginOptions):
+    """Options of `q8` and `q4`."""
+
+    skip: tuple[str, ...] = ()
+    """Layers whose dotted name contains one of these stay in full precision ("lm_head", "model.embed_tokens", ...)."""
+
+
+def reasons_against(name: str, need: QuantizationNeed) -> list[str]:
+    """What every method over groups needs."""
+    reasons = []
+    if need.device_type != "cpu":
+        reasons.append(f"{name} multiplies on CPUs, and the device is {need.device_type}")
+    if need.dtype == "float64":
+        reasons.append(f"{name} sums in float32, which float64 activations would be in vain for; set model.dtype")
+    return reasons or native.reasons_against(SOURCE)
+
+
+class GroupedMethod(QuantizationMethod):
+    """What the methods have in common."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    stability = "provisional"
+    embeddings = True
+
+    def linear(self, shape: LinearShape, rounding: Rounding, skip: tuple[str, ...] = ()) -> LinearKernel | None:
+        """A kernel, except for skipped layers and input sizes that leave a broken block."""
+        if shape.in_features % BLOCK or any(part in shape.name for part in skip):
+            return None
+        return GroupedLinear(shape, rounding)
+
+
+class EightBitMethod(GroupedMethod):
+    """8 bits a weight, one scale per 32: what GGUF calls Q8_0. Embeddings and output layer too."""
+
+    Options = GroupedOptions
+    options: GroupedOptions
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: GroupedOptions, environment: Environment) -> list[str]:
+        """A CPU, and a C compiler."""
+        return reasons_against("q8", need)
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """Rounds every layer that is not skipped."""
+        return self.linear(shape, round_to_eight, self.options.skip)
+
+    def bytes_per_weight(self) -> float:
+        """Scales included."""
+        return EIGHT.bytes_per_weight()
+
+
+class FourBitMethod(GroupedMethod):
+    """4 bits a weight, one scale and one minimum per 32 (GGUF's Q4_1), fitted by least squares. The table of token
+    embeddings, and the output layer with it, takes 8 bits."""
+
+    Options = GroupedOptions
+    options: GroupedOptions
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: GroupedOptions, environment: Environment) -> list[str]:
+        """A CPU, and a C compiler."""
+        return reasons_against("q4", need)
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """Rounds every layer that is not skipped."""
+        is_vocabulary = any(part in shape.name for part in ("embed", "lm_head"))
+        return self.linear(shape, round_to_eight if is_vocabulary else round_to_four, self.options.skip)
+
+    def bytes_per_weight(self) -> float:
+        """Scales and minimums included."""
+        return FOUR.bytes_per_weight()
+
+
+class GGUFMethod(GroupedMethod):
+    """The weights of a GGUF file as they stand in it: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and K-quants of 4 to 6 bits are
+    multiplied in that form. What the file stores as numbers, and formats of other kinds, stay in full precision."""
+
+    holds = PACKED_FORMATS
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: PluginOptions, environment: Environment) -> list[str]:
+        """A packed checkpoint, a CPU, and a C compiler."""
+        if not need.packed_formats & PACKED_FORMATS:
+            found = ", ".join(sorted(need.packed_formats)) or "not packed"
+            return [f"gguf holds {', '.join(sorted(PACKED_FORMATS))}; the checkpoint's weights are {found}"]
+        return reasons_against("gguf", need)
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """Every layer; parts that the file does not pack stay in full precision."""
+        if shape.in_features % BLOCK:
+            return None
+        return MixedLinear(shape, getattr(torch, self.need.dtype))
+
+    def bytes_per_weight(self) -> float:
+        """Of the most usual format, 4 bits with a scale and a minimum."""
+        return FOUR.bytes_per_weight()

@@ -1,0 +1,13 @@
+"""The bundled sets pass the suite that third parties run."""
+
+from dovetail.nn.operators import TorchOperators
+from dovetail.plugins.operators.native import NativeOperators
+from dovetail.testing.operators_suite import OperatorsSuite
+
+
+class TestTorch(OperatorsSuite):
+    operators_class = TorchOperators
+
+
+class TestNative(OperatorsSuite):
+    operators_class = NativeOperators

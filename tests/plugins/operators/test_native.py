@@ -1,0 +1,82 @@
+"""The native set beside plain torch: where the contract leaves no room, the bits are the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.nn import native
+from dovetail.nn.operators import TorchOperators
+from dovetail.plugins.operators.native import NativeOperators
+from dovetail.plugins.operators.native.operators import SOURCE
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+PLAIN = TorchOperators(PluginOptions())
+
+
+@pytest.fixture(scope="module")
+def operators() -> Operators:
+    if reasons := native.reasons_against(SOURCE):
+        pytest.skip(" ".join(reasons))
+    return NativeOperators(PluginOptions())
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(DTYPES, st.integers(0, 9), st.integers(1, 6), st.integers(1, 40), st.integers(0, 9), st.integers(0, 99))
+def test_rotations_have_torchs_bits(
+    operators: Operators, dtype: torch.dtype, tokens: int, heads: int, half: int, rest: int, seed: int
+) -> None:
+    rows = random(tokens, heads + 1, 2 * half + rest, dtype=dtype, seed=seed)
+    cos, sin = random(tokens, 2, 1, 2 * half, dtype=dtype, seed=seed + 1).unbind(1)
+    expected = PLAIN.rotate(rows[:, 1:].clone(), cos, sin)
+    assert torch.equal(operators.rotate(rows[:, 1:], cos, sin), expected)
+    assert torch.equal(rows[:, 1:], expected), "fused rows are turned where they stand"
+
+
+@settings(max_examples=40, deadline=None)
+@given(DTYPES, st.integers(0, 9), st.integers(1, 700), st.integers(0, 99))
+def test_norms_differ_by_the_order_of_a_sum(
+    operators: Operators, dtype: torch.dtype, rows: int, size: int, seed: int
+) -> None:
+    x, residual = random(rows, size, dtype=dtype, seed=seed), random(rows, size, dtype=dtype, seed=seed + 1)
+    weight = random(size, dtype=dtype, seed=seed + 2)
+    normed, total = operators.add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
+    expected, expected_total = PLAIN.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, expected_total)
+    torch.testing.assert_close(normed, expected, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=0.0)
+
+
+def test_another_dtype_or_size_is_an_error(operators: Operators) -> None:
+    """Kernels read by address: what does not fit must not reach them."""
+    rows = torch.ones(2, 8)
+    with pytest.raises(TypeError, match="no kernel for"):
+        operators.silu_mul(rows.half())
+    with pytest.raises(TypeError, match="no kernel for"):
+        operators.rms_norm(rows, torch.ones(8, dtype=torch.bfloat16), 1e-6)
+    with pytest.raises(ValueError, match="norm of 7 elements for rows of 8"):
+        operators.rms_norm(rows, torch.ones(7), 1e-6)
+    with pytest.raises(ValueError, match="a residual"):
+        operators.add_rms_norm(rows, torch.ones(1, 8), torch.ones(8), 1e-6)
+    with pytest.raises(ValueError, match="angles"):
+        operators.rotate(torch.ones(2, 1, 8), torch.ones(1, 1, 8), torch.ones(1, 1, 8))
+
+
+@pytest.mark.parametrize("need", [OperatorsNeed("cuda", "float32"), OperatorsNeed("cpu", "float16")])
+def test_other_devices_and_dtypes_are_refused(need: OperatorsNeed) -> None:
+    [reason] = NativeOperators.check(need, PluginOptions(), Environment(need.device_type, 2, 2**30))
+    assert need.device_type in reason or need.dtype in reason
+
+
+def test_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    need, environment = OperatorsNeed("cpu", "float32"), Environment("cpu", 2, 2**30)
+    [reason] = NativeOperators.check(need, PluginOptions(), environment)
+    assert "compiler" in reason

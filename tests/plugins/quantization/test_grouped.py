@@ -1,0 +1,218 @@
+"""Weights in groups: what is held, what is multiplied, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf.quants
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationNeed
+from dovetail.contracts.weights import PackedTensor
+from dovetail.nn import native
+from dovetail.plugins.quantization.grouped.formats import PACKED_FORMATS, groups_of
+from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear, MixedLinear
+from dovetail.plugins.quantization.grouped.methods import (
+    EightBitMethod,
+    FourBitMethod,
+    GGUFMethod,
+    GroupedOptions,
+)
+from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
+from dovetail.registry.environment import detect_environment
+
+_REASONS = native.reasons_against(SOURCE)
+needs_kernels = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
+
+_SCALE_BYTES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+"""Where the float16 numbers of a block stand; at its beginning where nothing is said."""
+_MULTIPLIED_SCALES = {"Q4_K", "Q5_K", "Q6_K"}
+
+
+def _packed(name: str, rows: int, num_blocks: int, seed: int) -> PackedTensor:
+    """Blocks of random bits with sane scales."""
+    kind = GGMLQuantizationType[name]
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(seed)
+    raw = generator.integers(0, 256, (rows * num_blocks, block_bytes), dtype=np.uint8)
+    for offset in _SCALE_BYTES.get(name, (0,)):
+        scales = generator.uniform(1e-3, 1e-2, len(raw)).astype("<f2")
+        raw[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+
+    def unpack(blocks: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(gguf.quants.dequantize(blocks.contiguous().numpy(), kind))
+
+    blocks = torch.from_numpy(raw.reshape(rows, -1))
+    return PackedTensor(name, blocks, (rows, num_blocks * block_size), block_size, block_bytes, unpack)
+
+
+def _shape(rows: int, columns: int) -> LinearShape:
+    return LinearShape("layer", columns, rows, has_bias=False)
+
+
+def _loaded(kernel: LinearKernel, weight: torch.Tensor | PackedTensor) -> LinearKernel:
+    kernel.load(slice(0, weight.shape[0]), weight)
+    kernel.finish()
+    return kernel
+
+
+def _bound(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The most by which rounding activations to int8, 32 at a time, can change x @ weight.T."""
+    step = x.view(len(x), -1, 32).abs().amax(-1, keepdim=True).expand(-1, -1, 32).reshape(x.shape) / 127
+    return (step / 2 * 1.001) @ weight.abs().T + 1e-4
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", sorted(PACKED_FORMATS))
+def test_packed_weights_keep_their_values(name: str) -> None:
+    packed = _packed(name, rows=21, num_blocks=3, seed=1)
+    kernel = _loaded(GroupedLinear(_shape(*packed.shape)), packed)
+    held = kernel.lookup(torch.arange(21), torch.float32)
+    # Scales that are products are rounded to float16 once; all others are kept bit for bit.
+    tolerance = 2**-10 if name in _MULTIPLIED_SCALES else 1e-6
+    exact = packed.dequantized()
+    largest = exact.abs().view(21, -1, 16).amax(-1, keepdim=True).expand(-1, -1, 16).reshape(exact.shape)
+    assert ((held - exact).abs() <= tolerance * (largest + 0.1)).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", sorted(PACKED_FORMATS))
+def test_products_are_off_by_the_rounding_of_activations_alone(name: str) -> None:
+    packed = _packed(name, rows=40, num_blocks=2, seed=2)
+    kernel = _loaded(GroupedLinear(_shape(*packed.shape)), packed)
+    x = torch.randn(7, packed.shape[1], generator=torch.Generator().manual_seed(0))
+    held = kernel.lookup(torch.arange(40), torch.float32)
+    assert ((kernel.apply(x, None) - x @ held.T).abs() <= _bound(x, held)).all()
+
+
+@needs_kernels
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 5),
+    tokens=st.integers(1, 13),
+    bits=st.sampled_from((4, 8)),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape(
+    rows: int, blocks: int, tokens: int, bits: int, dtype: torch.dtype, has_bias: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, 32 * blocks, generator=generator)
+    rounding = round_to_eight if bits == 8 else round_to_four
+    kernel = _loaded(GroupedLinear(_shape(rows, 32 * blocks), rounding), weight)
+    x = torch.randn(tokens, 32 * blocks, generator=generator).to(dtype)
+    bias = torch.randn(rows, generator=generator).to(dtype) if has_bias else None
+    held = kernel.lookup(torch.arange(rows), torch.float32)
+    expected = x.float() @ held.T + (0 if bias is None else bias.float())
+    bound = _bound(x.float(), held) + (0 if dtype == torch.float32 else expected.abs() * 2**-7)
+    y = kernel.apply(x, bias)
+    assert y.dtype == dtype
+    assert ((y.float() - expected).abs() <= bound).all()
+
+
+@needs_kernels
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    weight = torch.randn(64, 96)
+    kernel = _loaded(GroupedLinear(_shape(64, 96), round_to_four), weight)
+    x = torch.randn(200, 96)
+    together = kernel.apply(x, None)
+    alone = torch.cat([kernel.apply(x[row : row + 1], None) for row in range(200)])
+    assert torch.equal(together, alone)
+
+
+@needs_kernels
+def test_fused_parts_keep_formats_of_their_own() -> None:
+    query, value = _packed("Q4_K", 16, 1, seed=3), _packed("Q6_K", 8, 1, seed=4)
+    kernel = GroupedLinear(_shape(24, 256))
+    kernel.load(slice(16, 24), value)
+    kernel.load(slice(0, 16), query)
+    kernel.finish()
+    x = torch.randn(3, 256)
+    expected = [_loaded(GroupedLinear(_shape(*part.shape)), part).apply(x, None) for part in (query, value)]
+    assert torch.equal(kernel.apply(x, None), torch.cat(expected, dim=1))
+
+
+@needs_kernels
+def test_unpacked_parts_of_a_packed_checkpoint_are_not_rounded() -> None:
+    packed, plain = _packed("Q4_0", 8, 2, seed=5), torch.randn(8, 64)
+    kernel = MixedLinear(_shape(16, 64), torch.float32)
+    kernel.load(slice(0, 8), packed)
+    kernel.load(slice(8, 16), plain)
+    kernel.finish()
+    x, ids = torch.randn(3, 64), torch.tensor([15, 0, 9])
+    assert torch.equal(kernel.apply(x, None)[:, 8:], x @ plain.T)
+    assert torch.equal(kernel.lookup(ids, torch.float32)[0], plain[7])
+    assert torch.allclose(kernel.lookup(ids, torch.float32)[1], packed.dequantized()[0], rtol=1e-6)
+
+
+@needs_kernels
+def test_what_is_not_a_number_stays_so() -> None:
+    kernel = _loaded(GroupedLinear(_shape(8, 64)), torch.randn(8, 64))
+    x = torch.randn(2, 64)
+    x[0, 40] = torch.inf
+    y = kernel.apply(x, None)
+    assert not y[0].isfinite().any()
+    assert y[1].isfinite().all()
+
+
+def test_four_bits_fit_better_than_least_and_greatest() -> None:
+    weight = torch.randn(64, 320, generator=torch.Generator().manual_seed(0))
+    groups = round_to_four(weight)
+    assert groups.minimums is not None
+    held = groups.values.view(64, -1, 32) * groups.scales[..., None].float() + groups.minimums[..., None].float()
+    grouped = weight.view(64, -1, 32)
+    least = grouped.amin(-1, keepdim=True)
+    step = (grouped.amax(-1, keepdim=True) - least) / 15
+    naive = ((grouped - least) / step).round() * step + least
+    assert (held - grouped).square().sum() < 0.97 * (naive - grouped).square().sum()
+
+
+def test_groups_of_zeros_stay_zeros() -> None:
+    for groups in (round_to_eight(torch.zeros(2, 64)), round_to_four(torch.zeros(2, 64))):
+        minimum = torch.zeros(1) if groups.minimums is None else groups.minimums
+        assert not groups.values.any()
+        assert not minimum.any()
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0"])
+def test_integers_are_read_from_blocks_as_they_stand(name: str) -> None:
+    packed = _packed(name, rows=4, num_blocks=2, seed=6)
+    groups = groups_of(packed)
+    values = groups.values.view(torch.int8) if groups.format.bits == 8 else groups.values
+    scaled = (values.view(4, 2, 32).float() - groups.format.zero) * groups.scales[..., None].float()
+    if groups.minimums is not None:
+        scaled += groups.minimums[..., None].float()
+    assert torch.allclose(scaled.view(4, 64), packed.dequantized(), rtol=1e-6)
+
+
+@needs_kernels
+def test_layers_that_leave_a_broken_block_stay_plain() -> None:
+    need = QuantizationNeed("cpu", "float32")
+    method = EightBitMethod(GroupedOptions(skip=("gate",)), need)
+    assert method.create_linear(_shape(8, 40), torch.device("cpu")) is None
+    assert method.create_linear(LinearShape("mlp.gate", 64, 8, False), torch.device("cpu")) is None
+    assert method.create_linear(_shape(8, 64), torch.device("cpu")) is not None
+
+
+def test_a_checkpoint_that_is_not_packed_is_refused_as_gguf() -> None:
+    reasons = GGUFMethod.check(QuantizationNeed("cpu", "float32"), GGUFMethod.Options(), detect_environment("cpu"))
+    assert any("not packed" in reason for reason in reasons)
+
+
+def test_other_devices_are_refused() -> None:
+    reasons = FourBitMethod.check(QuantizationNeed("cuda", "float32"), GroupedOptions(), detect_environment("cpu"))
+    assert any("cuda" in reason for reason in reasons)
+
+
+def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reasons = EightBitMethod.check(QuantizationNeed("cpu", "float32"), GroupedOptions(), detect_environment("cpu"))
+    assert any("C compiler" in reason for reason in reasons)
