@@ -71,17 +71,16 @@ INLINE float int8_scale(const int dtype, const void *data, int64_t start, int si
 /* Numbers start .. start + size - 1 of `data` to elements offset, offset + stride, ... of a page's part. */
 INLINE void write_vector(const int dtype, const int kv_dtype, const Layer *layer, const void *data, int64_t start,
                          uint8_t *part, int slot, int64_t offset, int64_t stride) {
-    float inverse = 1;
+    float scale = 1;
     if (kv_dtype == INT8) {
         uint16_t stored;
-        float scale = int8_scale(dtype, data, start, layer->head_size, &stored);
-        inverse = scale == 0 ? 0 : 1 / scale;
+        scale = int8_scale(dtype, data, start, layer->head_size, &stored);
         memcpy(part + (int64_t)layer->block_size * layer->head_size + 2 * slot, &stored, 2);
     }
     for (int d = 0; d < layer->head_size; d++) {
         float x = read_number(dtype, data, start + d);
         if (kv_dtype == INT8) {
-            x = rintf(x * inverse);
+            x = scale == 0 ? 0 : rintf(x / scale);
             x = x > 127 ? 127 : x < -127 ? -127 : x;
         }
         write_number(kv_dtype, part, offset + d * stride, x);

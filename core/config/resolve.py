@@ -59,7 +59,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     dtype = rules_model.choose_dtype(state, hf_config)
     family, size = rules_model.choose_family(state, hf_config, dtype)
     quantization, packed_formats = rules_quantization.choose_quantization(state, family, opener, files, dtype)
-    operators = rules_run.choose_operators(state, dtype)
+    operators = rules_run.choose_operators(state, family, dtype)
     cache = rules_run.plan_cache(state, dtype)
     per_token = rules_run.kv_bytes_per_token(size, cache.dtype, config.executor.tensor_parallel)
     rules_run.refuse_more_than_host(state, cache, per_token)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from dovetail.config.choose import Chosen, choose, choose_or_none
+from dovetail.config.choose import Chosen, choose, choose_or_none, go_without
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedCache, ResolvedDrafter, ResolvedSpeculation
 from dovetail.config.rules_model import text_config
@@ -16,7 +16,7 @@ from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.model import ModelSize
+from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -252,10 +252,17 @@ def choose_scheduler(state: Resolution, limits: SchedulerLimits) -> Component:
     ).component
 
 
-def choose_operators(state: Resolution, dtype: str) -> Component | None:
+def choose_operators(state: Resolution, family: Chosen, dtype: str) -> Component | None:
     """The operator set; None where the config wants none, or `auto` finds none that can be used."""
     section = state.config.model.operators
     if section is None:
+        return None
+    if not cast(type[ModelFamily], family.plugin).takes_operators:
+        reason = f"the model family {family.component.name!r} brings its own"
+        if section.name != AUTO:
+            origin = state.layered.origin("model.operators.name")
+            raise ConfigError(f"model.operators.name {section.name!r} ({origin}): {reason}; remove it")
+        go_without(state, ("model", "operators"), section, reason)
         return None
     need = OperatorsNeed(state.environment.device_type, dtype)
     chosen = choose_or_none(

@@ -80,8 +80,12 @@ _MODEL = (
     ),
     _planned("config_format", "str", "configs are read as Hugging Face's or from GGUF metadata", "auto", "hf"),
     _works("dtype", "str", "model.dtype", values={"half": "float16", "float": "float32"}),
-    _planned(
-        "kv_cache_dtype", "str", "keys and values are cached in the model's dtype until backends say more", "auto"
+    _works(
+        "kv_cache_dtype",
+        "str",
+        "cache.dtype",
+        "where the attention backend serves it",
+        values={"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
     ),
     _works("max_model_len", "int", "model.max_model_len"),
     _planned("guided_decoding_backend", "str", "grammars come with structured output", "auto", "xgrammar"),

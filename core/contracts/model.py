@@ -72,6 +72,9 @@ class ModelFamily(Plugin):
     takes_quantization: ClassVar[bool] = True
     """Whether the linear layers come from `dovetail.nn`, so that a quantization method can hold their weights."""
 
+    takes_operators: ClassVar[bool] = True
+    """Whether norms, activations and rotations come from `dovetail.nn`, so that a set of operators computes them."""
+
     def __init__(self, options: PluginOptions):
         self.options = options
 

@@ -22,9 +22,10 @@ from dovetail.nn.linear import (
     RowLinear,
 )
 from dovetail.nn.loading import WeightHolder, WeightRules, expected_shapes, load_weights, num_parameters
-from dovetail.nn.mlp import GatedMLP, activation
+from dovetail.nn.mlp import GatedMLP, activation, gated_activation
 from dovetail.nn.moe import ExpertNames, SparseMoE, SparseShape
 from dovetail.nn.norm import OffsetRMSNorm, RMSNorm
+from dovetail.nn.operators import TorchOperators, torch_operators
 from dovetail.nn.rope import RopeSpec, RotaryEmbedding, Rotation
 
 __all__ = [
@@ -52,12 +53,15 @@ __all__ = [
     "SparseShape",
     "TorchDistributed",
     "TorchLinear",
+    "TorchOperators",
     "VocabEmbedding",
     "WeightHolder",
     "WeightRules",
     "activation",
     "expected_shapes",
+    "gated_activation",
     "load_weights",
     "num_parameters",
     "plain_kernel",
+    "torch_operators",
 ]

@@ -8,7 +8,7 @@ import torch
 
 from dovetail.nn.context import ModelContext
 from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
-from dovetail.nn.mlp import GatedMLP, activation
+from dovetail.nn.mlp import GatedMLP, gated_activation
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,11 @@ class Expert(torch.nn.Module):
         parts = {f"{name}.{names.gate}": size, f"{name}.{names.up}": size}
         self.gate_up_proj = MergedColumnLinear(context, f"{name}.gate_up_proj", shape.hidden_size, parts)
         self.down_proj = RowLinear(context, f"{name}.{names.down}", size, shape.hidden_size, reduce=False)
-        self._activation = activation(shape.hidden_act)
+        self._activation = gated_activation(context, shape.hidden_act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], to be summed over ranks."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        partial: torch.Tensor = self.down_proj(self._activation(gate).mul_(up))
+        partial: torch.Tensor = self.down_proj(self._activation(self.gate_up_proj(x)))
         return partial
 
 

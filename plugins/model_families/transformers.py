@@ -39,6 +39,7 @@ class TransformersFamily(ModelFamily):
     preference: ClassVar[int] = -10
     architectures = ()
     takes_quantization: ClassVar[bool] = False
+    takes_operators: ClassVar[bool] = False
 
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:

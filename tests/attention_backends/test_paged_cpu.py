@@ -57,7 +57,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
     torch.testing.assert_close(actual.double(), expected.double(), atol=tolerance, rtol=tolerance)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seeds, shapes, st.sampled_from(["float32", "bfloat16", "float16"]), st.sampled_from([0, 12]))
 def test_equals_reference(seed, shape, kv_dtype, padding):
     case = in_pages_of(random_case(seed, shape), kv_dtype)

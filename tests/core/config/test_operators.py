@@ -67,3 +67,11 @@ def test_a_set_needs_no_packaging(resolve_tiny: Any) -> None:
 def test_options_that_no_set_has_are_refused(resolve_tiny: Any) -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'model.operators.speed'"):
         resolve_tiny(model={"operators": {"name": PLAIN, "speed": 2}})
+
+
+def test_a_family_with_operators_of_its_own_refuses_a_named_set(resolve_tiny: Any, decision: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model\.operators\.name .* brings its own; remove it"):
+        resolve_tiny(model={"family": "transformers", "operators": PLAIN})
+    resolved = resolve_tiny(model={"family": "transformers"})
+    assert resolved.operators is None
+    assert "brings its own" in decision(resolved, "model.operators.name").reason

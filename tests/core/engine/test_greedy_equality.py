@@ -53,7 +53,7 @@ def test_batches_equal_transformers(
         assert all(output.num_cached_tokens > 0 for output in warm if len(output.prompt_token_ids) > 8)
 
 
-@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+@pytest.mark.parametrize("attention", ["reference", "sdpa", "auto"])
 def test_one_at_a_time_equals_transformers(
     make_llm: Callable[..., LLM], hf_greedy: Callable[[list[int], int], list[int]], attention: str
 ) -> None:

@@ -191,7 +191,7 @@ def make_speculative(target: tuple[Path, Any, Any]) -> Iterator[Callable[..., LL
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection"])
 @pytest.mark.parametrize("drafter", ["Chain", "Tree", "ngram"])
-@pytest.mark.parametrize("attention", ["sdpa", "reference"])
+@pytest.mark.parametrize("attention", ["sdpa", "reference", "auto"])
 def test_greedy_tokens_do_not_change(
     target: Any, make_speculative: Callable[..., LLM], drafter: str, rule: str, attention: str
 ) -> None:
