@@ -85,7 +85,7 @@ def write_gguf(path: Path, **types: gguf.GGMLQuantizationType) -> Path:
     return path
 
 
-Q4_1, Q8_0, Q5_1 = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_1", "Q8_0", "Q5_1"))
+Q4_1, Q8_0, TQ2_0 = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_1", "Q8_0", "TQ2_0"))
 ResolveGGUF = Callable[..., ResolvedConfig]
 
 
@@ -137,10 +137,10 @@ def test_a_method_that_holds_some_is_asked_whether_that_suffices(resolve_gguf, d
 
 
 def test_auto_without_a_fitting_method_is_full_precision_with_the_answers(resolve_gguf, decision):
-    resolved = resolve_gguf({"ffn_gate": Q5_1})
+    resolved = resolve_gguf({"ffn_gate": TQ2_0})
     assert resolved.quantization is None
     found = decision(resolved, "model.quantization.name")
-    assert "Q5_1" in found.reason
+    assert "TQ2_0" in found.reason
     assert {"four", "eight", "picky", "int8"} <= {name for name, _ in found.candidates}
     assert all("does not hold as they are" in reasons[0] for _, reasons in found.candidates)
 
@@ -179,14 +179,14 @@ def test_null_can_be_written(text, tmp_path):
 def test_options_beside_auto_reach_who_takes_them_or_are_told(resolve_gguf, decision):
     asked = {"quantization": {"name": "auto", "skip": ["lm_head"]}}
     assert resolve_gguf({"ffn_gate": Q4_1}, asked).quantization.options["skip"] == ["lm_head"]
-    resolved = resolve_gguf({"ffn_gate": Q5_1}, asked)
+    resolved = resolve_gguf({"ffn_gate": TQ2_0}, asked)
     found = decision(resolved, "model.quantization.skip")
     assert (found.asked, found.got) == (["lm_head"], None)
     assert resolved.values["model"]["quantization"] is None
 
 
 def test_a_choice_of_auto_resolves_to_itself(resolve_gguf, cpu):
-    for types in ({"ffn_gate": Q4_1}, {"ffn_gate": Q5_1}):
+    for types in ({"ffn_gate": Q4_1}, {"ffn_gate": TQ2_0}):
         resolved = resolve_gguf(types)
         again = resolve(load_config(resolved.values), Registry.scan(), cpu)
         assert (again.decisions, again.quantization) == ((), resolved.quantization)
@@ -201,11 +201,11 @@ def test_a_family_with_layers_of_its_own_is_left_alone_by_auto(resolve_gguf, dec
 
 
 def test_explain_shows_the_choice_and_every_answer(methods, tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", ffn_gate=Q5_1)
+    path = write_gguf(tmp_path / "m.gguf", ffn_gate=TQ2_0)
     arguments = ["--model", str(path), "-o", "device=cpu", "-o", "cache.memory_gib=1"]
     text = CliRunner().invoke(explain_command.app, arguments).output
-    assert "model.quantization.name: null (no method can hold the checkpoint's Q5_1" in text
-    assert "eight: the checkpoint's weights are Q5_1" in text
+    assert "model.quantization.name: null (no method can hold the checkpoint's TQ2_0" in text
+    assert "eight: the checkpoint's weights are TQ2_0" in text
     assert "left out" not in text
     [line] = [line for line in text.splitlines() if line.strip().startswith("quantization ")]
     assert "asked auto: no method can hold" in line
