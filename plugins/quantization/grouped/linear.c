@@ -31,6 +31,9 @@
 
 #define BLOCK 32
 #define MAX_TILE_ROWS 4
+/* How many bytes ahead a single row of activations asks for weights: with so little work per byte, the processor's own
+ * prefetching, which stops at each page, leaves memory waiting. */
+#define AHEAD 4096
 #define ROWS_AT_ONCE 192
 #define inline_always static inline __attribute__((always_inline))
 
@@ -252,7 +255,7 @@ inline_always void multiply_tile(const uint8_t *data, int64_t K, const Activatio
     const float *of_x = x->scales + row * blocks, *of_sums = x->sums + 2 * row * blocks;
     for (int m = 0; m < M; m++) sums[m] = (vf){};
     for (int64_t b = 0; b < blocks; b++, data += stride, values += M * BLOCK, of_x += M, of_sums += 2 * M) {
-        __builtin_prefetch(data + 8 * stride);
+        for (int64_t line = 0; M == 1 && line < stride; line += 64) __builtin_prefetch(data + AHEAD + line);
         const uint8_t *quants = data + 2 * NR * scale_sets * (1 + has_min);
         vi first[MAX_TILE_ROWS], second[MAX_TILE_ROWS], narrow_first[MAX_TILE_ROWS], narrow_second[MAX_TILE_ROWS];
         for (int m = 0; m < M; m++) first[m] = second[m] = narrow_first[m] = narrow_second[m] = (vi){};
