@@ -12,6 +12,7 @@ from dovetail.contracts.errors import CapacityError
 from dovetail.contracts.quantization import LinearKernel, LinearShape
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import native
+from dovetail.nn.huge_pages import WeightMemory
 from dovetail.nn.kernels import TorchLinear
 from dovetail.plugins.quantization.grouped.formats import GroupFormat, Groups, groups_of
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight
@@ -64,8 +65,9 @@ class GroupedLinear(LinearKernel):
     separates the result from full precision. A row's result does not depend on the other rows.
     """
 
-    def __init__(self, shape: LinearShape, rounding: Rounding = round_to_eight):
+    def __init__(self, shape: LinearShape, memory: WeightMemory, rounding: Rounding = round_to_eight):
         self._shape = shape
+        self._memory = memory
         self._rounding = rounding
         self._library = _Library()
         self._parts: dict[int, tuple[torch.Tensor, int, GroupFormat]] = {}
@@ -75,7 +77,7 @@ class GroupedLinear(LinearKernel):
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Lays the rows out at once; blocks that come packed keep their integers."""
         groups = groups_of(weight) if isinstance(weight, PackedTensor) else self._rounding(weight)
-        self._parts[rows.start] = (self._laid_out(groups), rows.stop - rows.start, groups.format)
+        self._parts[rows.start] = (self._laid_out(groups, rows.start), rows.stop - rows.start, groups.format)
 
     def finish(self) -> None:
         """Writes down where the parts are."""
@@ -129,11 +131,13 @@ class GroupedLinear(LinearKernel):
         columns = self._shape.in_features
         self._library.lookup(ctypes.byref(segment), ids.data_ptr(), len(ids), columns, out.data_ptr(), False)
 
-    def _laid_out(self, groups: Groups) -> torch.Tensor:
+    def _laid_out(self, groups: Groups, first_row: int) -> torch.Tensor:
         rows, columns = groups.values.shape
         form = groups.format
         num_bytes = self._library.packed_bytes(rows, columns, form.bits, form.group, form.has_min)
-        data = torch.empty(num_bytes, dtype=torch.uint8)
+        former = self._parts.get(first_row)
+        # Weights that are loaded anew take the place of the former ones.
+        data = former[0] if former is not None and len(former[0]) == num_bytes else self._memory.take(num_bytes)
         values, scales = groups.values.contiguous(), groups.scales.contiguous()
         minimums = None if groups.minimums is None else groups.minimums.contiguous()
         self._library.pack(
@@ -152,10 +156,10 @@ class GroupedLinear(LinearKernel):
 class MixedLinear(LinearKernel):
     """One linear layer whose packed parts are multiplied in groups, and all others in full precision."""
 
-    def __init__(self, shape: LinearShape, dtype: torch.dtype):
+    def __init__(self, shape: LinearShape, memory: WeightMemory, dtype: torch.dtype):
         self._shape = shape
         self._dtype = dtype
-        self._grouped = GroupedLinear(shape)
+        self._grouped = GroupedLinear(shape, memory)
         self._plain: dict[int, tuple[slice, TorchLinear]] = {}
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:

@@ -9,6 +9,7 @@ import torch
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.nn import native
+from dovetail.nn.huge_pages import WeightMemory
 from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, PACKED_FORMATS
 from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
@@ -38,11 +39,16 @@ class GroupedMethod(QuantizationMethod):
     stability = "provisional"
     embeddings = True
 
+    def __init__(self, options: PluginOptions, need: QuantizationNeed):
+        super().__init__(options, need)
+        self.memory = WeightMemory()
+        """What the kernels lay their weights out in."""
+
     def linear(self, shape: LinearShape, rounding: Rounding, skip: tuple[str, ...] = ()) -> LinearKernel | None:
         """A kernel, except for skipped layers and input sizes that leave a broken block."""
         if shape.in_features % BLOCK or any(part in shape.name for part in skip):
             return None
-        return GroupedLinear(shape, rounding)
+        return GroupedLinear(shape, self.memory, rounding)
 
 
 class EightBitMethod(GroupedMethod):
@@ -105,7 +111,7 @@ class GGUFMethod(GroupedMethod):
         """Every layer; parts that the file does not pack stay in full precision."""
         if shape.in_features % BLOCK:
             return None
-        return MixedLinear(shape, getattr(torch, self.need.dtype))
+        return MixedLinear(shape, self.memory, getattr(torch, self.need.dtype))
 
     def bytes_per_weight(self) -> float:
         """Of the most usual format, 4 bits with a scale and a minimum."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import native
+from dovetail.nn.huge_pages import WeightMemory
 from dovetail.plugins.quantization.grouped.formats import PACKED_FORMATS, groups_of
 from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear, MixedLinear
 from dovetail.plugins.quantization.grouped.methods import (
@@ -71,7 +72,7 @@ def _bound(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", sorted(PACKED_FORMATS))
 def test_packed_weights_keep_their_values(name: str) -> None:
     packed = _packed(name, rows=21, num_blocks=3, seed=1)
-    kernel = _loaded(GroupedLinear(_shape(*packed.shape)), packed)
+    kernel = _loaded(GroupedLinear(_shape(*packed.shape), WeightMemory()), packed)
     held = kernel.lookup(torch.arange(21), torch.float32)
     # Scales that are products are rounded to float16 once; all others are kept bit for bit.
     tolerance = 2**-10 if name in _MULTIPLIED_SCALES else 1e-6
@@ -84,7 +85,7 @@ def test_packed_weights_keep_their_values(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PACKED_FORMATS))
 def test_products_are_off_by_the_rounding_of_activations_alone(name: str) -> None:
     packed = _packed(name, rows=40, num_blocks=2, seed=2)
-    kernel = _loaded(GroupedLinear(_shape(*packed.shape)), packed)
+    kernel = _loaded(GroupedLinear(_shape(*packed.shape), WeightMemory()), packed)
     x = torch.randn(7, packed.shape[1], generator=torch.Generator().manual_seed(0))
     held = kernel.lookup(torch.arange(40), torch.float32)
     assert ((kernel.apply(x, None) - x @ held.T).abs() <= _bound(x, held)).all()
@@ -107,7 +108,7 @@ def test_any_shape(
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, 32 * blocks, generator=generator)
     rounding = round_to_eight if bits == 8 else round_to_four
-    kernel = _loaded(GroupedLinear(_shape(rows, 32 * blocks), rounding), weight)
+    kernel = _loaded(GroupedLinear(_shape(rows, 32 * blocks), WeightMemory(), rounding), weight)
     x = torch.randn(tokens, 32 * blocks, generator=generator).to(dtype)
     bias = torch.randn(rows, generator=generator).to(dtype) if has_bias else None
     held = kernel.lookup(torch.arange(rows), torch.float32)
@@ -121,7 +122,7 @@ def test_any_shape(
 @needs_kernels
 def test_a_row_does_not_depend_on_its_batch() -> None:
     weight = torch.randn(64, 96)
-    kernel = _loaded(GroupedLinear(_shape(64, 96), round_to_four), weight)
+    kernel = _loaded(GroupedLinear(_shape(64, 96), WeightMemory(), round_to_four), weight)
     x = torch.randn(200, 96)
     together = kernel.apply(x, None)
     alone = torch.cat([kernel.apply(x[row : row + 1], None) for row in range(200)])
@@ -131,19 +132,21 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 @needs_kernels
 def test_fused_parts_keep_formats_of_their_own() -> None:
     query, value = _packed("Q4_K", 16, 1, seed=3), _packed("Q6_K", 8, 1, seed=4)
-    kernel = GroupedLinear(_shape(24, 256))
+    kernel = GroupedLinear(_shape(24, 256), WeightMemory())
     kernel.load(slice(16, 24), value)
     kernel.load(slice(0, 16), query)
     kernel.finish()
     x = torch.randn(3, 256)
-    expected = [_loaded(GroupedLinear(_shape(*part.shape)), part).apply(x, None) for part in (query, value)]
+    expected = [
+        _loaded(GroupedLinear(_shape(*part.shape), WeightMemory()), part).apply(x, None) for part in (query, value)
+    ]
     assert torch.equal(kernel.apply(x, None), torch.cat(expected, dim=1))
 
 
 @needs_kernels
 def test_unpacked_parts_of_a_packed_checkpoint_are_not_rounded() -> None:
     packed, plain = _packed("Q4_0", 8, 2, seed=5), torch.randn(8, 64)
-    kernel = MixedLinear(_shape(16, 64), torch.float32)
+    kernel = MixedLinear(_shape(16, 64), WeightMemory(), torch.float32)
     kernel.load(slice(0, 8), packed)
     kernel.load(slice(8, 16), plain)
     kernel.finish()
@@ -155,7 +158,7 @@ def test_unpacked_parts_of_a_packed_checkpoint_are_not_rounded() -> None:
 
 @needs_kernels
 def test_what_is_not_a_number_stays_so() -> None:
-    kernel = _loaded(GroupedLinear(_shape(8, 64)), torch.randn(8, 64))
+    kernel = _loaded(GroupedLinear(_shape(8, 64), WeightMemory()), torch.randn(8, 64))
     x = torch.randn(2, 64)
     x[0, 40] = torch.inf
     y = kernel.apply(x, None)
@@ -216,3 +219,23 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", str(tmp_path))
     reasons = EightBitMethod.check(QuantizationNeed("cpu", "float32"), GroupedOptions(), detect_environment("cpu"))
     assert any("C compiler" in reason for reason in reasons)
+
+
+@needs_kernels
+def test_weights_that_are_loaded_anew_replace_the_former_ones() -> None:
+    kernel = _loaded(GroupedLinear(_shape(40, 64), WeightMemory()), torch.randn(40, 64))
+    weight = torch.randn(40, 64)
+    x = torch.randn(3, 64)
+    kernel.apply(x, None)
+    again = _loaded(kernel, weight)
+    assert torch.equal(
+        again.apply(x, None), _loaded(GroupedLinear(_shape(40, 64), WeightMemory()), weight).apply(x, None)
+    )
+
+
+def test_pieces_of_weight_memory_do_not_overlap() -> None:
+    memory = WeightMemory()
+    pieces = [memory.take(size) for size in (1, 100, 33 << 20, 64, 7)]
+    for index, piece in enumerate(pieces):
+        piece.fill_(index)
+    assert all(bool((piece == index).all()) and piece.data_ptr() % 64 == 0 for index, piece in enumerate(pieces))

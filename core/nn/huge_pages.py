@@ -1,0 +1,42 @@
+"""Memory for weights that are read from end to end in each step."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import torch
+
+_CHUNK = 32 << 20
+_ALIGNMENT = 64
+
+
+class WeightMemory:
+    """Hands out bytes from large chunks for which the system is asked to use huge pages.
+
+    A step reads every weight once. In pages of 4 KiB that costs a translation per page, and the processor stops
+    fetching ahead at each of their ends. Where huge pages cannot be asked for, these are ordinary bytes. What is handed
+    out lives as long as a tensor over it does; nothing is handed out twice.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """uint8 [num_bytes], aligned to 64 bytes, of any content."""
+        if self._used + num_bytes > len(self._chunk):
+            self._chunk = _chunk(max(num_bytes, _CHUNK))
+            self._used = 0
+        piece = self._chunk[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return piece
+
+
+def _chunk(num_bytes: int) -> torch.Tensor:
+    memory = mmap.mmap(-1, num_bytes)
+    # Neither macOS nor Windows has the advice, and a kernel may be built without.
+    if "MADV_HUGEPAGE" in vars(mmap):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
