@@ -306,6 +306,27 @@ void attend(const Plan *plan, const Layer *layer, const void *query, int64_t que
     }
 }
 
+/* Arguments of attend_call, mirrored in kernels.py. */
+typedef struct {
+    const Plan *plan;
+    const Layer *layer;
+    const void *query;
+    int64_t query_stride;
+    const void *key;
+    int64_t key_stride;
+    const void *value;
+    int64_t value_stride;
+    void *cache;
+    int64_t page_bytes;
+    void *output;
+} AttendCall;
+
+int attend_call(const AttendCall *c) {
+    attend(c->plan, c->layer, c->query, c->query_stride, c->key, c->key_stride, c->value, c->value_stride, c->cache,
+           c->page_bytes, c->output);
+    return 0;
+}
+
 /* 0 where the numbers are right on this processor. */
 int self_test(void) {
     for (int i = 0; i < 870; i++) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +10,10 @@ import torch
 from dovetail.attention_backends.paged_cpu.kernels import (
     DTYPES,
     SOURCE,
+    Kernels,
     LayerStruct,
     PlanStruct,
     address,
-    library,
 )
 from dovetail.attention_backends.paged_cpu.plan import ROWS, Tokens, Units, create_units
 from dovetail.contracts.attention import (
@@ -33,14 +32,14 @@ _ITEMS_PER_THREAD = 4
 """Units times key heads that a thread should find, so that all end at about the same time."""
 
 
-@dataclass(frozen=True)
 class _WindowPlan:
-    """The plan of the layers of one window, and the arrays that it points to."""
+    """The plan of the layers of one window. It stays where it is, so that calls that point to it can be repeated."""
 
-    struct: PlanStruct
-    pointer: int
-    tokens: Tokens
-    units: Units
+    def __init__(self) -> None:
+        self.struct = PlanStruct()
+        self.pointer = ctypes.addressof(self.struct)
+        self.arrays: tuple[Tokens, Units] | None = None
+        """What the struct points to."""
 
 
 class PagedCPUBackend(AttentionBackend):
@@ -75,7 +74,7 @@ class PagedCPUBackend(AttentionBackend):
         ):
             if dtype not in served:
                 raise ConfigError(f"paged_cpu has no {dtype}; set {key} to one of {', '.join(sorted(served))}.")
-        self._kernels = library()
+        self._kernels = Kernels()
         self._layers = {layer.layer_id: _layer_struct(layer, setup) for layer in setup.layers}
         self._layer_pointers = {layer_id: ctypes.addressof(struct) for layer_id, struct in self._layers.items()}
         self._windows = {layer.layer_id: layer.window for layer in setup.layers}
@@ -85,7 +84,7 @@ class PagedCPUBackend(AttentionBackend):
         self._max_rows = self._tokens_per_unit * group
         self._partials = torch.empty(0)
         self._scratch = torch.empty(0)
-        self._plans: dict[int | None, _WindowPlan] = {}
+        self._plans = {layer.window: _WindowPlan() for layer in setup.layers}
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, num_kv_heads, 2 (key, value), elements of a block]: see the class."""
@@ -96,7 +95,6 @@ class PagedCPUBackend(AttentionBackend):
 
     def plan(self, batch: AttentionBatch) -> None:
         """Cuts the step into units of work, once for each window."""
-        self._plans.clear()
         if len(batch.slot_mapping) == 0:
             return
         setup = self.setup
@@ -106,12 +104,11 @@ class PagedCPUBackend(AttentionBackend):
         units_wanted = items / setup.spec.num_kv_heads
         units_of = {
             window: create_units(tokens, window, setup.block_size, self._tokens_per_unit, units_wanted)
-            for window in set(self._windows.values())
+            for window in self._plans
         }
         self._reserve(max(int(units.part_start[-1]) for units in units_of.values()), num_threads)
         for window, units in units_of.items():
-            struct = self._plan_struct(tokens, units, num_threads)
-            self._plans[window] = _WindowPlan(struct, ctypes.addressof(struct), tokens, units)
+            self._fill(self._plans[window], tokens, units, num_threads)
 
     def forward(
         self,
@@ -163,30 +160,30 @@ class PagedCPUBackend(AttentionBackend):
         self._partials = _grown(self._partials, num_parts * self._max_heads * (size + 2))
         self._scratch = _grown(self._scratch, num_threads * self._kernels.scratch_floats(self._max_rows, size))
 
-    def _plan_struct(self, tokens: Tokens, units: Units, num_threads: int) -> PlanStruct:
-        return PlanStruct(
-            num_tokens=len(tokens.slots),
-            num_units=len(units.units),
-            num_merged=len(units.merged),
-            num_threads=num_threads,
-            table_stride=tokens.block_table.shape[1],
-            max_rows=self._max_rows,
-            slots=address(tokens.slots),
-            table=address(tokens.block_table),
-            positions=address(tokens.positions),
-            first_key=address(units.first_key),
-            end_key=address(tokens.end_key),
-            num_cached=address(tokens.num_cached),
-            query_first=address(tokens.query_first),
-            tree_row=address(tokens.tree_row),
-            tree=address(tokens.tree),
-            unit_tokens=address(units.unit_tokens),
-            units=address(units.units),
-            merged=address(units.merged),
-            part_start=address(units.part_start),
-            partials=self._partials.data_ptr(),
-            scratch=self._scratch.data_ptr(),
-        )
+    def _fill(self, plan: _WindowPlan, tokens: Tokens, units: Units, num_threads: int) -> None:
+        plan.arrays = tokens, units
+        struct = plan.struct
+        struct.num_tokens = len(tokens.slots)
+        struct.num_units = len(units.units)
+        struct.num_merged = len(units.merged)
+        struct.num_threads = num_threads
+        struct.table_stride = tokens.block_table.shape[1]
+        struct.max_rows = self._max_rows
+        struct.slots = address(tokens.slots)
+        struct.table = address(tokens.block_table)
+        struct.positions = address(tokens.positions)
+        struct.first_key = address(units.first_key)
+        struct.end_key = address(tokens.end_key)
+        struct.num_cached = address(tokens.num_cached)
+        struct.query_first = address(tokens.query_first)
+        struct.tree_row = address(tokens.tree_row)
+        struct.tree = address(tokens.tree)
+        struct.unit_tokens = address(units.unit_tokens)
+        struct.units = address(units.units)
+        struct.merged = address(units.merged)
+        struct.part_start = address(units.part_start)
+        struct.partials = self._partials.data_ptr()
+        struct.scratch = self._scratch.data_ptr()
 
 
 def _layer_struct(layer: AttentionLayer, setup: AttentionSetup) -> LayerStruct:

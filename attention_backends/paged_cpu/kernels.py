@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -14,6 +12,9 @@ from dovetail.nn import native
 SOURCE = Path(__file__).with_name("attention.c")
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
 """Numbers of the dtypes in numbers.h."""
+
+
+_POINTER_AND_STRIDE = (("", c_void_p), ("_stride", c_int64))
 
 
 class PlanStruct(Structure):
@@ -38,17 +39,29 @@ class LayerStruct(Structure):
     )
 
 
-@functools.cache
-def library() -> ctypes.CDLL:
-    """The compiled kernels. Raises `NativeError` where they cannot be had."""
-    kernels = native.load(SOURCE)
-    kernels.max_threads.restype = c_int32
-    kernels.scratch_floats.argtypes = (c_int32, c_int32)
-    kernels.scratch_floats.restype = c_int64
-    tensors = (c_void_p, c_int64) * 4
-    kernels.attend.argtypes = (c_void_p, c_void_p, *tensors, c_void_p)
-    kernels.attend.restype = None
-    return kernels
+class AttendCall(Structure):
+    """`AttendCall` of attention.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("plan", "layer")),
+        *((f"{name}{part}", kind) for name in ("query", "key", "value") for part, kind in _POINTER_AND_STRIDE),
+        ("cache", c_void_p),
+        ("page_bytes", c_int64),
+        ("output", c_void_p),
+    )
+
+
+class Kernels:
+    """The compiled functions. Raises `NativeError` where they cannot be had."""
+
+    def __init__(self) -> None:
+        library = native.load(SOURCE)
+        self.attend = native.Kernel(library, "attend_call", AttendCall)
+        self.max_threads = library.max_threads
+        self.max_threads.restype = c_int32
+        self.scratch_floats = library.scratch_floats
+        self.scratch_floats.argtypes = (c_int32, c_int32)
+        self.scratch_floats.restype = c_int64
 
 
 def address(array: np.ndarray) -> int:

@@ -51,7 +51,7 @@ KINDS: dict[str, Kind] = {
             _V1_1,
             "how a linear layer's weights are held and multiplied",
         ),
-        Kind("operators", "dovetail.contracts.operators:Operators", _V1, "the small operators between linear layers"),
+        Kind("operators", "dovetail.contracts.operators:Operators", _V1_1, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1, "guessed tokens, chain or tree"),
         Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1, "which drafts stand"),

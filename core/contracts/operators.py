@@ -76,3 +76,8 @@ class Operators(Plugin):
         i < h: y[i] = x[i] * cos[i] + x[i + h] * sin[i] and y[i + h] = x[i + h] * cos[i + h] + x[i] * sin[i + h] (the
         sign of the usual rotation is in sin); products and sum are each rounded to the dtype.
         """
+
+    def take_rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """table[ids]: rows of a contiguous [N, ...] for int64 ids [T] in 0 .. N - 1, as a new [T, ...]. Since 1.1;
+        without override torch's indexing."""
+        return table[ids]

@@ -16,7 +16,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.contracts.errors import DovetailError
@@ -39,6 +41,51 @@ def reasons_against(source: Path) -> list[str]:
     except NativeError as error:
         return [str(error)]
     return []
+
+
+class Kernel:
+    """One C function `int name(const Arguments *)`, which returns 0 where it worked.
+
+    All that a call depends on stands in its arguments, so that it can be recorded and repeated later
+    (`dovetail.nn.replay`): what they point to must stay where it is, as weights, caches and the buffers of a step plan
+    do, or be a tensor that the forward pass was given or made.
+    """
+
+    def __init__(self, library: ctypes.CDLL, name: str, arguments: type[ctypes.Structure]):
+        function = library[name]
+        function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int
+        self._function = function
+        self._arguments = arguments
+        self.address = ctypes.cast(function, ctypes.c_void_p).value
+        """Where the function is."""
+
+    def __call__(self, *values: object) -> int:
+        """Calls it with these values of the arguments' fields, in order."""
+        arguments = self._arguments(*values)
+        if _record.calls is not None:
+            _record.calls.append((self, arguments))
+        code: int = self._function(ctypes.addressof(arguments))
+        return code
+
+
+class _Record(threading.local):
+    """The calls of this thread, while somebody records them."""
+
+    calls: list[tuple[Kernel, ctypes.Structure]] | None = None
+
+
+_record = _Record()
+
+
+@contextmanager
+def recorded_calls() -> Iterator[list[tuple[Kernel, ctypes.Structure]]]:
+    """Every kernel that this thread calls meanwhile, with its arguments, in order."""
+    calls: list[tuple[Kernel, ctypes.Structure]] = []
+    _record.calls = calls
+    try:
+        yield calls
+    finally:
+        _record.calls = None
 
 
 @functools.cache

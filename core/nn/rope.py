@@ -66,7 +66,7 @@ class RotaryEmbedding(torch.nn.Module):
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         """int64 [T] -> what `Rotation.apply` needs."""
-        cos, sin = self._table[positions].unbind(1)
+        cos, sin = self._operators.take_rows(self._table, positions).unbind(1)
         return Rotation(cos, sin, self._operators)
 
 

@@ -17,6 +17,7 @@ from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.step import DraftCounts, StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn.context import ModelContext
+from dovetail.nn.replay import ReplayedForward
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.kv_storage import KVStorage
 from dovetail.runner.logprobs import token_logprobs
@@ -73,6 +74,7 @@ class ModelRunner:
         speculation: Speculation | None,
     ):
         self._model = model
+        self._forward = ReplayedForward(model.forward) if context.device.type == "cpu" else model.forward
         self._device = context.device
         self._communicator = context.communicator
         self._storage = storage
@@ -105,7 +107,7 @@ class ModelRunner:
         inputs = self._batch.prepare(plan)
         self._plan_attention(inputs)
         prepared = time.perf_counter()
-        hidden = self._model.forward(self._to_device(inputs.input_ids), self._to_device(inputs.positions))
+        hidden = self._forward(self._to_device(inputs.input_ids), self._to_device(inputs.positions))
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
         sampled = self._sample(plan, inputs, hidden)

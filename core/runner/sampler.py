@@ -73,6 +73,8 @@ class Sampler:
         self._table = np.zeros(max_num_seqs, dtype=ROW)
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._requests: dict[int, RequestState] = {}
+        self._special: set[int] = set()
+        """Requests that ask for more than the most likely token of each row."""
 
     def add(self, request: NewRequest) -> None:
         """A request arrives, or comes back after a preemption with its output so far. Never fails: what cannot be
@@ -98,6 +100,8 @@ class Sampler:
             fill_broken_row(row, self.vocab_size)
         self._free.pop()
         self._requests[request.key] = RequestState(slot, request.sampling, edits, error)
+        if error is not None or edits is not None or row["temperature"] or row["logprobs"] != NO_LOGPROBS:
+            self._special.add(request.key)
 
     def remove(self, key: int) -> None:
         """A request leaves, finished or preempted; unknown keys are passed over."""
@@ -105,6 +109,7 @@ class Sampler:
         if state is None:
             return
         self._free.append(state.slot)
+        self._special.discard(key)
         for name in state.edits.processors if state.edits is not None else ():
             self._withdraw(name, key)
 
@@ -135,6 +140,8 @@ class Sampler:
             keys: the request of each row, no two alike.
             positions: int64 [N]: absolute position of the token to draw, which is the number of known tokens.
         """
+        if not self._special and logits.shape == (len(keys), self.vocab_size):
+            return _most_likely(logits)
         rows = self._rows(keys)
         edited, failed = self._edited(logits, rows, keys, positions, None)
         tokens, highest = _choose(edited, rows, positions)
@@ -252,6 +259,15 @@ class Sampler:
             self._processors[name].remove_request(key)
         except Exception:  # the request is gone already; nobody is left to fail
             _logger.exception("logits processor %r failed to forget request %d", name, key)
+
+
+def _most_likely(logits: Tensor) -> SampleOutput:
+    """What `Sampler.sample` comes to where every request is greedy and wants nothing else."""
+    highest, tokens = logits.max(-1)
+    token_ids, failed = tokens.cpu().numpy(), _unusable(highest)
+    if failed:
+        token_ids[list(failed)] = -1
+    return SampleOutput(token_ids, failed=failed)
 
 
 def _choose(logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -144,6 +144,12 @@ class OperatorsSuite:
         assert torch.equal(cos, given[1])
         assert torch.equal(sin, given[2])
 
+    @pytest.mark.parametrize("tokens", [0, 1, 40])
+    def test_take_rows(self, operators: Operators, dtype: torch.dtype, tokens: int) -> None:
+        table = self.random(9, 2, 1, 6, dtype=dtype)
+        ids = torch.arange(tokens, device=self.device) % 7
+        assert torch.equal(operators.take_rows(table, ids), table[ids])
+
     # --- promises ------------------------------------------------------------------------------------------
 
     def test_rows_do_not_depend_on_the_batch(self, operators: Operators, dtype: torch.dtype) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dovetail.attention_backends.paged_cpu.backend import PagedCPUBackend
 from dovetail.attention_backends.paged_cpu.kernels import SOURCE
-from dovetail.attention_backends.paged_cpu.plan import Tokens, create_units, shared_prefixes
+from dovetail.attention_backends.paged_cpu.plan import Tokens, create_units, shared_prefixes, units_of_many
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.attention import (
     AttentionBackend,
@@ -172,7 +172,10 @@ def test_units_cover_each_visible_key_once(lengths, window, is_shared, tokens_pe
     )
     batch = make_batch(list(requests_of(lengths, is_shared)), setup)
     tokens = Tokens.of(batch, BLOCK_SIZE)
-    units = create_units(tokens, window, BLOCK_SIZE, tokens_per_unit, units_wanted)
+    arguments = tokens, window, BLOCK_SIZE, tokens_per_unit, units_wanted
+    units = create_units(*arguments)
+    for short, general in zip(astuple(units), astuple(units_of_many(*arguments)), strict=True):
+        assert np.array_equal(short, general)
     seen = np.zeros((len(tokens.slots), 1024), dtype=int)
     parts = [[] for _ in tokens.slots]
     for begin, count, request, first, end, part in units.units.tolist():

@@ -1,4 +1,4 @@
-/* Included once per dtype T: silu_mul_<T> and rotate_<T>. */
+/* Included once per dtype T: silu_mul_<T> and rotate_<T>, and each with its arguments in a struct. */
 
 #define LOAD JOIN(load, T_NAME)
 #define STORE JOIN(store, T_NAME)
@@ -39,6 +39,17 @@ void JOIN(rotate, T_NAME)(
             const int64_t angle = token * angle_stride;
             JOIN(rotate_head, T_NAME)(start, start + half, cos + angle, sin + angle, half);
         }
+}
+
+int JOIN(silu_mul_call, T_NAME)(const SiluCall *c) {
+    JOIN(silu_mul, T_NAME)(c->out, c->gate_up, c->rows, c->n);
+    return 0;
+}
+
+int JOIN(rotate_call, T_NAME)(const RotateCall *c) {
+    JOIN(rotate, T_NAME)(c->x, c->tokens, c->token_stride, c->num_heads, c->head_stride, c->cos, c->sin,
+                         c->angle_stride, c->half);
+    return 0;
 }
 
 #undef LOAD

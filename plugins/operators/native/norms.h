@@ -1,4 +1,4 @@
-/* Included once per dtype T of rows and dtype W of weights: rms_norm, rms_norm_heads and add_rms_norm _<T>_<W>. */
+/* Included once per dtype T of rows and dtype W of weights: rms_norm and add_rms_norm _<T>_<W>. */
 
 #define NAME(name) JOIN(JOIN(name, T_NAME), W_NAME)
 #define LOAD JOIN(load, T_NAME)
@@ -31,15 +31,8 @@ static inline void NAME(norm_row)(T *restrict out, const T *restrict x, const W 
         out[i] = STORE(LOAD(x[i]) * scale * LOAD_W(weight[i]));
 }
 
-/* out and x: contiguous [rows, size]. */
-void NAME(rms_norm)(T *out, const T *x, int64_t rows, const W *weight, int64_t size, float eps) {
-#pragma omp parallel for if (rows > 1 && rows * size > SERIAL_NORM)
-    for (int64_t row = 0; row < rows; row++)
-        NAME(norm_row)(out + row * size, x + row * size, weight, size, eps);
-}
-
 /* out: contiguous [tokens, num_heads, size]; x: the same, tokens and heads so many elements apart. */
-void NAME(rms_norm_heads)(
+void NAME(rms_norm)(
     T *out, const T *x, int64_t tokens, int64_t token_stride, int64_t num_heads, int64_t head_stride, const W *weight,
     int64_t size, float eps) {
 #pragma omp parallel for if (tokens > 1 && tokens * num_heads * size > SERIAL_NORM)
@@ -62,6 +55,17 @@ void NAME(add_rms_norm)(T *x, T *residual, int64_t rows, const W *weight, int64_
         NAME(add_row)(residual + row * size, x + row * size, size);
         NAME(norm_row)(x + row * size, residual + row * size, weight, size, eps);
     }
+}
+
+int NAME(rms_norm_call)(const NormCall *c) {
+    NAME(rms_norm)(c->out, c->x, c->tokens, c->token_stride, c->num_heads, c->head_stride, c->weight, c->size,
+                         c->eps);
+    return 0;
+}
+
+int NAME(add_rms_norm_call)(const AddNormCall *c) {
+    NAME(add_rms_norm)(c->x, c->residual, c->rows, c->weight, c->size, c->eps);
+    return 0;
 }
 
 #undef NAME

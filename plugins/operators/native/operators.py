@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +16,62 @@ SOURCE = Path(__file__).with_name("ops.c")
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """dtypes served, as the kernels' names spell them."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-Kernel = Callable[..., None]
 
 
-class KernelTable(dict[Any, Kernel]):
+class _NormCall(ctypes.Structure):
+    """`NormCall` of ops.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("out", "x")),
+        *((name, _INT) for name in ("tokens", "token_stride", "num_heads", "head_stride")),
+        ("weight", _POINTER),
+        ("size", _INT),
+        ("eps", _FLOAT),
+    )
+
+
+class _AddNormCall(ctypes.Structure):
+    """`AddNormCall` of ops.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "residual")),
+        ("rows", _INT),
+        ("weight", _POINTER),
+        ("size", _INT),
+        ("eps", _FLOAT),
+    )
+
+
+class _SiluCall(ctypes.Structure):
+    """`SiluCall` of ops.c."""
+
+    _fields_ = (*((name, _POINTER) for name in ("out", "gate_up")), *((name, _INT) for name in ("rows", "n")))
+
+
+class _RotateCall(ctypes.Structure):
+    """`RotateCall` of ops.c."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        *((name, _INT) for name in ("tokens", "token_stride", "num_heads", "head_stride")),
+        *((name, _POINTER) for name in ("cos", "sin")),
+        *((name, _INT) for name in ("angle_stride", "half")),
+    )
+
+
+class _TakeCall(ctypes.Structure):
+    """`TakeCall` of ops.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("out", "table", "ids")),
+        *((name, _INT) for name in ("count", "num_rows", "row_bytes")),
+    )
+
+
+class KernelTable(dict[Any, native.Kernel]):
     """Kernels by the dtypes of their tensors."""
 
-    def __missing__(self, dtypes: Any) -> Kernel:
+    def __missing__(self, dtypes: Any) -> native.Kernel:
         raise TypeError(f"the native operators have no kernel for {dtypes}")
 
 
@@ -31,7 +79,7 @@ class NativeOperators(Operators):
     """C kernels for float32 and bfloat16 on CPUs: one call each, no copies of inputs that stand as the model leaves
     them."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     stability = "provisional"
     preference: ClassVar[int] = 5
 
@@ -48,13 +96,11 @@ class NativeOperators(Operators):
     def __init__(self, options: PluginOptions):
         super().__init__(options)
         library = native.load(SOURCE)
-        rows = [_POINTER, _POINTER, _INT, _POINTER, _INT, _FLOAT]
-        heads = [_POINTER, _POINTER, *[_INT] * 4, _POINTER, _INT, _FLOAT]
-        self._rms_norm = _norm_kernels(library, "rms_norm", rows)
-        self._rms_norm_heads = _norm_kernels(library, "rms_norm_heads", heads)
-        self._add_rms_norm = _norm_kernels(library, "add_rms_norm", rows)
-        self._silu_mul = _kernels(library, "silu_mul", [_POINTER, _POINTER, _INT, _INT])
-        self._rotate = _kernels(library, "rotate", [_POINTER, *[_INT] * 4, _POINTER, _POINTER, _INT, _INT])
+        self._rms_norm = _norm_kernels(library, "rms_norm_call", _NormCall)
+        self._add_rms_norm = _norm_kernels(library, "add_rms_norm_call", _AddNormCall)
+        self._silu_mul = _kernels(library, "silu_mul_call", _SiluCall)
+        self._rotate = _kernels(library, "rotate_call", _RotateCall)
+        self._take_rows = native.Kernel(library, "take_rows_call", _TakeCall)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As the contract says."""
@@ -63,7 +109,8 @@ class NativeOperators(Operators):
         size = _size(shape, weight)
         if x.is_contiguous():
             out = torch.empty_like(x)
-            self._rms_norm[dtypes](out.data_ptr(), x.data_ptr(), x.numel() // size, weight.data_ptr(), size, eps)
+            layout = x.numel() // size, size, 1, size
+            self._rms_norm[dtypes](out.data_ptr(), x.data_ptr(), *layout, weight.data_ptr(), size, eps)
             return out
         strides = x.stride()
         if len(shape) != 3 or strides[2] != 1:
@@ -71,7 +118,7 @@ class NativeOperators(Operators):
         out = x.new_empty(shape)
         pointers = out.data_ptr(), x.data_ptr()
         layout = shape[0], strides[0], shape[1], strides[1]
-        self._rms_norm_heads[dtypes](*pointers, *layout, weight.data_ptr(), size, eps)
+        self._rms_norm[dtypes](*pointers, *layout, weight.data_ptr(), size, eps)
         return out
 
     def add_rms_norm(
@@ -112,6 +159,16 @@ class NativeOperators(Operators):
         kernel(heads.data_ptr(), *layout, cos.data_ptr(), sin.data_ptr(), angle_strides[0], angles[2] // 2)
         return heads
 
+    def take_rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Copied as bytes."""
+        table, ids = table.contiguous(), ids.contiguous()
+        out = table.new_empty(ids.shape + table.shape[1:])
+        row_bytes = table.stride(0) * table.itemsize
+        pointers = out.data_ptr(), table.data_ptr(), ids.data_ptr()
+        if self._take_rows(*pointers, len(ids), len(table), row_bytes):
+            raise IndexError(f"rows {ids.tolist()} of a table of {len(table)}")
+        return out
+
 
 def _size(shape: torch.Size, weight: torch.Tensor) -> int:
     size = weight.shape[0]
@@ -125,20 +182,16 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _kernels(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> KernelTable:
+def _kernels(library: ctypes.CDLL, name: str, arguments: type[ctypes.Structure]) -> KernelTable:
     """By the dtype of the rows."""
-    return KernelTable({dtype: _kernel(library, f"{name}_{suffix}", arguments) for dtype, suffix in NAMES.items()})
-
-
-def _norm_kernels(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> KernelTable:
-    """By the dtypes of rows and weights."""
-    pairs = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
     return KernelTable(
-        {(x, weight): _kernel(library, f"{name}_{NAMES[x]}_{NAMES[weight]}", arguments) for x, weight in pairs}
+        {dtype: native.Kernel(library, f"{name}_{suffix}", arguments) for dtype, suffix in NAMES.items()}
     )
 
 
-def _kernel(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> Kernel:
-    kernel = library[name]
-    kernel.argtypes, kernel.restype = list(arguments), None
-    return kernel
+def _norm_kernels(library: ctypes.CDLL, name: str, arguments: type[ctypes.Structure]) -> KernelTable:
+    """By the dtypes of rows and weights."""
+    pairs = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
+    return KernelTable(
+        {(x, weight): native.Kernel(library, f"{name}_{NAMES[x]}_{NAMES[weight]}", arguments) for x, weight in pairs}
+    )

@@ -81,6 +81,53 @@ typedef uint32_t words8 __attribute__((vector_size(32)));
         memcpy(&(y), &wide, 32);                                   \
     } while (0)
 
+/* Arguments of the kernels that Python calls, mirrored in operators.py. */
+typedef struct {
+    void *out;
+    const void *x;
+    int64_t tokens, token_stride, num_heads, head_stride;
+    const void *weight;
+    int64_t size;
+    float eps;
+} NormCall;
+
+typedef struct {
+    void *x, *residual;
+    int64_t rows;
+    const void *weight;
+    int64_t size;
+    float eps;
+} AddNormCall;
+
+typedef struct {
+    void *out;
+    const void *gate_up;
+    int64_t rows, n;
+} SiluCall;
+
+typedef struct {
+    void *x;
+    int64_t tokens, token_stride, num_heads, head_stride;
+    const void *cos, *sin;
+    int64_t angle_stride, half;
+} RotateCall;
+
+typedef struct {
+    void *out;
+    const void *table;
+    const int64_t *ids;
+    int64_t count, num_rows, row_bytes;
+} TakeCall;
+
+/* Rows of a table; 1 where an id lies outside it. */
+int take_rows_call(const TakeCall *c) {
+    for (int64_t i = 0; i < c->count; i++) {
+        if (c->ids[i] < 0 || c->ids[i] >= c->num_rows) return 1;
+        memcpy((char *)c->out + i * c->row_bytes, (const char *)c->table + c->ids[i] * c->row_bytes, c->row_bytes);
+    }
+    return 0;
+}
+
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 
@@ -124,7 +171,7 @@ int self_test(void) {
         gate_up[SIZE + i] = weight[i] = 1.0f + (float)i / SIZE;
         sum += x[i] * x[i];
     }
-    rms_norm_f32_f32(normed, x, 1, weight, SIZE, 1e-5f);
+    rms_norm_f32_f32(normed, x, 1, SIZE, 1, SIZE, weight, SIZE, 1e-5f);
     silu_mul_f32(gated, gate_up, 1, SIZE);
     float scale = 1.0f / sqrtf(sum / SIZE + 1e-5f);
     for (int i = 0; i < SIZE; i++) {

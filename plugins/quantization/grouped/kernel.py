@@ -39,20 +39,47 @@ class _Segment(ctypes.Structure):
     )
 
 
+class _LinearCall(ctypes.Structure):
+    """`LinearCall` of linear.c."""
+
+    _fields_ = (
+        ("segments", ctypes.c_void_p),
+        ("num_segments", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("num_columns", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+        ("out_features", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        ("is_bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class _LookupCall(ctypes.Structure):
+    """`LookupCall` of linear.c."""
+
+    _fields_ = (
+        ("segment", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("num_columns", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("is_bf16", ctypes.c_int32),
+    )
+
+
 class _Library:
     """The C functions with their types."""
 
     def __init__(self) -> None:
         library = native.load(SOURCE)
         pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self.linear = library.linear
-        self.linear.argtypes = (pointer, whole, pointer, whole, whole, pointer, whole, number, pointer, number)
+        self.linear = native.Kernel(library, "linear_call", _LinearCall)
+        self.lookup = native.Kernel(library, "lookup_call", _LookupCall)
         self.pack = library.pack
         self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, pointer)
         self.pack.restype = None
-        self.lookup = library.lookup
-        self.lookup.argtypes = (pointer, pointer, whole, whole, pointer, number)
-        self.lookup.restype = None
         self.packed_bytes = library.packed_bytes
         self.packed_bytes.argtypes = (whole, whole, number, number, number)
         self.packed_bytes.restype = whole
@@ -105,8 +132,8 @@ class GroupedLinear(LinearKernel):
             num_columns,
             y.data_ptr(),
             shape.out_features,
-            x.dtype == torch.bfloat16,
             None if wide_bias is None else wide_bias.data_ptr(),
+            x.dtype == torch.bfloat16,
             torch.get_num_threads(),
         )
         if failed:
@@ -116,7 +143,8 @@ class GroupedLinear(LinearKernel):
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """As `LinearKernel.lookup`."""
         ids = ids.contiguous()
-        out = torch.empty(len(ids), self._shape.in_features, dtype=torch.float32)
+        own_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        out = torch.empty(len(ids), self._shape.in_features, dtype=own_dtype)
         if len(self._segments) == 1 and self._segments[0].rows == self._shape.out_features:
             self._look_up(self._segments[0], ids, out)
         else:
@@ -129,7 +157,8 @@ class GroupedLinear(LinearKernel):
 
     def _look_up(self, segment: _Segment, ids: torch.Tensor, out: torch.Tensor) -> None:
         columns = self._shape.in_features
-        self._library.lookup(ctypes.byref(segment), ids.data_ptr(), len(ids), columns, out.data_ptr(), False)
+        is_bf16 = out.dtype == torch.bfloat16
+        self._library.lookup(ctypes.addressof(segment), ids.data_ptr(), len(ids), columns, out.data_ptr(), is_bf16)
 
     def _laid_out(self, groups: Groups, first_row: int) -> torch.Tensor:
         rows, columns = groups.values.shape

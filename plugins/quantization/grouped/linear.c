@@ -396,6 +396,30 @@ int linear(const Segment *segments, int64_t num_segments, const void *x, int64_t
     return 0;
 }
 
+/* Arguments of linear_call and lookup_call, mirrored in kernel.py. */
+typedef struct {
+    const Segment *segments;
+    int64_t num_segments;
+    const void *x;
+    int64_t M, K;
+    void *y;
+    int64_t N;
+    const float *bias;
+    int32_t is_bf16, threads;
+} LinearCall;
+
+typedef struct {
+    const Segment *segment;
+    const int64_t *ids;
+    int64_t count, K;
+    void *out;
+    int32_t is_bf16;
+} LookupCall;
+
+int linear_call(const LinearCall *c) {
+    return linear(c->segments, c->num_segments, c->x, c->M, c->K, c->y, c->N, c->is_bf16, c->bias, c->threads);
+}
+
 /* Where feature c of a block and row r of a tile stands: its low byte, shift and, for 5 and 6 bits, its high plane. */
 typedef struct { int low, low_shift, high, high_shift; } Place;
 
@@ -462,6 +486,11 @@ void lookup(const Segment *s, const int64_t *ids, int64_t count, int64_t K, void
             }
         }
     }
+}
+
+int lookup_call(const LookupCall *c) {
+    lookup(c->segment, c->ids, c->count, c->K, c->out, c->is_bf16);
+    return 0;
 }
 
 /* ---- every format against sums that are taken one by one ---- */

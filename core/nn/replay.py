@@ -1,0 +1,263 @@
+"""Replay: a forward pass that is nothing but native kernels, recorded once and repeated by one call.
+
+A decode step of a small model is hundreds of kernels of some ten microseconds each, and Python takes as long to call
+one. What a pass calls depends on the number of its rows alone (on GPUs, CUDA graphs rest on the same), so its calls are
+recorded with their arguments, and later passes of as many rows repeat them without Python between.
+
+Nothing is taken on trust. A pass is recorded under a watch that sees each of torch's operators, and one that computes
+anything (rather than reserving memory or taking a view) rules out a replay. Before a recording is used its result is
+compared, bit by bit, with that of the module on other inputs, in memory that held no numbers before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail.nn import native
+
+SOURCE = Path(__file__).with_name("replay.c")
+MAX_ROWS = 64
+"""Passes of more rows are not recorded: there the kernels themselves take the time."""
+_ALIGNMENT = 64
+_NO_NUMBER = 0xFF
+"""Bytes that are NaN in every floating-point dtype."""
+
+logger = logging.getLogger(__name__)
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Calls = Sequence[tuple[native.Kernel, ctypes.Structure]]
+
+
+class _Call(ctypes.Structure):
+    """`Call` of replay.c."""
+
+    _fields_ = (("function", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what torch reserves, and the first operator that computes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reserved: list[torch.Tensor] = []
+        self.computed: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _reserving():
+            self.reserved.append(result)
+        elif self.computed is None and not _is_view(func, args, result):
+            self.computed = str(func)
+        return result
+
+
+@functools.cache
+def _reserving() -> frozenset[Any]:
+    aten = torch.ops.aten
+    return frozenset(
+        {
+            aten.empty.memory_format,
+            aten.empty_like.default,
+            aten.empty_strided.default,
+            aten.new_empty.default,
+            aten.new_empty_strided.default,
+        }
+    )
+
+
+def _is_view(func: Any, args: Sequence[Any], result: Any) -> bool:
+    """Whether an operator changed nothing and gave nothing but views of its first argument."""
+    if func._schema.is_mutable or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    own = args[0].untyped_storage().data_ptr()
+    results = result if isinstance(result, list | tuple) else [result]
+    return all(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() == own for each in results)
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """Memory that a recorded pass reserved, and the first and last call that touch it."""
+
+    address: int
+    num_bytes: int
+    first: int
+    last: int
+
+
+class Replay:
+    """One recorded pass: its calls, the memory that they work in, the inputs that they read."""
+
+    def __init__(self, calls: Calls, reserved: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], output: Any):
+        buffers = _lifetimes(calls, reserved, output.data_ptr())
+        places, num_bytes = _arrange(buffers)
+        self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
+        base = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        self.inputs = inputs
+        self._arguments = [_moved(arguments, buffers, places, base) for _, arguments in calls]
+        pairs = zip(calls, self._arguments, strict=True)
+        self._calls = (_Call * len(calls))(
+            *(_Call(kernel.address, ctypes.addressof(arguments)) for (kernel, _), arguments in pairs)
+        )
+        self._run = native.load(SOURCE).replay
+        self._run.argtypes, self._run.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
+        holder = next(i for i, buffer in enumerate(buffers) if _holds(buffer, output.data_ptr()))
+        start = base + places[holder] + output.data_ptr() - buffers[holder].address - self._memory.data_ptr()
+        size = output.numel() * output.itemsize
+        self._output = self._memory[start : start + size].view(output.dtype).view(output.shape)
+
+    def forget(self) -> None:
+        """Fills the memory with what is no number."""
+        self._memory.fill_(_NO_NUMBER)
+
+    def run(self) -> torch.Tensor:
+        """The pass over what `inputs` hold now. The result stands until the next run."""
+        failed = self._run(ctypes.addressof(self._calls), len(self._calls))
+        if failed >= 0:
+            raise RuntimeError(f"call {failed} of {len(self._calls)} in a replayed forward pass failed")
+        return self._output
+
+
+def record(forward: Forward, inputs: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Replay | str]:
+    """Runs `forward` over `inputs`, which a replay will read from where they stand: its result, and the replay or the
+    reason why there can be none."""
+    with native.recorded_calls() as calls, _Watch() as watch:
+        output = forward(*inputs)
+    if watch.computed is not None:
+        return output, f"torch computes {watch.computed}"
+    if not calls:
+        return output, "it calls no kernel that can be recorded"
+    if not isinstance(output, torch.Tensor) or not output.is_contiguous():
+        return output, "its result is no contiguous tensor"
+    if not any(tensor.data_ptr() == output.untyped_storage().data_ptr() for tensor in watch.reserved):
+        return output, "its result stands in memory that the pass did not reserve"
+    return output, Replay(calls, watch.reserved, inputs, output)
+
+
+class ReplayedForward:
+    """A module's forward pass, replayed for numbers of rows that come again and again.
+
+    For each number: the first pass runs as it is, the second is recorded, the third is replayed and compared, and those
+    after it are replayed. Where one cannot be recorded, or came out different, all run as they are from then on.
+    Not to be used on a module whose weights are about to be loaded anew: create another then.
+    """
+
+    def __init__(self, forward: Forward):
+        self._forward = forward
+        self._seen: set[tuple[int, int]] = set()
+        self._replays: dict[tuple[int, int], Replay] = {}
+        self._proven: set[tuple[int, int]] = set()
+        self.refusal: str | None = None
+        """Why passes are not replayed; None while they are."""
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [T], int64 [T] -> [T, hidden_size]; the result of a replay stands until the next one."""
+        num_rows = len(input_ids)
+        if self.refusal is not None or not 0 < num_rows <= MAX_ROWS:
+            return self._forward(input_ids, positions)
+        key = num_rows, torch.get_num_threads()
+        replay = self._replays.get(key)
+        if replay is None:
+            return self._record(key, input_ids, positions)
+        replay.inputs[0].copy_(input_ids)
+        replay.inputs[1].copy_(positions)
+        if key in self._proven:
+            return replay.run()
+        return self._compare(key, replay, input_ids, positions)
+
+    def _record(self, key: tuple[int, int], input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if key not in self._seen:
+            self._seen.add(key)
+            return self._forward(input_ids, positions)
+        output, replay = record(self._forward, (input_ids.clone(), positions.clone()))
+        if isinstance(replay, Replay):
+            self._replays[key] = replay
+        else:
+            self._refuse(replay)
+        return output
+
+    def _compare(
+        self, key: tuple[int, int], replay: Replay, input_ids: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        # Both write the same keys and values to the same places, so the order does not matter.
+        replay.forget()
+        replayed = replay.run()
+        output = self._forward(input_ids, positions)
+        if torch.equal(output.view(torch.uint8), replayed.view(torch.uint8)):
+            self._proven.add(key)
+        else:
+            self._refuse("a replayed pass came out different, so something in it computes beside the recorded kernels")
+        return output
+
+    def _refuse(self, reason: str) -> None:
+        self.refusal = reason
+        self._replays.clear()
+        logger.debug("forward passes are not replayed: %s", reason)
+
+
+def _lifetimes(calls: Calls, reserved: Sequence[torch.Tensor], output: int) -> list[_Buffer]:
+    """The buffers that any call touches; that of the output lives to the end."""
+    found = []
+    for tensor in reserved:
+        start, num_bytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
+        whole = _Buffer(start, num_bytes, 0, 0)
+        uses = [i for i, (_, arguments) in enumerate(calls) if any(_holds(whole, p) for p in _pointers(arguments))]
+        if uses:
+            last = len(calls) if _holds(whole, output) else uses[-1]
+            found.append(_Buffer(start, num_bytes, uses[0], last))
+    return found
+
+
+def _arrange(buffers: Sequence[_Buffer]) -> tuple[list[int], int]:
+    """Where each buffer goes so that none overlaps another that lives at the same time, and the bytes that this takes:
+    first fit, in the order of first use."""
+    places = [0] * len(buffers)
+    total = 0
+    placed: list[int] = []
+    for i in sorted(range(len(buffers)), key=lambda i: buffers[i].first):
+        alive = [j for j in placed if buffers[j].last >= buffers[i].first]
+        start = 0
+        for j in sorted(alive, key=places.__getitem__):
+            if start + buffers[i].num_bytes <= places[j]:
+                break
+            start = max(start, places[j] + _aligned(buffers[j].num_bytes))
+        places[i] = start
+        total = max(total, start + _aligned(buffers[i].num_bytes))
+        placed.append(i)
+    return places, total
+
+
+def _moved(arguments: ctypes.Structure, buffers: Sequence[_Buffer], places: Sequence[int], base: int) -> Any:
+    """A copy of arguments whose pointers into buffers point to the buffers' places behind `base`."""
+    copy = type(arguments).from_buffer_copy(arguments)
+    for name, kind in _fields(type(arguments)):
+        value = getattr(copy, name) if kind is ctypes.c_void_p else None
+        for buffer, place in zip(buffers, places, strict=True):
+            if value is not None and _holds(buffer, value):
+                setattr(copy, name, base + place + value - buffer.address)
+                break
+    return copy
+
+
+def _pointers(arguments: ctypes.Structure) -> list[int]:
+    values = (getattr(arguments, name) for name, kind in _fields(type(arguments)) if kind is ctypes.c_void_p)
+    return [value for value in values if value is not None]
+
+
+def _fields(structure: type[ctypes.Structure]) -> Sequence[tuple[str, Any]]:
+    return [(name, kind) for name, kind, *_ in structure._fields_]
+
+
+def _holds(buffer: _Buffer, address: int) -> bool:
+    return buffer.address <= address < buffer.address + buffer.num_bytes
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
