@@ -36,9 +36,10 @@ class DovetailEngine(ScoringEngine):
 
         Reaches into the worker, because the public log probabilities are the top few only.
         """
-        model: Any = self._llm.engine._parts.executor._worker._model  # type: ignore[attr-defined]
+        worker: Any = self._llm.engine._parts.executor._worker  # type: ignore[attr-defined]
+        model, runner = worker._model, worker._runner
         recorded: list[torch.Tensor] = []
-        forward = model.forward
+        forward = runner._forward
 
         def recording(*arguments: Any, **keywords: Any) -> torch.Tensor:
             hidden: torch.Tensor = forward(*arguments, **keywords)
@@ -46,11 +47,11 @@ class DovetailEngine(ScoringEngine):
             return hidden
 
         self._llm.reset_prefix_cache()
-        model.forward = recording
+        runner._forward = recording
         try:
             self.generate([token_ids], 1)
         finally:
-            del model.forward
+            runner._forward = forward
         hidden = torch.cat(recorded) if recorded else torch.empty(0)
         if len(hidden) != len(token_ids):
             raise RuntimeError(f"recorded {len(hidden)} hidden states for {len(token_ids)} tokens")

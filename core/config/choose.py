@@ -88,6 +88,15 @@ def choose_or_none(
     return None
 
 
+def any_fits(state: Resolution, path: KeyPath, kind: str, section: ComponentSection, reasons: Reasons[Any]) -> bool:
+    """Whether the named plugin, or for `auto` some candidate, has nothing against `reasons`' question. Decides
+    nothing."""
+    if section.name == AUTO:
+        return bool(_ask_all(state, path, kind, section, reasons).fitting)
+    plugin = state.registry.load(kind, section.name, state.layered.base_dir((*path, "name")))
+    return not _ask(state, section.name, plugin, section, reasons)
+
+
 def go_without(
     state: Resolution,
     path: KeyPath,

@@ -60,14 +60,16 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     family, size = rules_model.choose_family(state, hf_config, dtype)
     quantization, packed_formats = rules_quantization.choose_quantization(state, family, opener, files, dtype)
     operators = rules_run.choose_operators(state, family, dtype)
-    cache = rules_run.plan_cache(state, dtype)
+    speculation, trees = rules_run.choose_speculation(state, hf_config, size, dtype)
+    need = rules_run.attention_need(state, hf_config, size, dtype, trees=trees)
+    kv_dtype = rules_run.choose_kv_dtype(state, need, is_quantized=quantization is not None)
+    cache = rules_run.plan_cache(state, kv_dtype)
     per_token = rules_run.kv_bytes_per_token(size, cache.dtype, config.executor.tensor_parallel)
     rules_run.refuse_more_than_host(state, cache, per_token)
     max_model_len = rules_model.choose_length(state, size, rules_run.kv_capacity(cache, per_token))
     limits = rules_run.set_limits(state, max_model_len)
     executor = rules_run.choose_executor(state)
-    speculation, trees = rules_run.choose_speculation(state, hf_config, size, dtype)
-    attention = rules_run.choose_attention(state, hf_config, size, dtype, cache.dtype, trees=trees)
+    attention = rules_run.choose_attention(state, replace(need, kv_dtype=kv_dtype))
     scheduler = rules_run.choose_scheduler(state, limits)
     processors = rules_run.choose_processors(state)
     telemetry = rules_run.choose_telemetry(state)
@@ -120,4 +122,5 @@ def _resolved_model(
         seed=section.seed,
         max_logprobs=section.max_logprobs,
         packed_formats=packed_formats,
+        packed_cache_gib=section.packed_cache_gib,
     )

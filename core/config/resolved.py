@@ -59,6 +59,8 @@ class ResolvedModel:
     max_logprobs: int
     packed_formats: frozenset[str] = frozenset()
     """Formats of the checkpoint's packed tensors, where the choice of a quantization method asked for them."""
+    packed_cache_gib: float = 0.0
+    """Room on disk for packed weights."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from dovetail.config.choose import Chosen, choose, choose_or_none, go_without
+from dovetail.config.choose import Chosen, any_fits, choose, choose_or_none, go_without
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedCache, ResolvedDrafter, ResolvedSpeculation
 from dovetail.config.rules_model import text_config
@@ -50,14 +50,35 @@ def kv_bytes_per_token(size: ModelSize, dtype: str, tensor_parallel: int) -> int
     return size.num_layers * KVSpec(num_kv_heads, size.head_size, dtype).page_bytes(1)
 
 
+def choose_kv_dtype(state: Resolution, need: AttentionNeed, *, is_quantized: bool) -> str:
+    """The dtype of pages. Half the bytes are enough beside weights of 8 bits or fewer, if a backend has such pages;
+    whether a dtype that the config names can be had is for the backends to say later."""
+    asked = state.config.cache.dtype
+    if asked != AUTO:
+        return asked
+    half = dataclasses.replace(need, kv_dtype="float16")
+    if is_quantized and need.dtype == "float32" and _attention_fits(state, half):
+        state.decide("cache.dtype", "float16", "the weights are quantized, and float16 keeps more than they do")
+        return "float16"
+    state.decide("cache.dtype", need.dtype, "the model's dtype")
+    return need.dtype
+
+
+def _attention_fits(state: Resolution, need: AttentionNeed) -> bool:
+    section = state.config.attention
+    return any_fits(
+        state,
+        ("attention",),
+        "attention_backend",
+        section,
+        lambda plugin, o: plugin.check(need, o, state.environment),
+    )
+
+
 def plan_cache(state: Resolution, dtype: str) -> ResolvedCache:
-    """The KV memory: dtype, and size in bytes or blocks where it is known before the weights are loaded. Whether a
-    dtype can be had is for the attention backends to say."""
+    """The KV memory in pages of `dtype`, its size in bytes or blocks where that is known before the weights are
+    loaded."""
     cache = state.config.cache
-    if cache.dtype == AUTO:
-        state.decide("cache.dtype", dtype, "the model's dtype")
-    else:
-        dtype = cache.dtype
     sizes = {
         "cache.memory_gib": cache.memory_gib,
         "cache.memory_fraction": cache.memory_fraction,
@@ -209,12 +230,12 @@ def choose_executor(state: Resolution) -> Component:
     ).component
 
 
-def choose_attention(
-    state: Resolution, hf_config: Mapping[str, Any], size: ModelSize, dtype: str, kv_dtype: str, *, trees: bool
-) -> Component:
-    """The attention backend, for queries of `dtype` and pages of `kv_dtype`."""
+def attention_need(
+    state: Resolution, hf_config: Mapping[str, Any], size: ModelSize, dtype: str, *, trees: bool
+) -> AttentionNeed:
+    """What the model's queries, of `dtype`, ask of a backend; pages are of the same dtype."""
     text = text_config(hf_config)
-    need = AttentionNeed(
+    return AttentionNeed(
         device_type=state.environment.device_type,
         dtype=dtype,
         block_size=state.config.cache.block_size,
@@ -223,8 +244,12 @@ def choose_attention(
         soft_cap=bool(text.get("attn_logit_softcapping")),
         alibi=bool(text.get("alibi")) or text.get("position_embedding_type") == "alibi",
         trees=trees,
-        kv_dtype=kv_dtype,
+        kv_dtype=dtype,
     )
+
+
+def choose_attention(state: Resolution, need: AttentionNeed) -> Component:
+    """The attention backend."""
     return choose(
         state,
         ("attention",),

@@ -83,6 +83,11 @@ class ModelSection(Section):
         description="How linear layers hold their weights; auto: packed ones as they are, others in full precision; "
         "null: full precision",
     )
+    packed_cache_gib: float = Field(
+        default=2.0,
+        ge=0,
+        description="Room on disk for quantized weights, which later starts read instead of packing them anew; 0: none",
+    )
     operators: ComponentSection | None = Field(
         default=ComponentSection(), description="Norms, activations, rotations; null: plain torch, nobody is asked"
     )
@@ -97,7 +102,10 @@ class CacheSection(Section):
     """The KV memory. Sizes are per rank."""
 
     block_size: int = Field(default=16, ge=1, description="Tokens per KV block")
-    dtype: CacheDtype = Field(default=AUTO, description="dtype of keys and values; auto: the model's")
+    dtype: CacheDtype = Field(
+        default=AUTO,
+        description="dtype of keys and values; auto: float16 beside quantized weights, otherwise the model's",
+    )
     memory_gib: float | None = Field(default=None, gt=0, description="KV memory in GiB")
     memory_fraction: float | None = Field(
         default=None,

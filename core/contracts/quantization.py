@@ -8,6 +8,7 @@ chooses among such methods, since running them changes no weight.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -58,6 +59,16 @@ class LinearKernel:
         """All rows were given: pack, and drop what is no longer needed."""
         return None
 
+    def packed(self) -> Mapping[str, torch.Tensor]:
+        """After `finish`: all that the kernel made of its weights, by names of its choice. Asked only of kernels whose
+        method has a `layout`. Since 1.2."""
+        raise TypeError(f"{type(self).__name__} cannot be kept")
+
+    def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
+        """In place of `load` and `finish`, on a fresh kernel of the same shape: takes what `packed` gave in an earlier
+        process. The tensors are views of a file's memory map; copy what has to lie elsewhere. Since 1.2."""
+        raise TypeError(f"{type(self).__name__} cannot be restored")
+
     @abstractmethod
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in_features] -> [T, out_features], in x's dtype."""
@@ -86,6 +97,12 @@ class QuantizationMethod(Plugin):
     @abstractmethod
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """The kernel for one layer; None: this layer stays in full precision."""
+
+    def layout(self) -> str | None:
+        """Names the form in which kernels hold their weights here, with a version and whatever of the machine it
+        depends on: weights packed in one process serve another with the same layout. None (without override): the
+        kernels' weights are not kept on disk. Since 1.2."""
+        return None
 
     @abstractmethod
     def bytes_per_weight(self) -> float:

@@ -11,6 +11,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
 from dovetail.nn.communicator import Communicator, SingleProcess
+from dovetail.nn.kept_kernels import KernelKeeper
 from dovetail.nn.kernels import plain_kernel
 from dovetail.nn.operators import torch_operators
 
@@ -36,6 +37,8 @@ class ModelContext:
     quantization: QuantizationMethod | None = None
     operators: Operators = field(default_factory=torch_operators)
     """What norms, gated activations and rotations are computed with."""
+    keeper: KernelKeeper | None = None
+    """Keeps the quantization method's kernels on disk; None: they are packed at every start."""
     attention_layers: list[Attention] = field(default_factory=list, init=False)
     """Every attention layer of the module, in the order of creation, which is the order of `layer_id`."""
 
@@ -64,14 +67,18 @@ class ModelContext:
 
     def create_kernel(self, shape: LinearShape) -> LinearKernel:
         """The quantization method's kernel for a linear layer, or plain torch where it has none for it."""
-        kernel = self.quantization.create_linear(shape, self.device) if self.quantization is not None else None
+        kernel = self._create_quantized(shape)
         return kernel if kernel is not None else self.create_plain_kernel(shape)
 
     def create_embedding_kernel(self, shape: LinearShape) -> LinearKernel | None:
         """The quantization method's kernel for a table of token embeddings; None: the table stays a plain tensor."""
         if self.quantization is None or not self.quantization.embeddings:
             return None
-        return self.quantization.create_linear(shape, self.device)
+        return self._create_quantized(shape)
+
+    def _create_quantized(self, shape: LinearShape) -> LinearKernel | None:
+        kernel = self.quantization.create_linear(shape, self.device) if self.quantization is not None else None
+        return kernel if kernel is None or self.keeper is None else self.keeper.wrap(shape, kernel)
 
     def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
         """Full precision, whatever the quantization method says."""

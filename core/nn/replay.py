@@ -11,10 +11,11 @@ compared, bit by bit, with that of the module on other inputs, in memory that he
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.reserved: list[torch.Tensor] = []
         self.computed: str | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's own switch: without it the first operator imports the compiler, which takes two seconds."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -91,25 +97,34 @@ class _Buffer:
     first: int
     last: int
 
+    @property
+    def end(self) -> int:
+        """The address behind it."""
+        return self.address + self.num_bytes
+
 
 class Replay:
     """One recorded pass: its calls, the memory that they work in, the inputs that they read."""
 
     def __init__(self, calls: Calls, reserved: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], output: Any):
         buffers = _lifetimes(calls, reserved, output.data_ptr())
-        places, num_bytes = _arrange(buffers)
+        offsets, num_bytes = _arrange(buffers)
         self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
-        base = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        base = _aligned(self._memory.data_ptr())
+        places = {buffer.address: base + offset for buffer, offset in zip(buffers, offsets, strict=True)}
+        index = _Index(buffers)
         self.inputs = inputs
-        self._arguments = [_moved(arguments, buffers, places, base) for _, arguments in calls]
+        self._arguments = [_moved(arguments, index, places) for _, arguments in calls]
         pairs = zip(calls, self._arguments, strict=True)
         self._calls = (_Call * len(calls))(
             *(_Call(kernel.address, ctypes.addressof(arguments)) for (kernel, _), arguments in pairs)
         )
         self._run = native.load(SOURCE).replay
         self._run.argtypes, self._run.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
-        holder = next(i for i, buffer in enumerate(buffers) if _holds(buffer, output.data_ptr()))
-        start = base + places[holder] + output.data_ptr() - buffers[holder].address - self._memory.data_ptr()
+        holder = index.find(output.data_ptr())
+        if holder is None:
+            raise ValueError("no recorded call touches the result")
+        start = places[holder.address] + output.data_ptr() - holder.address - self._memory.data_ptr()
         size = output.numel() * output.itemsize
         self._output = self._memory[start : start + size].view(output.dtype).view(output.shape)
 
@@ -136,9 +151,10 @@ def record(forward: Forward, inputs: tuple[torch.Tensor, torch.Tensor]) -> tuple
         return output, "it calls no kernel that can be recorded"
     if not isinstance(output, torch.Tensor) or not output.is_contiguous():
         return output, "its result is no contiguous tensor"
-    if not any(tensor.data_ptr() == output.untyped_storage().data_ptr() for tensor in watch.reserved):
-        return output, "its result stands in memory that the pass did not reserve"
-    return output, Replay(calls, watch.reserved, inputs, output)
+    try:
+        return output, Replay(calls, watch.reserved, inputs, output)
+    except ValueError as error:
+        return output, str(error)
 
 
 class ReplayedForward:
@@ -202,17 +218,35 @@ class ReplayedForward:
         logger.debug("forward passes are not replayed: %s", reason)
 
 
+class _Index:
+    """Finds the buffer that an address lies in."""
+
+    def __init__(self, buffers: Sequence[_Buffer]):
+        self._buffers = sorted(buffers, key=lambda buffer: buffer.address)
+        self._starts = [buffer.address for buffer in self._buffers]
+
+    def find(self, address: int | None) -> _Buffer | None:
+        place = bisect.bisect_right(self._starts, address or 0) - 1
+        if place < 0 or address is None or address >= self._buffers[place].end:
+            return None
+        return self._buffers[place]
+
+
 def _lifetimes(calls: Calls, reserved: Sequence[torch.Tensor], output: int) -> list[_Buffer]:
-    """The buffers that any call touches; that of the output lives to the end."""
-    found = []
-    for tensor in reserved:
-        start, num_bytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
-        whole = _Buffer(start, num_bytes, 0, 0)
-        uses = [i for i, (_, arguments) in enumerate(calls) if any(_holds(whole, p) for p in _pointers(arguments))]
-        if uses:
-            last = len(calls) if _holds(whole, output) else uses[-1]
-            found.append(_Buffer(start, num_bytes, uses[0], last))
-    return found
+    """The buffers that any call touches, in the order of first use; that of the output lives to the end."""
+    sizes = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in reserved}
+    index = _Index([_Buffer(address, num_bytes, 0, 0) for address, num_bytes in sizes.items()])
+    uses: dict[int, list[int]] = {}
+    for i, (_, arguments) in enumerate(calls):
+        for _, pointer in _pointers(arguments):
+            buffer = index.find(pointer)
+            if buffer is not None:
+                uses.setdefault(buffer.address, []).append(i)
+    holder = index.find(output)
+    return [
+        _Buffer(address, sizes[address], seen[0], len(calls) if holder and holder.address == address else seen[-1])
+        for address, seen in uses.items()
+    ]
 
 
 def _arrange(buffers: Sequence[_Buffer]) -> tuple[list[int], int]:
@@ -234,29 +268,25 @@ def _arrange(buffers: Sequence[_Buffer]) -> tuple[list[int], int]:
     return places, total
 
 
-def _moved(arguments: ctypes.Structure, buffers: Sequence[_Buffer], places: Sequence[int], base: int) -> Any:
-    """A copy of arguments whose pointers into buffers point to the buffers' places behind `base`."""
+def _moved(arguments: ctypes.Structure, index: _Index, places: Mapping[int, int]) -> Any:
+    """A copy of arguments whose pointers into buffers point to the buffers' new addresses, `places`."""
     copy = type(arguments).from_buffer_copy(arguments)
-    for name, kind in _fields(type(arguments)):
-        value = getattr(copy, name) if kind is ctypes.c_void_p else None
-        for buffer, place in zip(buffers, places, strict=True):
-            if value is not None and _holds(buffer, value):
-                setattr(copy, name, base + place + value - buffer.address)
-                break
+    for name, pointer in _pointers(arguments):
+        buffer = index.find(pointer)
+        if buffer is not None:
+            setattr(copy, name, places[buffer.address] + pointer - buffer.address)
     return copy
 
 
-def _pointers(arguments: ctypes.Structure) -> list[int]:
-    values = (getattr(arguments, name) for name, kind in _fields(type(arguments)) if kind is ctypes.c_void_p)
-    return [value for value in values if value is not None]
+def _pointers(arguments: ctypes.Structure) -> list[tuple[str, int]]:
+    """The fields that are pointers, null ones left out."""
+    found = ((name, getattr(arguments, name)) for name in _pointer_fields(type(arguments)))
+    return [(name, value) for name, value in found if value is not None]
 
 
-def _fields(structure: type[ctypes.Structure]) -> Sequence[tuple[str, Any]]:
-    return [(name, kind) for name, kind, *_ in structure._fields_]
-
-
-def _holds(buffer: _Buffer, address: int) -> bool:
-    return buffer.address <= address < buffer.address + buffer.num_bytes
+@functools.cache
+def _pointer_fields(structure: type[ctypes.Structure]) -> tuple[str, ...]:
+    return tuple(name for name, kind, *_ in structure._fields_ if kind is ctypes.c_void_p)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -19,10 +19,13 @@ from dovetail.contracts.operators import Operators
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.contracts.weights import WeightReader
 from dovetail.engine.logits_setup import logits_setup
 from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
 from dovetail.nn.context import ModelContext
+from dovetail.nn.kept_kernels import KernelKeeper
 from dovetail.nn.operators import torch_operators
+from dovetail.nn.packed_cache import PackedCache, default_directory
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
 from dovetail.registry.environment import detect_environment
 from dovetail.runner.kv_storage import KVStorage
@@ -48,6 +51,7 @@ class ModelWorker:
         """Builds the model and reads its weights. Raises `ModelError`."""
         config = self._config
         quantization = self._create_quantization()
+        keeper = self._create_keeper(quantization)
         context = ModelContext(
             dtype=getattr(torch, config.model.dtype),
             device=self._device,
@@ -56,14 +60,18 @@ class ModelWorker:
             communicator=self._communicator,
             quantization=quantization,
             operators=self._create_operators(),
+            keeper=keeper,
         )
         with torch.inference_mode():
             model = self._plugins.create(config.model_family).create(config.model.hf_config, context)
             reader = self._plugins.create(config.weight_format).open(config.model.files)
             try:
-                model.load_weights(reader.tensors(quantization.holds if quantization is not None else frozenset()))
+                key = self._restore(keeper, quantization, reader)
+                model.load_weights(reader.tensors(self._packed_formats(quantization, reader, keeper)))
             finally:
                 reader.close()
+            if keeper is not None and key is not None:
+                keeper.keep(key)
         self._model, self._context = model, context
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -92,6 +100,39 @@ class ModelWorker:
     def _create_quantization(self) -> QuantizationMethod | None:
         component = self._config.quantization
         return None if component is None else self._plugins.create(component, self._config.quantization_need())
+
+    def _create_keeper(self, quantization: QuantizationMethod | None) -> KernelKeeper | None:
+        room = int(self._config.model.packed_cache_gib * 2**30)
+        if not room or quantization is None or quantization.layout() is None:
+            return None
+        return KernelKeeper(PackedCache(default_directory(), room))
+
+    def _restore(
+        self, keeper: KernelKeeper | None, quantization: QuantizationMethod | None, reader: WeightReader
+    ) -> str | None:
+        """Restores kept kernels; the key to keep them under where there were none."""
+        component = self._config.quantization
+        if keeper is None or quantization is None or component is None:
+            return None
+        made_by = (
+            component.reference,
+            str(component.version),
+            repr(sorted(component.options.items())),
+            str(quantization.layout()),
+            self._config.model.dtype,
+            repr(sorted(self._config.model.hf_config.items(), key=str)),
+            f"rank {self._communicator.rank} of {self._communicator.size}",
+        )
+        return keeper.restore(reader.files(), made_by, quantization.bytes_per_weight())
+
+    def _packed_formats(
+        self, quantization: QuantizationMethod | None, reader: WeightReader, keeper: KernelKeeper | None
+    ) -> frozenset[str]:
+        """Formats in which weights may come packed: those that the method holds, and, since restored kernels pass over
+        what they are given, all of them where nothing has to be cut out of packed rows."""
+        if keeper is not None and keeper.is_restored and self._communicator.size == 1:
+            return reader.packed_formats()
+        return quantization.holds if quantization is not None else frozenset()
 
     def _create_operators(self) -> Operators:
         component = self._config.operators

@@ -107,6 +107,10 @@ class SafetensorsReader(WeightReader):
         tensor: torch.Tensor = self._handles[path].get_tensor(name)
         return tensor
 
+    def files(self) -> Sequence[Path]:
+        """Every shard."""
+        return list(self._handles)
+
     def close(self) -> None:
         """Lets go of the files; tensors that were handed out keep their maps alive."""
         self._handles.clear()

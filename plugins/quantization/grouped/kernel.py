@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +22,8 @@ from dovetail.plugins.quantization.grouped.rounding import round_to_eight
 SOURCE = Path(__file__).with_name("linear.c")
 BLOCK = 32
 """Input features come in whole blocks of so many."""
+
+_PLAIN = "plain."
 
 Rounding = Callable[[torch.Tensor], Groups]
 """From a weight in full precision, [rows, columns], to groups."""
@@ -85,6 +89,16 @@ class _Library:
         self.packed_bytes.restype = whole
 
 
+@functools.cache
+def layout() -> str:
+    """What packed weights look like; see `QuantizationMethod.layout`. Named by the sources that make them, whose number
+    of rows in a tile depends on the processor."""
+    digest = hashlib.blake2b(digest_size=12)
+    for file in sorted((*SOURCE.parent.glob("*.py"), *SOURCE.parent.glob("*.c"))):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return f"{digest.hexdigest()}, {native.load(SOURCE).tile_rows()} rows a tile"
+
+
 class GroupedLinear(LinearKernel):
     """One linear layer in tiles of output rows, each fused part in the format that it came in.
 
@@ -114,6 +128,22 @@ class GroupedLinear(LinearKernel):
         ]
         self._segments = (_Segment * len(segments))(*segments)
         self._address = ctypes.addressof(self._segments)
+
+    def packed(self) -> Mapping[str, torch.Tensor]:
+        """Each part under where it goes and its format."""
+        return {
+            f"{first}.{rows}.{form.bits}.{form.group}.{int(form.has_min)}.{form.zero}": data
+            for first, (data, rows, form) in self._parts.items()
+        }
+
+    def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
+        """Into this process's own memory for weights."""
+        for name, kept in packed.items():
+            first, rows, bits, group, has_min, zero = map(int, name.split("."))
+            data = self._memory.take(len(kept))
+            data.copy_(kept)
+            self._parts[first] = (data, rows, GroupFormat(bits, group, bool(has_min), zero))
+        self.finish()
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias, for float32 and bfloat16 in one pass."""
@@ -201,6 +231,19 @@ class MixedLinear(LinearKernel):
     def finish(self) -> None:
         """Packs what came packed."""
         self._grouped.finish()
+
+    def packed(self) -> Mapping[str, torch.Tensor]:
+        """The packed parts, and the others by their first row."""
+        plain = {f"{_PLAIN}{rows.start}": kernel.weight for rows, kernel in self._plain.values()}
+        return {**self._grouped.packed(), **plain}
+
+    def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
+        """As `GroupedLinear.restore`; parts in full precision stay in the file's map."""
+        for name, weight in packed.items():
+            if name.startswith(_PLAIN):
+                first = int(name.removeprefix(_PLAIN))
+                self._plain[first] = (slice(first, first + len(weight)), TorchLinear(weight))
+        self._grouped.restore({name: data for name, data in packed.items() if not name.startswith(_PLAIN)})
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias."""

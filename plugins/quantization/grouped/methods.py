@@ -11,7 +11,7 @@ from dovetail.contracts.quantization import LinearKernel, LinearShape, Quantizat
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
 from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, PACKED_FORMATS
-from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding
+from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding, layout
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
 
 
@@ -35,7 +35,7 @@ def reasons_against(name: str, need: QuantizationNeed) -> list[str]:
 class GroupedMethod(QuantizationMethod):
     """What the methods have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     stability = "provisional"
     embeddings = True
 
@@ -43,6 +43,10 @@ class GroupedMethod(QuantizationMethod):
         super().__init__(options, need)
         self.memory = WeightMemory()
         """What the kernels lay their weights out in."""
+
+    def layout(self) -> str:
+        """Tiles of as many rows as the processor's vectors have lanes."""
+        return layout()
 
     def linear(self, shape: LinearShape, rounding: Rounding, skip: tuple[str, ...] = ()) -> LinearKernel | None:
         """A kernel, except for skipped layers and input sizes that leave a broken block."""

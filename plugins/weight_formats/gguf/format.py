@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.weights import ModelFiles, TokenizerFiles, WeightFormat, WeightReader
 from dovetail.plugins.weight_formats.gguf.config import architecture_of, build_config
 from dovetail.plugins.weight_formats.gguf.header import MAGIC, Header, read_header
@@ -24,10 +24,6 @@ class GGUFFormat(WeightFormat):
     come in their blocks where the caller can hold these."""
 
     contract = (1, 1)
-
-    def __init__(self, options: PluginOptions):
-        super().__init__(options)
-        self._headers: dict[tuple[Path, int, int], Header] = {}
 
     @classmethod
     def recognizes(cls, files: ModelFiles) -> bool:
@@ -67,10 +63,7 @@ class GGUFFormat(WeightFormat):
             status = path.stat()
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-        key = (path, status.st_size, status.st_mtime_ns)
-        if key not in self._headers:
-            self._headers[key] = _read_parts(path)
-        return self._headers[key]
+        return _read_parts(path, status.st_size, status.st_mtime_ns)
 
 
 def _file_of(path: Path) -> Path:
@@ -85,8 +78,10 @@ def _file_of(path: Path) -> Path:
     return first[0]
 
 
-def _read_parts(path: Path) -> Header:
-    """The header of `path` with the tensors of all files that the model is split over."""
+@functools.lru_cache(maxsize=2)
+def _read_parts(path: Path, size: int, changed_ns: int) -> Header:
+    """The header of `path` with the tensors of all files that the model is split over. Config, tokenizer and weights
+    each ask for it, through instances of their own; size and time of change are there to tell a file that changed."""
     header = read_header(path)
     count = header.number("split.count") or 1
     if count <= 1:

@@ -116,6 +116,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "model.dtype": model.dtype,
         "model.max_model_len": model.max_model_len,
         "model.seed": model.seed,
+        "model.packed_cache_gib": resolved.model.packed_cache_gib,
         "model.max_logprobs": model.max_logprobs,
         "model.hf_overrides": {},
         "model.quantization": None,

@@ -31,7 +31,9 @@ CONTEXT = 20
 
 def examined(path: Path, *, context: int | None = CONTEXT, **model: Any) -> Model:
     environment = Environment("cpu", num_cpus=2, memory_bytes=8 << 30)
-    layered = load_config({"device": "cpu", "model": {"path": str(path), **model}})
+    # Pages of one dtype, whatever the weights are: what is compared is weights.
+    cache = {"dtype": "float32"}
+    layered = load_config({"device": "cpu", "model": {"path": str(path), **model}, "cache": cache})
     return examine_model(explain(layered, environment=environment), environment, MEASURED, context)
 
 

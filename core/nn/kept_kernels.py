@@ -1,0 +1,106 @@
+"""Kernels whose packed weights are kept on disk: laid out once per model and machine, restored at later starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from dovetail.contracts.quantization import LinearKernel, LinearShape
+from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.packed_cache import PackedCache
+
+logger = logging.getLogger(__name__)
+
+
+class KeptKernel(LinearKernel):
+    """A kernel that may have been restored, in which case the first weights that it is given are those it has."""
+
+    def __init__(self, shape: LinearShape, kernel: LinearKernel):
+        self.shape = shape
+        self.kernel = kernel
+        self._is_restored = False
+
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """Passed on, unless restored."""
+        if not self._is_restored:
+            self.kernel.load(rows, weight)
+
+    def finish(self) -> None:
+        """Passed on, unless restored. Weights that are loaded later are new ones."""
+        if not self._is_restored:
+            self.kernel.finish()
+        self._is_restored = False
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The kernel's."""
+        return self.kernel.apply(x, bias)
+
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The kernel's."""
+        return self.kernel.lookup(ids, dtype)
+
+    def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
+        """The kernel's; what follows up to `finish` is passed over."""
+        self.kernel.restore(packed)
+        self._is_restored = True
+
+    def packed(self) -> Mapping[str, torch.Tensor]:
+        """The kernel's."""
+        return self.kernel.packed()
+
+
+class KernelKeeper:
+    """The kernels of one model on one rank, and the file that they are kept in."""
+
+    def __init__(self, cache: PackedCache):
+        self._cache = cache
+        self._kernels: dict[str, KeptKernel] = {}
+        self._twice: str | None = None
+        self.is_restored = False
+        """Whether every kernel has its weights already."""
+
+    def wrap(self, shape: LinearShape, kernel: LinearKernel) -> LinearKernel:
+        """A kernel to use in place of `kernel`."""
+        if shape.name in self._kernels:
+            self._twice = shape.name
+        self._kernels[shape.name] = KeptKernel(shape, kernel)
+        return self._kernels[shape.name]
+
+    def restore(self, files: Sequence[Path], made_by: Sequence[str], bytes_per_weight: float) -> str | None:
+        """Restores every kernel from what an earlier start kept, if it did. `made_by`: all that the packed weights
+        depend on besides the contents of `files`.
+
+        Returns the key under which `keep` should store them; None if they are restored, or are not to be kept: no files
+        that would identify them, or more than fits.
+        """
+        sizes = (kernel.shape.in_features * kernel.shape.out_features for kernel in self._kernels.values())
+        if not files or self._twice is not None or not 0 < sum(sizes) * bytes_per_weight <= self._cache.max_bytes:
+            return None
+        try:
+            key = self._cache.content_key(files, *made_by)
+        except OSError as error:
+            logger.debug("packed weights are not kept: %s", error)
+            return None
+        kept = self._cache.get(key)
+        if kept is None or {name.rpartition("|")[0] for name in kept} != set(self._kernels):
+            return key
+        parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self._kernels}
+        for full_name, tensor in kept.items():
+            owner, _, part = full_name.rpartition("|")
+            parts[owner][part] = tensor
+        for name, kernel in self._kernels.items():
+            kernel.restore(parts[name])
+        self.is_restored = True
+        return None
+
+    def keep(self, key: str) -> None:
+        """Stores what the kernels hold now."""
+        parts = {
+            f"{name}|{part}": tensor
+            for name, kernel in self._kernels.items()
+            for part, tensor in kernel.packed().items()
+        }
+        self._cache.put(key, parts)

@@ -1,0 +1,122 @@
+"""Quantized weights are kept on disk: later starts restore them, and whatever is odd about them is packed anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.nn import native
+from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+pytestmark = pytest.mark.skipif(bool(native.reasons_against(SOURCE)), reason="no C compiler")
+
+Answer = Callable[..., list[int]]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("dovetail.runner.worker.default_directory", lambda: tmp_path / "weights")
+    return tmp_path / "weights"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_tiny_model(tmp_path / "model", tiny_config("llama"))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the layers whose weights were packed."""
+    names: list[str] = []
+    load = GroupedLinear.load
+
+    def noting(self: GroupedLinear, rows: slice, weight: torch.Tensor) -> None:
+        names.append(self._shape.name)
+        load(self, rows, weight)
+
+    monkeypatch.setattr(GroupedLinear, "load", noting)
+    return names
+
+
+def answer(model: Path, quantization: str = "q8", **options: object) -> Sequence[int]:
+    llm = LLM(
+        str(model),
+        quantization=quantization,
+        tokenizer_mode="none",
+        max_model_len=64,
+        options=[f"model.{key}={value}" for key, value in options.items()],
+    )
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    return list(llm.generate([[5, 6, 7, 8]], params)[0].outputs[0].token_ids)
+
+
+def weights_in(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("quantization", ["q8", "q4"])
+def test_the_second_start_packs_nothing_and_answers_alike(
+    model: Path, cache: Path, packed: list[str], quantization: str
+) -> None:
+    first = answer(model, quantization)
+    assert packed
+    packed.clear()
+    assert answer(model, quantization) == first
+    assert packed == []
+    assert len(weights_in(cache)) == 1
+
+
+def test_methods_do_not_share_what_they_kept(model: Path, cache: Path) -> None:
+    answer(model, "q8")
+    answer(model, "q4")
+    assert len(weights_in(cache)) == 2
+
+
+def test_other_weights_of_the_same_size_are_packed_anew(model: Path, cache: Path, packed: list[str]) -> None:
+    before = answer(model)
+    file = model / "model.safetensors"
+    save_file({name: tensor.flip(0).contiguous() for name, tensor in load_file(file).items()}, file)
+    packed.clear()
+    assert answer(model) != before
+    assert packed
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
+def test_a_damaged_file_is_replaced(model: Path, cache: Path, packed: list[str], damage: str) -> None:
+    expected = answer(model)
+    (file,) = weights_in(cache)
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    damaged = {"cut": whole[:middle], "changed": whole[:middle] + b"?" + whole[middle + 1 :], "emptied": b""}[damage]
+    file.write_bytes(damaged)
+    packed.clear()
+    assert answer(model) == expected
+    assert packed
+    assert weights_in(cache)[0].read_bytes() == whole
+
+
+def test_nothing_is_kept_where_there_is_no_room(model: Path, cache: Path) -> None:
+    answer(model, packed_cache_gib=0)
+    answer(model, packed_cache_gib=1e-6)
+    assert weights_in(cache) == []
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_else(model: Path, cache: Path) -> None:
+    cache.write_text("not a directory")
+    assert len(answer(model)) == 12
+
+
+def test_changed_config_is_another_model(model: Path, cache: Path) -> None:
+    answer(model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    answer(model)
+    assert len(weights_in(cache)) == 2
