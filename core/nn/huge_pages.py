@@ -34,9 +34,11 @@ class WeightMemory:
 
 
 def _chunk(num_bytes: int) -> torch.Tensor:
-    memory = mmap.mmap(-1, num_bytes)
     # Neither macOS nor Windows has the advice, and a kernel may be built without.
-    if "MADV_HUGEPAGE" in vars(mmap):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    if "MADV_HUGEPAGE" not in vars(mmap):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    # Private: Python's default is memory to share, of which few systems make huge pages.
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
