@@ -39,9 +39,7 @@ class CPUKernels:
         """The calls of each kind of layer, and where new tokens go."""
         slots = torch.from_numpy(batch.slot_mapping.copy())
         self._pages, self._offsets = slots // self._setup.block_size, slots % self._setup.block_size
-        self._calls = {
-            shifts: planner.plan(batch) if len(slots) else [] for shifts, planner in self._planners.items()
-        }
+        self._calls = {shifts: planner.plan(batch) if len(slots) else [] for shifts, planner in self._planners.items()}
 
     def forward(
         self,

@@ -116,9 +116,7 @@ class CPUPlanner:
                 padded[index, head, : len(blocks)] = blocks
         return padded
 
-    def _pages(
-        self, batch: AttentionBatch, request: np.ndarray, end_key: np.ndarray, blocks: np.ndarray
-    ) -> np.ndarray:
+    def _pages(self, batch: AttentionBatch, request: np.ndarray, end_key: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         """int64 [n, 1 or num_kv_heads, pages]"""
         per_block = self._visible.pattern.block_size // self._block_size
         columns = (blocks[..., None] * per_block + np.arange(per_block)).reshape(*blocks.shape[:2], -1)

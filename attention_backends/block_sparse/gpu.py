@@ -57,9 +57,7 @@ class GPUKernels:
             for layer in setup.layers
         }
         self._kinds = tuple(dict.fromkeys(self._kind_of.values()))
-        self._visible = {
-            kind: VisibleBlocks(pattern, kind.shifts, setup.spec.num_kv_heads) for kind in self._kinds
-        }
+        self._visible = {kind: VisibleBlocks(pattern, kind.shifts, setup.spec.num_kv_heads) for kind in self._kinds}
         with torch.inference_mode(False):
             self._shifts = {
                 kind: torch.tensor(kind.shifts, dtype=torch.int32, device=self._device) for kind in self._kinds

@@ -319,7 +319,9 @@ def check_setup(setup: AttentionSetup) -> None:
             raise ConfigError(f"paged_triton has no {dtype}; set {key} to one of {', '.join(sorted(served))}.")
     group = max((layer.num_heads // layer.num_kv_heads for layer in setup.layers), default=1)
     if group > MAX_GROUP:
-        raise ConfigError(f"paged_triton serves up to {MAX_GROUP} query heads for each key head; the model has {group}.")
+        raise ConfigError(
+            f"paged_triton serves up to {MAX_GROUP} query heads for each key head; the model has {group}."
+        )
 
 
 def device_facts(device: torch.device) -> tuple[int, int]:

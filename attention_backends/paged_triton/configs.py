@@ -56,10 +56,7 @@ def find_config(
     fitting = [
         config
         for config in (stored_configs() if configs is None else configs)
-        if config.arch <= arch
-        and config.head_size >= head_size
-        and config.kv_bytes == kv_bytes
-        and config.kind == kind
+        if config.arch <= arch and config.head_size >= head_size and config.kv_bytes == kv_bytes and config.kind == kind
     ]
     if not fitting:
         raise LookupError(f"no {kind} config for architecture {arch}, head size {head_size}, {kv_bytes}-byte pages")

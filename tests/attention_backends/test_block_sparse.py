@@ -120,9 +120,7 @@ def test_what_is_outside_of_the_pattern_is_not_read(heads):
     ]
     assert len(unseen) > len(request.block_ids) // 2
     kv_cache[torch.tensor(unseen)] = torch.nan
-    torch.testing.assert_close(
-        case.run(backend, kv_cache).double(), expected(case, chosen), atol=5e-6, rtol=5e-6
-    )
+    torch.testing.assert_close(case.run(backend, kv_cache).double(), expected(case, chosen), atol=5e-6, rtol=5e-6)
 
 
 def test_heads_are_counted_over_all_ranks():
@@ -148,7 +146,9 @@ def test_units_cover_the_step_within_blocks(seed, shape):
     batch = random_case(seed, shape).batch()
     units = create_units(batch, 16)
     assert (units.position // 16 == (units.position + units.count - 1) // 16).all()
-    tokens = [t for first, count in zip(units.first_token, units.count, strict=True) for t in range(first, first + count)]
+    tokens = [
+        t for first, count in zip(units.first_token, units.count, strict=True) for t in range(first, first + count)
+    ]
     assert tokens == list(range(int(batch.query_start[-1])))
 
 
