@@ -73,7 +73,7 @@ def _attend(layer: AttentionLayer, call: Call, query: torch.Tensor, kv_cache: to
 
 def _gather(pages: torch.Tensor, kv_cache: torch.Tensor, half: int, head_size: int) -> torch.Tensor:
     """Keys (half 0) or values of `pages` [n, num_kv_heads, p] -> [n, num_kv_heads, p * block_size, head_size]."""
-    num_units, num_kv_heads, num_pages = pages.shape
+    num_units, num_kv_heads = pages.shape[:2]
     elements = kv_cache.shape[3]
     heads = torch.arange(num_kv_heads)[:, None]
     page_stride = kv_cache.stride(0)

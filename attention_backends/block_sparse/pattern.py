@@ -1,4 +1,4 @@
-"""Which blocks of keys the queries of a block see: local, strided and sink blocks, alike or shifted from head to head."""
+"""Which blocks of keys the queries of a block see: local, strided and sink blocks, for all heads alike or shifted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class BlockSparseOptions(PluginOptions):
     sparse_block_size: int = Field(default=64, ge=1)
     """Tokens of a block of the pattern; a multiple of cache.block_size."""
     heads: Literal["same", "sliding", "sliding_groups"] = "same"
-    """Whether strided blocks are the same for all heads (vLLM's homo_head), shift from query head to query head, or from
-    key head to key head (homo_head_group)."""
+    """Whether strided blocks are the same for all heads (vLLM's homo_head), shift from query head to query head, or
+    from key head to key head (homo_head_group)."""
 
 
 @dataclass(frozen=True)

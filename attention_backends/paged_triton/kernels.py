@@ -284,7 +284,7 @@ def attend(
         PER_BLOCK: tl.constexpr = SPARSE // BLOCK_N
         visit = visits + (tl.program_id(1) * NUM_KV_HEADS + head) * 2
         list_begin, list_count = tl.load(visit), tl.load(visit + 1)
-        for i in range(0, list_count * PER_BLOCK):
+        for i in range(list_count * PER_BLOCK):
             start = tl.load(blocks + list_begin + i // PER_BLOCK) * SPARSE + (i % PER_BLOCK) * BLOCK_N
             acc, highest, total = _attend_block(
                 acc, highest, total, q, start, first_key, end_key, num_cached, own_first, positions, slots, tree_rows,

@@ -19,7 +19,6 @@ from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, random_case
 from dovetail.testing.attention_suite import AttentionBackendSuite
 
-
 patterns = st.fixed_dictionaries(
     {
         "local_blocks": st.integers(1, 4),
