@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from triton.runtime.errors import OutOfResources
 
-from dovetail.attention_backends.paged_triton import backend as backend_module
-from dovetail.attention_backends.paged_triton import launch
-from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend, device_facts
 from dovetail.attention_backends.paged_triton.configs import KINDS, KernelConfig, stored_configs, write_configs
+from dovetail.attention_backends.paged_triton.launch import Launcher
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 from dovetail.testing.attention_cases import make_batch
@@ -48,16 +47,26 @@ def setup_for(head_size: int, dtype: str, kv_dtype: str) -> AttentionSetup:
 
 def measure(setup: AttentionSetup, config: KernelConfig) -> float:
     """Microseconds of all steps of the config's kind; infinite where it does not fit the device."""
-    launch.find_config = lambda arch, head, width, kind: replace(config, kind=kind)
     try:
-        return sum(time_step(setup, requests) for requests in STEPS[config.kind])
+        return sum(time_step(setup, requests, config) for requests in STEPS[config.kind])
     except OutOfResources:
         return float("inf")
 
 
-def time_step(setup: AttentionSetup, requests: list[tuple[int, int]], repeats: int = 10) -> float:
+class Candidate(PagedTritonBackend):
+    """The backend with one config for all kinds of rows."""
+
+    def __init__(self, setup: AttentionSetup, config: KernelConfig):
+        self._config = config
+        super().__init__(PagedTritonBackend.Options(), setup)
+
+    def _create_launcher(self, setup: AttentionSetup, arch: int) -> Launcher:
+        return Launcher(setup, arch, tuple(replace(self._config, kind=kind) for kind in KINDS))
+
+
+def time_step(setup: AttentionSetup, requests: list[tuple[int, int]], config: KernelConfig, repeats: int = 10) -> float:
     """Median microseconds of one layer."""
-    backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
+    backend = Candidate(setup, config)
     counts = [-(-(cached + new) // setup.block_size) for cached, new in requests]
     ids, ends = 1 + np.random.default_rng(0).permutation(sum(counts)), np.cumsum(counts)
     rows = [
@@ -111,7 +120,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("No CUDA GPU: there is nothing to tune on.")
-    arch = backend_module.device_facts(torch.device("cuda"))[1]
+    arch = device_facts(torch.device("cuda"))[1]
     entries = {config.key: config for config in stored_configs()}
     for head_size in arguments.head_size or [64, 128, 256]:
         setup = setup_for(head_size, arguments.dtype, arguments.kv_dtype)

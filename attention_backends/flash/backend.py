@@ -54,9 +54,7 @@ class FlashBackend(AttentionBackend):
             return reasons
         if any(size > _LARGEST_HEAD or size % 8 for size in need.head_sizes):
             sizes = ", ".join(map(str, sorted(need.head_sizes)))
-            return [
-                f"{cls.__name__} serves head sizes up to {_LARGEST_HEAD} that are multiples of 8; the model has {sizes}."
-            ]
+            return [f"{cls.__name__} serves multiples of 8 up to {_LARGEST_HEAD} as head sizes; the model has {sizes}."]
         if not environment.devices:
             return [f"{cls.__name__} needs a CUDA GPU, and torch sees none: look at `nvidia-smi`."]
         device = min(environment.devices, key=lambda device: device.compute_capability)

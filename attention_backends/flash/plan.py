@@ -48,8 +48,8 @@ class PagedLengths:
         )
 
     def page_lists(self, block_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The table as FlashInfer wants it: begins [R + 1] in a list of pages, that list, and the keys on each request's
-        last page [R]."""
+        """The table as FlashInfer wants it: begins [R + 1] in a list of pages, that list, and the keys on the last
+        page of each request [R]."""
         num_pages = -(-self.seqused_k // block_size)
         begins = np.zeros(len(num_pages) + 1, dtype=np.int32)
         np.cumsum(num_pages, out=begins[1:])

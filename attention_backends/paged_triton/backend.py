@@ -31,7 +31,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment, PluginOptions
 
 if TYPE_CHECKING:
-    from dovetail.attention_backends.paged_triton.launch import Arrays
+    from dovetail.attention_backends.paged_triton.launch import Arrays, Launcher
 
 MAX_SHORT = 32
 """Query tokens up to which a request counts as decoding or verifying."""
@@ -105,12 +105,10 @@ class PagedTritonBackend(AttentionBackend):
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
         super().__init__(options, setup)
-        from dovetail.attention_backends.paged_triton.launch import Launcher
-
         check_setup(setup)
         device = torch.device(setup.device)
         num_processors, arch = device_facts(device)
-        self._launcher = Launcher(setup, arch)
+        self._launcher = self._create_launcher(setup, arch)
         self._most_extra = {
             name: max(1, count * num_processors // setup.spec.num_kv_heads)
             for name, count in _ITEMS_PER_PROCESSOR.items()
@@ -181,6 +179,11 @@ class PagedTritonBackend(AttentionBackend):
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values of single tokens; all sources are read first."""
         move_tokens(self.setup, kv_cache, source, target)
+
+    def _create_launcher(self, setup: AttentionSetup, arch: int) -> Launcher:
+        from dovetail.attention_backends.paged_triton.launch import Launcher
+
+        return Launcher(setup, arch)
 
     def _plan_pass(self, batch: AttentionBatch, rows: Rows, kind: _Kind, name: str, width: int) -> _Pass:
         is_long = name.startswith("long")

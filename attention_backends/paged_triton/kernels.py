@@ -4,13 +4,13 @@ Arrays that kernels share with `plan.py` (int32 unless said otherwise):
 
     tokens [T, 4]   slot, position, begin of its row in `tree` or -1, unused
     table           block tables of all requests, flat
-    items [n, 8]    first token row, tokens (0: nothing to do), begin in `table`, first key, end of keys, keys before the
-                    query of the request, first token row of the request, part (-1: the only one)
-    visits          block-sparse only: for each item and key head, [offset, count] of the key blocks to read, in `blocks`
+    items [n, 8]    first token row, tokens (0: nothing to do), begin in `table`, first key, end of keys, keys before
+                    the query of the request, first token row of the request, part (-1: the only one)
+    visits          block-sparse only: for each item and key head, [offset, count] of the key blocks in `blocks`
     merges [n, 4]   first token row, tokens, first part, parts (0: nothing to do)
 
-A page is [num_kv_heads, 2 (key, value), block_size, head_size]; in int8 each of the two is followed by one float16 scale
-per token. All kernels take the cache as it lies: only the stride between pages may differ from this.
+A page is [num_kv_heads, 2 (key, value), block_size, head_size]; in int8 each of the two is followed by one float16
+scale per token. All kernels take the cache as it lies: only the stride between pages may differ from this.
 """
 
 from __future__ import annotations
@@ -182,11 +182,10 @@ def _attend_block(
     elif HAS_SLOPES:
         scores += slopes[:, None] * (keys[None, :] - positions[:, None]).to(tl.float32)
     new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    shift = new_highest
     if MASKED:
         # A row that has seen no key yet: -inf - -inf is not a number.
         shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-    else:
-        shift = new_highest
     p = tl.exp2(scores - shift[:, None])
     shrink = tl.exp2(highest - shift)
     total = total * shrink + tl.sum(p, axis=1)

@@ -54,12 +54,13 @@ class Arrays:
 
 
 class Launcher:
-    """The kernels for the layers of one setup on one architecture."""
+    """The kernels for the layers of one setup on one architecture, with the stored configs unless others are given."""
 
-    def __init__(self, setup: AttentionSetup, arch: int):
+    def __init__(self, setup: AttentionSetup, arch: int, configs: tuple[KernelConfig, ...] | None = None):
         spec = setup.spec
         self._setup = setup
         self._arch = arch
+        self._configs = configs
         self.compute = compute_dtype(setup.dtype, spec.dtype)
         self.head_pad = padded_head(spec.head_size)
         self._is_int8 = spec.dtype == "int8"
@@ -76,7 +77,7 @@ class Launcher:
 
     def config(self, kind: str, rows: int, group: int, most_keys: int | None = None) -> KernelConfig:
         """The stored config for tiles of `rows` rows; a tile holds all `group` query heads of a key head at least."""
-        config = find_config(self._arch, self.head_pad, self._kv_bytes, kind)
+        config = find_config(self._arch, self.head_pad, self._kv_bytes, kind, self._configs)
         block_m = max(16, triton.next_power_of_2(group))
         if kind == "prefill":
             block_m = max(block_m, config.block_m)

@@ -1,9 +1,9 @@
 """The step plan of the Triton kernels, in numpy: which query tokens form a tile, over which keys, in how many parts.
 
 A **tile** is some tokens of one request with all query heads of a key head. An **item** is a tile over a range of its
-keys. Where there are fewer tiles than the device could work on, their keys are cut into several items, whose results are
-**parts** that `merge_parts` puts together. The number of items is bounded by the counts of requests and tokens alone, so
-that grids need not change with the lengths (see `Shape`).
+keys. Where there are fewer tiles than the device could work on, their keys are cut into several items, whose results
+are **parts** that `merge_parts` puts together. The number of items is bounded by the counts of requests and tokens
+alone (`max_tiles`), so grids need not change with the lengths.
 """
 
 from __future__ import annotations

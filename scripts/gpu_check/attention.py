@@ -265,9 +265,8 @@ def main() -> int:
         for check in correctness():
             failed |= not check.passed
             verdict = "ok" if check.passed else "WRONG"
-            print(
-                f"{check.backend:20} {check.dtype:9} {check.kv_dtype:14} {check.feature:14} {check.worst:9.2g} {verdict}"
-            )
+            what = f"{check.backend:20} {check.dtype:9} {check.kv_dtype:14} {check.feature:14}"
+            print(f"{what} {check.worst:9.2g} {verdict}")
             print(json.dumps({"check": "attention", **asdict(check)}), flush=True)
     if arguments.only != "correctness" and not failed:
         with torch.inference_mode():

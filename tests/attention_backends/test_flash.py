@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ class PagedWrapper:
     ):  # fmt: skip
         assert causal
         counts = paged_kv_indptr.diff()
-        self.table = [paged_kv_indices[a:b] for a, b in zip(paged_kv_indptr[:-1], paged_kv_indptr[1:], strict=True)]
+        self.table = [paged_kv_indices[a:b] for a, b in pairwise(paged_kv_indptr)]
         self.used = (counts - 1) * page_size + paged_kv_last_page_len
         self.starts, self.options = qo_indptr.clone(), (sm_scale, window_left, logits_soft_cap)
         self.shapes = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)

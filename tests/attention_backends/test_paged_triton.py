@@ -147,9 +147,9 @@ def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_t
             if count and part >= 0:
                 parts.append((part, first_token))
             for token in range(first_token, first_token + count):
-                assert (
-                    num_cached + token - own_first < batch.seq_lens[np.searchsorted(batch.query_start, token + 1) - 1]
-                )
+                request = np.searchsorted(batch.query_start, token + 1) - 1
+                assert own_first == batch.query_start[request]
+                assert num_cached == requests[request][0]
                 seen[token, first_key:end_key] += 1
         merged = [(part + i, first) for first, _, part, count in merges.tolist() for i in range(count)]
         assert sorted(parts) == sorted(merged)

@@ -2,7 +2,8 @@
 
 The interpreter must be chosen before Triton is imported, so these tests have a process of their own:
 
-    TRITON_INTERPRET=1 python -m pytest -W "ignore::RuntimeWarning" tests/attention_backends/interpreted/paged_triton_cases.py
+    TRITON_INTERPRET=1 python -m pytest -W "ignore::RuntimeWarning" \\
+        tests/attention_backends/interpreted/paged_triton_cases.py
 """
 
 from __future__ import annotations
