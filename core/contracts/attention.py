@@ -86,6 +86,15 @@ class AttentionLayer:
     alibi_slopes: tuple[float, ...] | None = None
     """One slope m per head: m * (key position - query position) is added to the scaled and capped score (ALiBi,
     section 3)."""
+    key_scale: float = 1.0
+    """Pages of fp8 hold key / key_scale, clamped to the largest number of their dtype; other dtypes do without. Since
+    1.2."""
+    value_scale: float = 1.0
+    """As `key_scale`, for values. Since 1.2."""
+    first_head: int = 0
+    """Which head of the whole layer is this rank's first. Since 1.2."""
+    total_heads: int = 0
+    """Heads of the whole layer, over all ranks; 0: `num_heads`. Since 1.2."""
 
 
 @dataclass(frozen=True)

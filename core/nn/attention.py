@@ -16,7 +16,8 @@ class Attention(torch.nn.Module):
 
     Creating one registers it in `context.attention_layers`. The runner hands it a backend and its cache with `bind`
     before the first forward pass. Head counts are those of this rank. A window that no sequence of the context
-    outgrows is dropped, since it is the same as full attention.
+    outgrows is dropped, since it is the same as full attention. `key_scale` and `value_scale` are those of
+    `AttentionLayer`, from checkpoints that bring them.
     """
 
     def __init__(
@@ -29,6 +30,8 @@ class Attention(torch.nn.Module):
         window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ):
         super().__init__()
         if window is not None and window >= context.max_model_len:
@@ -42,6 +45,10 @@ class Attention(torch.nn.Module):
             window=window,
             soft_cap=soft_cap,
             alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes),
+            key_scale=key_scale,
+            value_scale=value_scale,
+            first_head=context.tp_rank * num_heads,
+            total_heads=context.tp_size * num_heads,
         )
         self.cache = KVSpec(num_kv_heads, head_size, context.kv_dtype, window)
         """What the layer keeps between steps."""

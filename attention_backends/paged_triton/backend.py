@@ -1,0 +1,363 @@
+"""Attention on GPUs over the pages themselves, in Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from dovetail.attention_backends.paged_triton.buffers import StepArrays
+from dovetail.attention_backends.paged_triton.configs import KernelConfig
+from dovetail.attention_backends.paged_triton.plan import (
+    Rows,
+    create_items,
+    create_tiles,
+    max_tiles,
+    split_rows,
+    token_records,
+)
+from dovetail.contracts.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionCapabilities,
+    AttentionLayer,
+    AttentionNeed,
+    AttentionSetup,
+)
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.plugin import Environment, PluginOptions
+
+if TYPE_CHECKING:
+    from dovetail.attention_backends.paged_triton.launch import Arrays, Launcher
+
+MAX_SHORT = 32
+"""Query tokens up to which a request counts as decoding or verifying."""
+MAX_TREE = 256
+"""Tokens of the largest tree; sizes the buffer of masks."""
+MAX_GROUP = 128
+MAX_HEAD = 256
+_DRAFT_ROOM = 256
+"""Tokens that drafts may reach beyond `max_model_len`."""
+_ITEMS_PER_PROCESSOR = {"short": 4, "long": 2}
+"""Items times key heads that each multiprocessor should find, so that all end at about the same time."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Layers whose tiles and key ranges are the same."""
+
+    group: int
+    window: int | None
+
+    @classmethod
+    def of(cls, layer: AttentionLayer) -> _Kind:
+        return cls(layer.num_heads // layer.num_kv_heads, layer.window)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One launch of a step: the short or the long rows of one kind."""
+
+    config: KernelConfig
+    tokens_per_tile: int
+    num_items: int
+    """Programs, of which some may find nothing to do: a bound that does not depend on lengths."""
+    num_merges: int
+    has_parts: bool
+    arrays: Arrays
+    merges: torch.Tensor
+
+
+class PagedTritonBackend(AttentionBackend):
+    """One kernel for prefill, chunks, decode and verify rows: the query heads of a key head form one tile, long key
+    ranges are cut over the device and put together by a second kernel.
+
+    A page is [num_kv_heads, 2 (key, value), block_size, head_size]; in int8 each of the two is followed by one float16
+    scale per token; fp8 pages hold keys / `AttentionLayer.key_scale`, clamped to the largest number.
+
+    `forward` can be captured in a graph. A captured graph serves every later step with as many requests, as many
+    tokens and the same `AttentionBatch.max_query_len` (which may be an upper bound), whatever lengths, pages and trees.
+    """
+
+    contract = (1, 2)
+    preference: ClassVar[int] = 10
+    capabilities = AttentionCapabilities(
+        device_types=frozenset({"cuda"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        kv_dtypes=frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"}),
+        sliding_window=True,
+        soft_cap=True,
+        alibi=True,
+        trees=True,
+        graph_capture=True,
+    )
+
+    @classmethod
+    def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
+        """What the capabilities leave open, Triton, and a GPU that the kernels compile for."""
+        return super().check(need, options, environment) or [
+            *against_shapes(cls.__name__, need),
+            *against_machine(cls.__name__, need, environment),
+        ]
+
+    def __init__(self, options: PluginOptions, setup: AttentionSetup):
+        super().__init__(options, setup)
+        check_setup(setup)
+        device = torch.device(setup.device)
+        num_processors, arch = device_facts(device)
+        self._launcher = self._create_launcher(setup, arch)
+        self._most_extra = {
+            name: max(1, count * num_processors // setup.spec.num_kv_heads)
+            for name, count in _ITEMS_PER_PROCESSOR.items()
+        }
+        self._kind_of = {layer.layer_id: _Kind.of(layer) for layer in setup.layers}
+        self._kinds = tuple(dict.fromkeys(self._kind_of.values()))
+        self._table_room = -(-(setup.max_model_len + _DRAFT_ROOM) // setup.block_size) * setup.max_num_seqs
+        self._arrays = self._create_arrays(device)
+        self._passes: dict[_Kind, list[_Pass]] = {}
+        with torch.inference_mode(False):
+            self._partials, self._sums = self._create_partials(device)
+
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """[num_blocks, num_kv_heads, 2 (key, value), elements of a block]: see the class."""
+        return page_shape(self.setup, num_blocks)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Cuts the step into tiles and items, once for each kind of layer, and sends them to the device."""
+        self._passes.clear()
+        num_tokens = int(batch.query_start[-1])
+        if num_tokens == 0:
+            return
+        arrays = self._arrays
+        arrays.begin()
+        self._check_sizes(batch)
+        num_bytes = token_records(batch, arrays.host("tokens"), arrays.host("tree"))
+        arrays.send("tokens", num_tokens)
+        arrays.send("tree", num_bytes)
+        width = -(-batch.max_seq_len // self.setup.block_size)
+        size = len(batch.seq_lens) * width
+        arrays.host("table")[:size] = batch.block_table[:, :width].reshape(-1)
+        arrays.send("table", size)
+        short, long = split_rows(batch, MAX_SHORT)
+        for index, kind in enumerate(self._kinds):
+            passes = []
+            if not short.is_empty:
+                passes.append(self._plan_pass(batch, short, kind, f"short{index}", width))
+            if not long.is_empty:
+                passes.append(self._plan_pass(batch, long, kind, f"long{index}", width))
+            self._passes[kind] = passes
+        arrays.end()
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Writes the new tokens, then launches what was planned."""
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if len(query) == 0:
+            return output
+        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
+        launcher = self._launcher
+        launcher.write(layer, key, value, kv_cache, self._arrays.device["tokens"])
+        # A graph serves steps whose keys are cut where this one's are not.
+        is_captured = query.is_cuda and torch.cuda.is_current_stream_capturing()
+        for step in self._passes[self._kind_of[layer.layer_id]]:
+            launcher.attend(layer, query, kv_cache, output, step.arrays, step.config, step.num_items)
+            if step.has_parts or is_captured:
+                launcher.merge(
+                    layer, output, step.merges, step.arrays, step.config, step.tokens_per_tile, step.num_merges
+                )
+        return output
+
+    def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies keys and values of single tokens; all sources are read first."""
+        move_tokens(self.setup, kv_cache, source, target)
+
+    def _create_launcher(self, setup: AttentionSetup, arch: int) -> Launcher:
+        from dovetail.attention_backends.paged_triton.launch import Launcher
+
+        return Launcher(setup, arch)
+
+    def _plan_pass(self, batch: AttentionBatch, rows: Rows, kind: _Kind, name: str, width: int) -> _Pass:
+        is_long = name.startswith("long")
+        group = kind.group
+        if is_long:
+            config = self._launcher.config("prefill", 0, group)
+        elif batch.max_query_len == 1:
+            config = self._launcher.config("decode", group, group)
+        else:
+            config = self._launcher.config("verify", min(batch.max_query_len, MAX_SHORT) * group, group)
+        tokens_per_tile = config.block_m // group
+        most_extra = self._most_extra["long" if is_long else "short"]
+        num_tiles = max_tiles(rows, tokens_per_tile)
+        num_items, num_merges = num_tiles + most_extra, min(num_tiles, most_extra)
+        arrays = self._arrays
+        num_parts = create_items(
+            batch,
+            create_tiles(batch, rows, tokens_per_tile, kind.window),
+            width,
+            most_extra,
+            arrays.host(f"items_{name}")[:num_items],
+            arrays.host(f"merges_{name}")[:num_merges],
+        )
+        arrays.send(f"items_{name}", num_items)
+        arrays.send(f"merges_{name}", num_merges)
+        return _Pass(
+            config,
+            tokens_per_tile,
+            num_items,
+            num_merges,
+            num_parts > 0,
+            self._launch_arrays(f"items_{name}"),
+            arrays.device[f"merges_{name}"],
+        )
+
+    def _launch_arrays(self, items: str) -> Arrays:
+        from dovetail.attention_backends.paged_triton.launch import Arrays
+
+        arrays = self._arrays.device
+        nothing = arrays["tokens"]
+        return Arrays(
+            arrays["tokens"],
+            arrays["table"],
+            arrays["tree"],
+            arrays[items],
+            nothing,
+            nothing,
+            self._partials,
+            self._sums,
+        )
+
+    def _create_arrays(self, device: torch.device) -> StepArrays:
+        setup = self.setup
+        arrays = StepArrays(device)
+        arrays.add("tokens", (setup.max_num_batched_tokens, 4))
+        arrays.add("tree", (setup.max_num_batched_tokens * MAX_TREE,), np.uint8)
+        arrays.add("table", (self._table_room,))
+        for index, kind in enumerate(self._kinds):
+            for name, most_tiles in (
+                ("short", setup.max_num_batched_tokens),
+                ("long", setup.max_num_batched_tokens // self._tokens_per_long_tile(kind) + setup.max_num_seqs),
+            ):
+                extra = self._most_extra[name]
+                arrays.add(f"items_{name}{index}", (most_tiles + extra, 8))
+                arrays.add(f"merges_{name}{index}", (extra, 4))
+        return arrays
+
+    def _tokens_per_long_tile(self, kind: _Kind) -> int:
+        return self._launcher.config("prefill", 0, kind.group).block_m // kind.group
+
+    def _create_partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for parts, which all layers share, since they run one after another."""
+        launcher, heads = self._launcher, self.setup.spec.num_kv_heads
+        rows = max(
+            2 * self._most_extra[name] * launcher.config(kind_name, MAX_SHORT * kind.group, kind.group).block_m
+            for kind in self._kinds
+            for name, kind_name in (("short", "verify"), ("long", "prefill"))
+        )
+        partials = torch.empty(rows * heads, launcher.head_pad, dtype=torch.float32, device=device)
+        return partials, torch.empty(rows * heads, 2, dtype=torch.float32, device=device)
+
+    def _check_sizes(self, batch: AttentionBatch) -> None:
+        """Buffers stay where they are, since graphs know their addresses: a step that is larger is refused."""
+        setup = self.setup
+        num_tokens, num_requests = int(batch.query_start[-1]), len(batch.seq_lens)
+        largest_tree = max((len(mask) for mask in batch.tree_masks.values()), default=0)
+        most_keys = setup.max_model_len + _DRAFT_ROOM
+        for what, count, most in (
+            ("query tokens", num_tokens, setup.max_num_batched_tokens),
+            ("requests", num_requests, setup.max_num_seqs),
+            ("keys in one request", batch.max_seq_len, most_keys),
+            ("tokens in one tree", largest_tree, MAX_TREE),
+        ):
+            if count > most:
+                raise ConfigError(f"paged_triton was set up for {most} {what}; this step has {count}.")
+
+
+def against_shapes(name: str, need: AttentionNeed) -> list[str]:
+    """What the kernels cannot serve, whatever the machine."""
+    reasons = []
+    if max(need.head_sizes, default=0) > MAX_HEAD:
+        reasons.append(f"{name} serves head sizes up to {MAX_HEAD}; the model has {max(need.head_sizes)}.")
+    if need.kv_dtype == "int8" and any(size * need.block_size % 2 for size in need.head_sizes):
+        reasons.append(f"{name} needs an even number of elements in a block of int8; set cache.block_size.")
+    return reasons
+
+
+def against_machine(name: str, need: AttentionNeed, environment: Environment) -> list[str]:
+    """Whether Triton and a GPU that it compiles for are there."""
+    if need.device_type != "cuda":
+        return []
+    if importlib.util.find_spec("triton") is None:
+        return [f"{name} needs Triton, which is not installed: pip install 'dovetail[triton]'."]
+    if not environment.devices:
+        return [f"{name} needs a CUDA GPU, and torch sees none: look at `nvidia-smi` and at torch.version.cuda."]
+    device = min(environment.devices, key=lambda device: device.compute_capability)
+    major, minor = device.compute_capability
+    if major < 8:
+        return [f"{name} needs compute capability 8.0 (Ampere) or later; {device.name} has {major}.{minor}."]
+    if need.kv_dtype == "float8_e4m3fn" and (major, minor) < (8, 9):
+        return [
+            f"{name} needs compute capability 8.9 for pages of float8_e4m3fn; {device.name} has {major}.{minor}; set "
+            f"cache.dtype to float8_e5m2 or int8."
+        ]
+    return []
+
+
+def check_setup(setup: AttentionSetup) -> None:
+    """Raises `ConfigError` for what `check` could not see."""
+    can = PagedTritonBackend.capabilities
+    for key, dtype, served in (
+        ("cache.dtype", setup.spec.dtype, can.kv_dtypes or ()),
+        ("model.dtype", setup.dtype, can.dtypes),
+    ):
+        if dtype not in served:
+            raise ConfigError(f"paged_triton has no {dtype}; set {key} to one of {', '.join(sorted(served))}.")
+    group = max((layer.num_heads // layer.num_kv_heads for layer in setup.layers), default=1)
+    if group > MAX_GROUP:
+        raise ConfigError(
+            f"paged_triton serves up to {MAX_GROUP} query heads for each key head; the model has {group}."
+        )
+
+
+def device_facts(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and the compute capability as in `KernelConfig.arch`."""
+    if device.type != "cuda":
+        return 1, 80  # Triton's interpreter
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.major * 10 + properties.minor
+
+
+def page_shape(setup: AttentionSetup, num_blocks: int) -> tuple[int, ...]:
+    """[num_blocks, num_kv_heads, 2 (key, value), elements of a block]."""
+    spec = setup.spec
+    token_bytes = spec.page_bytes(1) // (2 * spec.num_kv_heads)
+    elements = setup.block_size * token_bytes // getattr(torch, spec.dtype).itemsize
+    return (num_blocks, spec.num_kv_heads, 2, elements)
+
+
+def move_tokens(setup: AttentionSetup, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+    """`AttentionBackend.move_slots` for pages of `page_shape`."""
+    block_size, size = setup.block_size, setup.spec.head_size
+    page, offset = source // block_size, source % block_size
+    new_page, new_offset = target // block_size, target % block_size
+    if kv_cache.itemsize == 1:
+        kv_cache = kv_cache.view(torch.uint8)  # torch indexes no fp8
+    pages, heads = kv_cache.shape[:2]
+    vectors = kv_cache[..., : block_size * size].view(pages, heads, 2, block_size, size)
+    vectors[new_page, :, :, new_offset] = vectors[page, :, :, offset]
+    if setup.spec.dtype == "int8":
+        scales = kv_cache[..., block_size * size :].view(pages, heads, 2, block_size, 2)
+        scales[new_page, :, :, new_offset] = scales[page, :, :, offset]
+
+
+def dense_vectors(tensor: torch.Tensor) -> torch.Tensor:
+    """[T, heads, size] whose vectors are contiguous; slices of one projection are already."""
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()

@@ -1,0 +1,214 @@
+"""Launches of the kernels: everything that is fixed for one backend, resolved once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+
+from dovetail.attention_backends.paged_triton.configs import KernelConfig, find_config
+from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts, write_pages
+from dovetail.contracts.attention import AttentionLayer, AttentionSetup
+
+FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+_TL_DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32}
+_MERGED_AT_ONCE = 16
+_WRITTEN_AT_ONCE = 2048
+"""Elements of keys that one program writes."""
+
+
+def compute_dtype(dtype: str, kv_dtype: str) -> str:
+    """What the kernel multiplies: the queries' dtype, which fp8 and int8 fit into; float32 where two wide ones mix."""
+    return dtype if kv_dtype in (dtype, "int8", *FP8_LARGEST) else "float32"
+
+
+def padded_head(head_size: int) -> int:
+    """The power of two that tiles are wide, 16 at least."""
+    return max(16, triton.next_power_of_2(head_size))
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What the kernel knows of a block-sparse pattern; with `block_size` 0 it attends to all keys."""
+
+    block_size: int = 0
+    local_blocks: int = 0
+    vert_stride: int = 0
+    sink_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Device arrays of one launch, as kernels.py describes them."""
+
+    tokens: torch.Tensor
+    table: torch.Tensor
+    tree: torch.Tensor
+    items: torch.Tensor
+    visits: torch.Tensor
+    blocks: torch.Tensor
+    partials: torch.Tensor
+    sums: torch.Tensor
+
+
+class Launcher:
+    """The kernels for the layers of one setup on one architecture, with the stored configs unless others are given."""
+
+    def __init__(self, setup: AttentionSetup, arch: int, configs: tuple[KernelConfig, ...] | None = None):
+        spec = setup.spec
+        self._setup = setup
+        self._arch = arch
+        self._configs = configs
+        self.compute = compute_dtype(setup.dtype, spec.dtype)
+        self.head_pad = padded_head(spec.head_size)
+        self._is_int8 = spec.dtype == "int8"
+        wide = {"float16": 2, "bfloat16": 2, "float32": 4}[self.compute]
+        self._kv_bytes = 1 if spec.dtype in ("int8", *FP8_LARGEST) and wide == 2 else wide
+        self._alibi: dict[int, torch.Tensor] = {}
+        with torch.inference_mode(False):
+            self._nothing = torch.zeros(1, dtype=torch.int32, device=setup.device)
+            self._no_slopes = torch.zeros(1, dtype=torch.float32, device=setup.device)
+            for layer in setup.layers:
+                if layer.alibi_slopes is not None:
+                    slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=setup.device)
+                    self._alibi[layer.layer_id] = slopes
+
+    def config(self, kind: str, rows: int, group: int, most_keys: int | None = None) -> KernelConfig:
+        """The stored config for tiles of `rows` rows; a tile holds all `group` query heads of a key head at least."""
+        config = find_config(self._arch, self.head_pad, self._kv_bytes, kind, self._configs)
+        block_m = max(16, triton.next_power_of_2(group))
+        if kind == "prefill":
+            block_m = max(block_m, config.block_m)
+        else:
+            block_m = max(block_m, min(triton.next_power_of_2(rows), config.block_m))
+        block_n = config.block_n if most_keys is None else min(config.block_n, most_keys)
+        return replace(config, block_m=block_m, block_n=block_n)
+
+    def write(
+        self,
+        layer: AttentionLayer,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> None:
+        """New keys and values into their slots."""
+        spec = self._setup.spec
+        block_h = max(1, min(triton.next_power_of_2(spec.num_kv_heads), _WRITTEN_AT_ONCE // self.head_pad))
+        write_pages[(len(key), triton.cdiv(spec.num_kv_heads, block_h))](
+            key,
+            value,
+            kv_cache,
+            self._scales(kv_cache),
+            tokens,
+            key.stride(0),
+            key.stride(1),
+            value.stride(0),
+            value.stride(1),
+            kv_cache.stride(0),
+            1.0 / layer.key_scale,
+            1.0 / layer.value_scale,
+            FP8_LARGEST.get(spec.dtype, 0.0),
+            NUM_KV_HEADS=spec.num_kv_heads,
+            HEAD=spec.head_size,
+            HEAD_PAD=self.head_pad,
+            PAGE=self._setup.block_size,
+            BLOCK_H=block_h,
+            IS_FP8=spec.dtype in FP8_LARGEST,
+            IS_INT8=self._is_int8,
+            num_warps=4,
+        )
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+        arrays: Arrays,
+        config: KernelConfig,
+        num_items: int,
+        pattern: Pattern = Pattern(),
+        shifts: torch.Tensor | None = None,
+    ) -> None:
+        """All items of one launch; items of several parts leave them in `arrays.partials`."""
+        spec = self._setup.spec
+        attend[(spec.num_kv_heads, num_items)](
+            query,
+            kv_cache,
+            self._scales(kv_cache),
+            output,
+            arrays.tokens,
+            arrays.table,
+            arrays.tree,
+            arrays.items,
+            arrays.visits,
+            arrays.blocks,
+            arrays.partials,
+            arrays.sums,
+            self._alibi.get(layer.layer_id, self._no_slopes),
+            self._nothing if shifts is None else shifts,
+            query.stride(0),
+            query.stride(1),
+            kv_cache.stride(0),
+            layer.scale * self._unscale(layer.key_scale),
+            layer.soft_cap or 1.0,
+            self._unscale(layer.value_scale),
+            layer.window or 0,
+            pattern.vert_stride,
+            pattern.local_blocks,
+            pattern.sink_blocks,
+            GROUP=layer.num_heads // layer.num_kv_heads,
+            NUM_KV_HEADS=spec.num_kv_heads,
+            HEAD=spec.head_size,
+            HEAD_PAD=self.head_pad,
+            PAGE=self._setup.block_size,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            COMPUTE=_TL_DTYPES[self.compute],
+            PRECISION="ieee" if self.compute == "float32" else "tf32",
+            IS_INT8=self._is_int8,
+            HAS_WINDOW=layer.window is not None,
+            HAS_CAP=layer.soft_cap is not None,
+            HAS_SLOPES=layer.alibi_slopes is not None,
+            TREES=config.kind == "verify",
+            SPARSE=pattern.block_size,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+
+    def merge(
+        self,
+        layer: AttentionLayer,
+        output: torch.Tensor,
+        merges: torch.Tensor,
+        arrays: Arrays,
+        config: KernelConfig,
+        tokens_per_tile: int,
+        num_merges: int,
+    ) -> None:
+        """Puts the parts of tiles together whose keys were cut."""
+        group = layer.num_heads // layer.num_kv_heads
+        merge_parts[(tokens_per_tile * group, layer.num_kv_heads, num_merges)](
+            output,
+            merges,
+            arrays.partials,
+            arrays.sums,
+            self._unscale(layer.value_scale),
+            GROUP=group,
+            NUM_KV_HEADS=layer.num_kv_heads,
+            HEAD=layer.head_size,
+            HEAD_PAD=self.head_pad,
+            BLOCK_M=config.block_m,
+            BLOCK_P=_MERGED_AT_ONCE,
+            num_warps=4,
+        )
+
+    def _unscale(self, scale: float) -> float:
+        return scale if self._setup.spec.dtype in FP8_LARGEST else 1.0
+
+    def _scales(self, kv_cache: torch.Tensor) -> torch.Tensor:
+        """The scales of int8 pages lie between the vectors: the same memory, read as float16."""
+        return kv_cache.view(torch.float16) if self._is_int8 else kv_cache

@@ -1,0 +1,166 @@
+"""The step plan of the Triton kernels, in numpy: which query tokens form a tile, over which keys, in how many parts.
+
+A **tile** is some tokens of one request with all query heads of a key head. An **item** is a tile over a range of its
+keys. Where there are fewer tiles than the device could work on, their keys are cut into several items, whose results
+are **parts** that `merge_parts` puts together. The number of items is bounded by the counts of requests and tokens
+alone (`max_tiles`), so grids need not change with the lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.contracts.attention import AttentionBatch
+
+SPLIT_ALIGN = 128
+"""Key ranges are cut at multiples of this, which every BLOCK_N divides."""
+MIN_SPLIT = 256
+"""Keys below which a range is not cut: putting parts together would cost more."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The requests of a step that go through one launch."""
+
+    requests: np.ndarray
+    """int64: their indices in the batch, ascending."""
+    num_tokens: int
+
+    @property
+    def is_empty(self) -> bool:
+        return len(self.requests) == 0
+
+
+def split_rows(batch: AttentionBatch, max_short: int) -> tuple[Rows, Rows]:
+    """Short rows (queries of at most `max_short` tokens, and all trees) and long ones."""
+    query_lens = np.diff(batch.query_start)
+    is_short = query_lens <= max_short
+    if batch.tree_masks:
+        is_short[list(batch.tree_masks)] = True
+    if is_short.all():
+        none = np.zeros(0, dtype=np.int64)
+        return Rows(np.arange(len(query_lens)), int(batch.query_start[-1])), Rows(none, 0)
+    short, long = np.flatnonzero(is_short), np.flatnonzero(~is_short)
+    return Rows(short, int(query_lens[short].sum())), Rows(long, int(query_lens[long].sum()))
+
+
+def max_tiles(rows: Rows, tokens_per_tile: int) -> int:
+    """Most tiles that as many requests with as many tokens in all can have."""
+    return min(rows.num_tokens, rows.num_tokens // tokens_per_tile + len(rows.requests))
+
+
+def token_records(batch: AttentionBatch, out: np.ndarray, tree: np.ndarray) -> int:
+    """Fills `out` [T, 4] (see kernels.py) and the masks of all trees into `tree` (uint8); returns their bytes.
+
+    A token of a tree stands at its depth, not at its slot.
+    """
+    num_tokens = int(batch.query_start[-1])
+    query_lens = np.diff(batch.query_start)
+    out[:num_tokens, 0] = batch.slot_mapping
+    starts = batch.seq_lens - query_lens - batch.query_start[:-1]
+    if len(starts) == num_tokens:
+        out[:num_tokens, 1] = batch.seq_lens - 1
+    else:
+        out[:num_tokens, 1] = np.repeat(starts, query_lens) + np.arange(num_tokens, dtype=np.int32)
+    out[:num_tokens, 2] = -1
+    size = 0
+    for index, mask in batch.tree_masks.items():
+        rows = slice(int(batch.query_start[index]), int(batch.query_start[index + 1]))
+        count = rows.stop - rows.start
+        out[rows, 1] = batch.seq_lens[index] - count + mask.sum(axis=1) - 1
+        out[rows, 2] = size + np.arange(count) * count
+        tree[size : size + mask.size] = mask.reshape(-1)
+        size += mask.size
+    return size
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of one launch, each with the range of keys that some row of it sees."""
+
+    request: np.ndarray
+    """int32, as the rest: index in the batch."""
+    first_token: np.ndarray
+    count: np.ndarray
+    first_key: np.ndarray
+    end_key: np.ndarray
+
+
+def create_tiles(batch: AttentionBatch, rows: Rows, tokens_per_tile: int, window: int | None) -> Tiles:
+    """Cuts the queries of `rows` into tiles of at most `tokens_per_tile` tokens."""
+    starts, ends = batch.query_start[rows.requests], batch.query_start[rows.requests + 1]
+    num_cached = batch.seq_lens[rows.requests] - (ends - starts)
+    counts = -(-(ends - starts) // tokens_per_tile)
+    if len(rows.requests) == rows.num_tokens or (counts == 1).all():
+        place = np.arange(len(rows.requests))
+        first_token = starts
+    else:
+        place = np.repeat(np.arange(len(rows.requests)), counts)
+        index = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first_token = starts[place] + index * tokens_per_tile
+    count = np.minimum(ends[place] - first_token, tokens_per_tile)
+    position = num_cached[place] + first_token - starts[place]
+    end_key = position + count
+    request = rows.requests[place]
+    if batch.tree_masks:
+        # Any row of a tree may see any slot of the query, and stands at the query's begin at the earliest.
+        is_tree = np.isin(request, list(batch.tree_masks))
+        position = np.where(is_tree, num_cached[place], position)
+        end_key = np.where(is_tree, batch.seq_lens[request], end_key)
+    first_key = np.zeros_like(position) if window is None else np.maximum(position - (window - 1), 0)
+    return Tiles(request, first_token, count, first_key, end_key)
+
+
+def create_items(
+    batch: AttentionBatch, tiles: Tiles, table_width: int, most_extra: int, items: np.ndarray, merges: np.ndarray
+) -> int:
+    """Fills `items` and `merges` (see kernels.py), rows beyond them with 0; returns the number of parts.
+
+    Keys are cut so that about `most_extra` items of equal length come about, and never more than that beyond the
+    number of tiles. The longest items come first, so that no program starts late with much to do.
+    """
+    lengths = tiles.end_key - tiles.first_key
+    chunk = max(MIN_SPLIT, int(lengths.sum()) / max(most_extra, 1))
+    splits = np.ceil(lengths / chunk).astype(np.int32)
+    place = np.argsort(-(lengths // splits), kind="stable")
+    splits = splits[place]
+    if (splits == 1).all():
+        index, of, part = 0, 1, np.int32(-1)
+        merges[:] = 0
+        num_parts = 0
+    else:
+        is_cut = splits > 1
+        parts_before = np.cumsum(np.where(is_cut, splits, 0)) - splits
+        num_parts = int(splits[is_cut].sum())
+        num_merges = int(is_cut.sum())
+        merges[:num_merges, 0] = tiles.first_token[place[is_cut]]
+        merges[:num_merges, 1] = tiles.count[place[is_cut]]
+        merges[:num_merges, 2] = parts_before[is_cut]
+        merges[:num_merges, 3] = splits[is_cut]
+        merges[num_merges:] = 0
+        index = np.arange(splits.sum()) - np.repeat(np.cumsum(splits) - splits, splits)
+        of = np.repeat(splits, splits)
+        part = np.where(of > 1, np.repeat(parts_before, splits) + index, -1)
+        place = np.repeat(place, splits)
+    request = tiles.request[place]
+    first, end = tiles.first_key[place], tiles.end_key[place]
+    bounds = [_bound(first, end, index + step, of) for step in (0, 1)]
+    num_items = len(place)
+    items[:num_items, 0] = tiles.first_token[place]
+    items[:num_items, 1] = tiles.count[place]
+    items[:num_items, 2] = request * table_width
+    items[:num_items, 3] = bounds[0]
+    items[:num_items, 4] = bounds[1]
+    items[:num_items, 5] = batch.seq_lens[request] - (batch.query_start[request + 1] - batch.query_start[request])
+    items[:num_items, 6] = batch.query_start[request]
+    items[:num_items, 7] = part
+    items[num_items:] = 0
+    return num_parts
+
+
+def _bound(first: np.ndarray, end: np.ndarray, index: np.ndarray | int, of: np.ndarray | int) -> np.ndarray:
+    """Where part `index` of `of` begins: at a multiple of SPLIT_ALIGN, but for the ends."""
+    inner = (first + (end - first).astype(np.int64) * index // of) // SPLIT_ALIGN * SPLIT_ALIGN
+    return np.where(index == 0, first, np.where(index == of, end, np.maximum(inner, first)))

@@ -1,0 +1,284 @@
+"""Proves the attention backends on a GPU: correctness against `reference` first, then speed against the roofline.
+
+Prints a table, and one JSON object a line for machines. Ends with status 1 where a backend is wrong. Run::
+
+    python scripts/gpu_check/attention.py            # under two minutes on an H200
+    python scripts/gpu_check/attention.py --only correctness
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
+from dovetail.attention_backends.flash.backend import FlashBackend
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.reference import ReferenceBackend
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.testing.attention_cases import AttentionCase, CaseShape, make_batch, random_case
+
+DEVICE = "cuda"
+TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+GOALS = {"decode": 0.85, "prefill": 0.60}
+"""Shares of the measured copy bandwidth, and of the measured matrix-product rate."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison with `reference`."""
+
+    backend: str
+    dtype: str
+    kv_dtype: str
+    feature: str
+    worst: float
+    """Largest difference."""
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One measurement."""
+
+    backend: str
+    workload: str
+    kv_dtype: str
+    time_us: float
+    rate: float
+    unit: str
+    share: float
+    """Of what the device was measured to do."""
+    goal: float
+
+
+def environment() -> Environment:
+    properties = torch.cuda.get_device_properties(0)
+    device = DeviceInfo(properties.name, properties.total_memory, (properties.major, properties.minor))
+    return Environment("cuda", 1, 2**36, devices=(device,))
+
+
+def against(backend: type[AttentionBackend], setup: AttentionSetup, options: Any, trees: bool = False) -> list[str]:
+    """What the backend has against a setup."""
+    layer = setup.layers[0]
+    need = AttentionNeed(
+        "cuda",
+        setup.dtype,
+        setup.block_size,
+        frozenset({layer.head_size}),
+        sliding_window=layer.window is not None,
+        soft_cap=layer.soft_cap is not None,
+        alibi=layer.alibi_slopes is not None,
+        trees=trees,
+        kv_dtype=setup.spec.dtype,
+    )
+    return backend.check(need, options, environment())
+
+
+# --- correctness --------------------------------------------------------------------------------------------
+
+FEATURES: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "window": {"has_window": True},
+    "soft cap": {"has_soft_cap": True},
+    "ALiBi": {"has_alibi": True},
+    "trees": {"has_trees": True},
+    "trees, window": {"has_trees": True, "has_window": True},
+}
+
+
+def on_cpu(case: AttentionCase) -> torch.Tensor:
+    """What `reference` says of a case, over pages that hold what those of the case hold (fp8 and int8: about)."""
+    dtype = case.setup.spec.dtype
+    wide = dtype if dtype in ("float32", "float16", "bfloat16") else case.setup.dtype
+    setup = replace(case.setup, device="cpu", spec=replace(case.setup.spec, dtype=wide))
+    case = replace(case, setup=setup)
+    return case.run_from_scratch(ReferenceBackend(ReferenceBackend.Options(), case.setup)).float()
+
+
+def compare(backend: type[AttentionBackend], options: Any, feature: str, dtype: str, kv_dtype: str) -> Check | None:
+    """Some random steps; None where the backend does not serve them."""
+    worst = 0.0
+    slack = {"int8": 0.05, "float8_e4m3fn": 0.3, "float8_e5m2": 0.6}.get(kv_dtype, 0.0)
+    for seed, (head_size, block_size, long) in enumerate(
+        [(128, 16, False), (64, 32, True), (80, 16, False), (256, 64, False), (96, 128, True)]
+    ):
+        shape = CaseShape(
+            dtype=dtype,
+            device=DEVICE,
+            head_size=head_size,
+            block_size=block_size,
+            max_requests=4,
+            max_cached=3000 if long else 200,
+            max_query=600 if long else 40,
+            **FEATURES[feature],
+        )
+        case = random_case(seed, shape)
+        case = replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype)))
+        if against(backend, case.setup, options, trees="trees" in feature):
+            return None
+        actual = case.run_from_scratch(backend(options, case.setup)).float().cpu()
+        worst = max(worst, float((actual - on_cpu(case)).abs().max()))
+    return Check(backend.__name__, dtype, kv_dtype, feature, worst, worst <= TOLERANCES[dtype] + slack)
+
+
+def correctness() -> Iterator[Check]:
+    everything = BlockSparseBackend.Options(local_blocks=1000, sparse_block_size=128)
+    for backend, options in (
+        (PagedTritonBackend, PagedTritonBackend.Options()),
+        (FlashBackend, FlashBackend.Options()),
+        (BlockSparseBackend, everything),
+    ):
+        for dtype in ("bfloat16", "float16", "float32"):
+            for feature in FEATURES:
+                found = compare(backend, options, feature, dtype, dtype)
+                if found is not None:
+                    yield found
+        for kv_dtype in ("float8_e4m3fn", "float8_e5m2", "int8"):
+            found = compare(backend, options, "plain", "bfloat16", kv_dtype)
+            if found is not None:
+                yield found
+
+
+# --- speed --------------------------------------------------------------------------------------------------
+
+
+def time_us(function: Callable[[], Any], repeats: int = 20) -> float:
+    """Median of single calls on the device, after warming up."""
+    for _ in range(3):
+        function()
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for start, end in pairs:
+        start.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    return float(np.median([start.elapsed_time(end) for start, end in pairs])) * 1000
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second that a copy of 4 GiB reads and writes."""
+    source = torch.empty(1 << 30, dtype=torch.float32, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / (time_us(lambda: target.copy_(source), 5) * 1e-6)
+
+
+def matrix_rate() -> float:
+    """FLOP per second of a bfloat16 product of 8192-wide matrices."""
+    left, right = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    return 2 * 8192**3 / (time_us(lambda: left @ right, 10) * 1e-6)
+
+
+def llama_8b(kv_dtype: str, max_num_seqs: int, max_model_len: int) -> AttentionSetup:
+    layer = AttentionLayer(0, 32, 8, 128, 128**-0.5)
+    return AttentionSetup(
+        (layer,), KVSpec(8, 128, kv_dtype), 16, "bfloat16", DEVICE, max_num_seqs, 16384, max_model_len
+    )
+
+
+def step_of(backend: AttentionBackend, requests: list[tuple[int, int]]) -> Callable[[], torch.Tensor]:
+    """A planned step over pages in random order, as a graph where the backend can be captured."""
+    setup, rng = backend.setup, np.random.default_rng(0)
+    counts = [-(-(cached + new) // setup.block_size) for cached, new in requests]
+    ids, ends = 1 + rng.permutation(sum(counts)), np.cumsum(counts)
+    rows = [
+        (ids[end - count : end].tolist(), cached, cached + new)
+        for (cached, new), count, end in zip(requests, counts, ends, strict=True)
+    ]
+    shape = backend.kv_cache_shape(len(ids) + 1)
+    cache = torch.empty(shape, dtype=getattr(torch, setup.spec.dtype), device=DEVICE)
+    cache.view(torch.uint8).random_(0, 64)  # small finite numbers of every dtype
+    num_tokens = sum(new for _, new in requests)
+    query = torch.randn(num_tokens, 32, 128, dtype=torch.bfloat16, device=DEVICE)
+    key, value = (torch.randn(num_tokens, 8, 128, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    backend.plan(make_batch(rows, setup))
+
+    def step() -> torch.Tensor:
+        return backend.forward(setup.layers[0], query, key, value, cache)
+
+    if not backend.capabilities.graph_capture:
+        return step
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return output
+
+    return replay
+
+
+def speed() -> Iterator[Speed]:
+    bandwidth, flops = copy_bandwidth(), matrix_rate()
+    print(f"copy {bandwidth / 1e9:.0f} GB/s, bfloat16 product {flops / 1e12:.0f} TFLOP/s", flush=True)
+    for kind in (PagedTritonBackend, FlashBackend):
+        for kv_dtype in ("bfloat16", "float8_e4m3fn"):
+            for batch, keys in ((1, 8192), (64, 1024), (64, 8192)):
+                yield from decode(kind, kv_dtype, batch, keys, bandwidth)
+        for tokens in (2048, 16384):
+            yield from prefill(kind, tokens, flops)
+
+
+def decode(kind: type[AttentionBackend], kv_dtype: str, batch: int, keys: int, bandwidth: float) -> Iterator[Speed]:
+    setup, options = llama_8b(kv_dtype, batch, keys), kind.Options()
+    if against(kind, setup, options):
+        return
+    took = time_us(step_of(kind(options, setup), [(keys - 1, 1)] * batch))
+    rate = batch * setup.spec.page_bytes(keys) / (took * 1e-6)
+    goal = GOALS["decode"] if (batch, keys) == (64, 8192) else 0.0
+    yield Speed(kind.__name__, f"decode {batch} x {keys}", kv_dtype, took, rate / 1e9, "GB/s", rate / bandwidth, goal)
+
+
+def prefill(kind: type[AttentionBackend], tokens: int, flops: float) -> Iterator[Speed]:
+    setup, options = llama_8b("bfloat16", 4, tokens), kind.Options()
+    if against(kind, setup, options):
+        return
+    took = time_us(step_of(kind(options, setup), [(0, tokens)]), 8)
+    # Two products over the lower triangle.
+    rate = 2 * 2 * 32 * 128 * tokens * (tokens + 1) / 2 / (took * 1e-6)
+    yield Speed(
+        kind.__name__, f"prefill {tokens}", "bfloat16", took, rate / 1e12, "TFLOP/s", rate / flops, GOALS["prefill"]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Attention backends on a GPU: correctness, then speed.")
+    parser.add_argument("--only", choices=["correctness", "speed"])
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("No CUDA GPU: nothing of this can be checked here.", file=sys.stderr)
+        return 2
+    failed = False
+    if arguments.only != "speed":
+        for check in correctness():
+            failed |= not check.passed
+            verdict = "ok" if check.passed else "WRONG"
+            what = f"{check.backend:20} {check.dtype:9} {check.kv_dtype:14} {check.feature:14}"
+            print(f"{what} {check.worst:9.2g} {verdict}")
+            print(json.dumps({"check": "attention", **asdict(check)}), flush=True)
+    if arguments.only != "correctness" and not failed:
+        with torch.inference_mode():
+            for found in speed():
+                goal = f"goal {found.goal:.0%}" if found.goal else ""
+                print(
+                    f"{found.backend:20} {found.workload:16} {found.kv_dtype:14} {found.time_us:10.1f} us "
+                    f"{found.rate:8.1f} {found.unit:8} {found.share:5.0%} {goal}"
+                )
+                print(json.dumps({"speed": "attention", **asdict(found)}), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

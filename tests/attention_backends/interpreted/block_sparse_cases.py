@@ -1,0 +1,65 @@
+"""`block_sparse` through the kernels for GPUs, in Triton's interpreter; see paged_triton_cases.py.
+
+The CPU side, which is measured against a dense mask, is the oracle.
+"""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
+from dovetail.attention_backends.block_sparse.gpu import GPUKernels
+from dovetail.attention_backends.block_sparse.pattern import BlockSparseOptions
+from dovetail.testing.attention_cases import CaseShape, random_case
+
+
+class InterpretedBackend(BlockSparseBackend):
+    """The kernels for GPUs, on the CPU."""
+
+    def _create_kernels(self, options, setup):
+        return GPUKernels(options, setup)
+
+
+patterns = st.builds(
+    BlockSparseOptions,
+    local_blocks=st.integers(1, 3),
+    vert_stride=st.one_of(st.none(), st.integers(1, 6)),
+    sink_blocks=st.integers(0, 2),
+    sparse_block_size=st.sampled_from([16, 32]),
+    heads=st.sampled_from(["same", "sliding", "sliding_groups"]),
+)
+shapes = st.builds(
+    CaseShape,
+    dtype=st.sampled_from(["float32", "float16"]),
+    block_size=st.just(16),
+    head_size=st.sampled_from([16, 24]),
+    max_requests=st.integers(1, 3),
+    max_cached=st.sampled_from([60, 200]),
+    max_query=st.sampled_from([1, 5, 40]),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 2**32 - 1), shapes, patterns, st.sampled_from([0, 16]))
+def test_equals_the_cpu_side(seed, shape, options, padding):
+    case = random_case(seed, shape)
+    outputs = [
+        case.run_from_scratch(backend(options, case.setup), padding)
+        for backend in (InterpretedBackend, BlockSparseBackend)
+    ]
+    tolerance = 5e-6 if shape.dtype == "float32" else 2e-3
+    torch.testing.assert_close(*outputs, atol=tolerance, rtol=tolerance)
+
+
+def test_pages_outside_of_the_pattern_are_not_read():
+    options = BlockSparseOptions(local_blocks=1, sink_blocks=1, sparse_block_size=16)
+    case = random_case(5, CaseShape(block_size=16, head_size=16, max_requests=1, max_cached=300, max_query=1))
+    backend = InterpretedBackend(options, case.setup)
+    kv_cache = case.make_cache(backend)
+    case.write_past(backend, kv_cache)
+    expected = case.run(backend, kv_cache)
+    kv_cache[torch.tensor(case.requests[0].block_ids[1:-1])] = torch.nan
+    assert torch.equal(case.run(backend, kv_cache), expected)
+    assert case.requests[0].seq_len > 48

@@ -1,0 +1,158 @@
+"""`paged_triton` in Triton's interpreter, on the CPU: what tests/attention_backends/test_paged_triton.py runs.
+
+The interpreter must be chosen before Triton is imported, so these tests have a process of their own:
+
+    TRITON_INTERPRET=1 python -m pytest -W "ignore::RuntimeWarning" \\
+        tests/attention_backends/interpreted/paged_triton_cases.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.reference import ReferenceBackend
+from dovetail.contracts.attention import AttentionBackend, AttentionBatch
+from dovetail.contracts.errors import ConfigError
+from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, random_case
+from dovetail.testing.attention_suite import AttentionBackendSuite
+
+DTYPES = frozenset({"float32", "float16"})
+"""The interpreter multiplies no bfloat16: its matrices are of the bits, not of the numbers."""
+
+
+class InterpretedBackend(PagedTritonBackend):
+    """The backend itself; only what it says of machines is the interpreter's."""
+
+    capabilities = replace(
+        PagedTritonBackend.capabilities,
+        device_types=frozenset({"cpu"}),
+        dtypes=DTYPES,
+    )
+
+
+def create(case: AttentionCase) -> AttentionBackend:
+    return InterpretedBackend(InterpretedBackend.Options(), case.setup)
+
+
+def reference(case: AttentionCase) -> AttentionBackend:
+    return ReferenceBackend(ReferenceBackend.Options(), case.setup)
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 5e-6) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), atol=tolerance, rtol=tolerance)
+
+
+class TestPagedTriton(AttentionBackendSuite):
+    backend_class = InterpretedBackend
+    num_cases: ClassVar[int] = 2
+
+
+shapes = st.builds(
+    CaseShape,
+    dtype=st.sampled_from(sorted(DTYPES)),
+    block_size=st.sampled_from([16, 32, 64, 128]),
+    head_size=st.sampled_from([32, 80, 112, 128]),
+    max_requests=st.just(3),
+    max_query=st.sampled_from([1, 6, 40]),
+    has_window=st.booleans(),
+    has_soft_cap=st.booleans(),
+    has_alibi=st.booleans(),
+    has_trees=st.booleans(),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 2**32 - 1), shapes, st.sampled_from([0, 16]))
+def test_equals_reference(seed, shape, padding):
+    case = random_case(seed, shape)
+    tolerance = 5e-6 if shape.dtype == "float32" else 2e-3
+    assert_same(case.run_from_scratch(create(case), padding), case.run_from_scratch(reference(case)), tolerance)
+
+
+@pytest.mark.parametrize("has_window", [False, True])
+@pytest.mark.parametrize("max_query", [1, 7, 40])
+def test_long_keys_are_cut_and_put_together(max_query, has_window):
+    shape = CaseShape(max_requests=2, max_query=max_query, max_cached=1400, head_size=16, has_window=has_window)
+    case = random_case(2, replace(shape, has_trees=True))
+    assert_same(case.run_from_scratch(create(case)), case.expected())
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_fp8_pages_hold_scaled_numbers(kv_dtype):
+    """A scale that is a power of two shifts exponents only, until numbers leave the range and are clamped."""
+    case = random_case(4, CaseShape(head_size=32, max_requests=2))
+    scaled = replace(case.layer, key_scale=2.0**-3, value_scale=2.0**-2)
+    rounded = tuple(
+        replace(
+            request,
+            keys=as_cached(request.keys / scaled.key_scale, kv_dtype) * scaled.key_scale,
+            values=as_cached(request.values / scaled.value_scale, kv_dtype) * scaled.value_scale,
+        )
+        for request in case.requests
+    )
+    setup = replace(case.setup, layers=(scaled,), spec=replace(case.setup.spec, dtype=kv_dtype))
+    case = replace(case, setup=setup)
+    assert_same(case.run_from_scratch(create(case)), replace(case, requests=rounded).expected())
+
+
+def test_what_fp8_cannot_hold_is_clamped():
+    case = random_case(6, CaseShape(head_size=32, max_requests=1, max_cached=4, max_query=4))
+    request = case.requests[0]
+    huge, largest = (replace(request, values=torch.full_like(request.values, x)) for x in (1e6, 448.0))
+    setup = replace(case.setup, spec=replace(case.setup.spec, dtype="float8_e4m3fn"))
+    output = replace(case, setup=setup, requests=(huge,))
+    assert_same(output.run_from_scratch(create(output)), torch.full(largest.query.shape, 448.0))
+
+
+def test_layers_of_one_group_may_differ():
+    """In query heads, window and soft cap: the pages are kept for the one that sees most."""
+    case = random_case(11, CaseShape())
+    wide = case.layer
+    more_heads = replace(wide, layer_id=97, num_heads=2 * wide.num_heads)
+    layers = (wide, replace(wide, layer_id=98, window=5), replace(wide, layer_id=99, soft_cap=1.5), more_heads)
+    case = replace(case, setup=replace(case.setup, layers=layers))
+    backend = create(case)
+    kv_cache = case.make_cache(backend)
+    case.write_past(backend, kv_cache)
+    backend.plan(case.batch())
+    for layer in layers:
+        query, key, value = case.inputs()
+        requests = case.requests
+        if layer is more_heads:
+            query = torch.cat((query, query), dim=1)
+            requests = tuple(replace(r, query=torch.cat((r.query, r.query), dim=1)) for r in requests)
+        alone = replace(case, requests=requests, setup=replace(case.setup, layers=(layer,)))
+        assert_same(backend.forward(layer, query, key, value, kv_cache), alone.expected())
+
+
+def test_what_is_not_a_number_shows():
+    case = random_case(2, CaseShape(max_requests=1, head_size=16))
+    case.requests[0].keys[0] = torch.nan
+    assert torch.isnan(case.run_from_scratch(create(case))).all()
+
+
+def test_a_step_without_rows():
+    case = random_case(0, CaseShape())
+    backend = create(case)
+    empty = np.zeros(0, dtype=np.int32)
+    table = np.zeros((0, 4), dtype=np.int32)
+    backend.plan(AttentionBatch(np.zeros(1, dtype=np.int32), empty, table, empty.astype(np.int64), 0, 0))
+    output = backend.forward(case.layer, *(tensor[:0] for tensor in case.inputs()), case.make_cache(backend))
+    assert output.shape == (0, case.layer.num_heads, case.layer.head_size)
+
+
+def test_buffers_stay_where_they_are():
+    """What a graph has captured: a larger step than the setup's is refused, not served from new memory."""
+    case = random_case(0, CaseShape())
+    small = replace(case, setup=replace(case.setup, max_num_batched_tokens=1))
+    backend = create(small)
+    with pytest.raises(ConfigError, match="set up for 1 query tokens"):
+        backend.plan(random_case(3, CaseShape()).batch())

@@ -1,0 +1,212 @@
+"""`paged_triton`: its kernels in Triton's interpreter and ahead of time, its plan, its refusals. No GPU is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.paged_triton.configs import KINDS, KernelConfig, find_config, stored_configs
+from dovetail.attention_backends.paged_triton.plan import (
+    create_items,
+    create_tiles,
+    max_tiles,
+    split_rows,
+    token_records,
+)
+from dovetail.contracts.attention import AttentionLayer, AttentionNeed, AttentionSetup
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.testing.attention_cases import make_batch, random_tree
+
+BLOCK_SIZE = 16
+H200 = DeviceInfo("H200", 2**37, (9, 0))
+INTERPRETED = Path(__file__).with_name("interpreted")
+
+
+@pytest.mark.parametrize("cases", sorted(path.stem for path in INTERPRETED.glob("*_cases.py")))
+def test_kernels_in_the_interpreter(cases):
+    """In a process of its own: Triton decides when it is imported whether it interprets or compiles."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [*command, str(INTERPRETED / f"{cases}.py")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+
+
+# --- ahead of time ------------------------------------------------------------------------------------------
+
+SPILL_LIMIT = 0
+"""Bytes of registers that a default config may spill, per thread."""
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Bytes of shared memory that one program may have (CUDA C programming guide, table of compute capabilities)."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_default_configs_fit_and_do_not_spill(arch, kind):
+    pytest.importorskip("triton")
+    from dovetail.attention_backends.paged_triton import aot
+
+    used = aot.compile_attend(aot.Variant(), find_config(arch, 128, 2, kind), arch)
+    assert used.spill_bytes <= SPILL_LIMIT
+    assert used.shared_bytes <= SHARED_LIMIT[arch]
+
+
+def test_the_small_kernels_compile_without_spills():
+    pytest.importorskip("triton")
+    from dovetail.attention_backends.paged_triton import aot
+
+    variant = aot.Variant(kv_dtype="int8")
+    for used in (aot.compile_write(variant, 90), aot.compile_merge(variant, find_config(90, 128, 1, "verify"), 90)):
+        assert used.spill_bytes == 0
+
+
+# --- configs ------------------------------------------------------------------------------------------------
+
+
+def test_every_shape_has_a_config():
+    for arch in (80, 86, 89, 90, 100, 120):
+        for head_size in (16, 32, 64, 128, 256):
+            for kv_bytes in (1, 2, 4):
+                for kind in KINDS:
+                    config = find_config(arch, head_size, kv_bytes, kind)
+                    assert config.head_size >= head_size
+                    assert config.arch <= arch
+
+
+def test_one_entry_for_each_key():
+    keys = [config.key for config in stored_configs()]
+    assert len(keys) == len(set(keys))
+
+
+def test_the_nearest_entry_is_found():
+    configs = (
+        KernelConfig(80, 128, 2, "decode", 16, 64, 4, 3),
+        KernelConfig(80, 64, 2, "decode", 16, 64, 4, 3),
+        KernelConfig(90, 128, 2, "decode", 16, 64, 4, 3),
+    )
+    assert find_config(100, 128, 2, "decode", configs) == configs[2]
+    assert find_config(90, 32, 2, "decode", configs) == configs[1]
+    with pytest.raises(LookupError, match="no decode config for architecture 75"):
+        find_config(75, 64, 2, "decode", configs)
+
+
+# --- plan ---------------------------------------------------------------------------------------------------
+
+lengths = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 120)), min_size=1, max_size=8)
+
+
+def step(requests, trees=False):
+    setup = AttentionSetup(
+        (AttentionLayer(0, 1, 1, 8, 1.0),), KVSpec(1, 8, "float32"), BLOCK_SIZE, "float32", "cpu", 8, 960, 4096
+    )
+    rows = [([1] * (-(-(cached + new) // BLOCK_SIZE)), cached, cached + new) for cached, new in requests]
+    rng = np.random.default_rng(0)
+    masks = {i: random_tree(rng, new) for i, (_, new) in enumerate(requests) if trees and 1 < new <= 40 and i % 2}
+    return make_batch(rows, setup, masks)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lengths,
+    st.sampled_from([None, 1, 30, 700]),
+    st.booleans(),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([1, 7, 64]),
+)
+def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_tile, most_extra):
+    """Every row of every tile meets every key that it sees in just one item, within the bounds on their number."""
+    batch = step(requests, trees)
+    records = np.zeros((int(batch.query_start[-1]), 4), dtype=np.int32)
+    token_records(batch, records, np.zeros(10**5, dtype=np.uint8))
+    seen = np.zeros((len(records), 4096), dtype=int)
+    for rows in split_rows(batch, 32):
+        if rows.is_empty:
+            continue
+        num_tiles = max_tiles(rows, tokens_per_tile)
+        items = np.full((num_tiles + most_extra, 8), -7, dtype=np.int32)
+        merges = np.full((min(num_tiles, most_extra), 4), -7, dtype=np.int32)
+        tiles = create_tiles(batch, rows, tokens_per_tile, window)
+        num_parts = create_items(batch, tiles, 10, most_extra, items, merges)
+        assert num_parts <= 2 * most_extra
+        parts = []
+        for first_token, count, _, first_key, end_key, num_cached, own_first, part in items.tolist():
+            assert count <= tokens_per_tile
+            if count and part >= 0:
+                parts.append((part, first_token))
+            for token in range(first_token, first_token + count):
+                request = np.searchsorted(batch.query_start, token + 1) - 1
+                assert own_first == batch.query_start[request]
+                assert num_cached == requests[request][0]
+                seen[token, first_key:end_key] += 1
+        merged = [(part + i, first) for first, _, part, count in merges.tolist() for i in range(count)]
+        assert sorted(parts) == sorted(merged)
+    for request, (cached, new) in enumerate(requests):
+        for token in range(int(batch.query_start[request]), int(batch.query_start[request + 1])):
+            own = cached + token - int(batch.query_start[request])
+            position = int(records[token, 1])
+            oldest = 0 if window is None else max(0, position - window + 1)
+            last = cached + new - 1 if request in batch.tree_masks else own
+            assert (seen[token, oldest : last + 1] == 1).all()
+            assert seen[token].max() == 1
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+def reasons(environment=None, **changes):
+    need = replace(AttentionNeed("cuda", "bfloat16", 16, frozenset({128})), **changes)
+    environment = environment or Environment("cuda", 8, 2**36, devices=(H200,))
+    return PagedTritonBackend.check(need, PagedTritonBackend.Options(), environment)
+
+
+def test_a_gpu_with_triton_is_taken():
+    pytest.importorskip("triton")
+    assert reasons() == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes", "reason"),
+    [
+        (None, {"device_type": "cpu"}, "runs on cuda, not on cpu."),
+        (None, {"dtype": "float64"}, "not float64; set model.dtype."),
+        (None, {"head_sizes": frozenset({512})}, "head sizes up to 256; the model has 512."),
+        (Environment("cuda", 8, 2**36), {}, "torch sees none"),
+        (Environment("cuda", 8, 2**36, devices=(DeviceInfo("T4", 2**34, (7, 5)),)), {}, "T4 has 7.5."),
+        (
+            Environment("cuda", 8, 2**36, devices=(DeviceInfo("A100", 2**36, (8, 0)),)),
+            {"kv_dtype": "float8_e4m3fn"},
+            "set cache.dtype to float8_e5m2 or int8.",
+        ),
+    ],
+)
+def test_refusals_say_what_is_missing(environment, changes, reason):
+    if environment is not None:
+        pytest.importorskip("triton")
+    [found] = reasons(environment, **changes)
+    assert reason in found
+
+
+def test_a_machine_without_triton_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    [reason] = reasons()
+    assert "pip install 'dovetail[triton]'" in reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_here_the_reason_is_that_there_is_no_gpu():
+    need = AttentionNeed("cpu", "bfloat16", 16, frozenset({128}))
+    [reason] = PagedTritonBackend.check(need, PagedTritonBackend.Options(), Environment("cpu", 2, 2**33))
+    assert reason == "PagedTritonBackend runs on cuda, not on cpu."
