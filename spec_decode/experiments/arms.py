@@ -112,6 +112,7 @@ def prepare(experiment: Experiment, folder: Path, *, allow: bool) -> Setup:
             " them into the shared config, or give --allow"
         )
     engines = _plan_engines(arms)
+    _refuse_other_threads(engines)
     return Setup(arms, engines, refused, differences, undeclared, list(_engine_notes(arms, engines)))
 
 
@@ -214,6 +215,7 @@ def effective_values(arm: Arm) -> dict[str, Any]:
     if arm.drafter is not None and speculative is not None:
         drafter = next(iter(speculative["drafters"].values()))
         flat |= dict(_flatten({k: v for k, v in drafter.items() if k != "num_tokens"}, "speculative.drafter"))
+        flat["speculative"] = "drafts"
         flat["speculative.drafter.num_tokens"] = list(arm.lengths)
         flat |= dict(_flatten(speculative["acceptance"], "speculative.acceptance"))
     else:
@@ -278,6 +280,15 @@ def _plan_engines(arms: Mapping[str, Arm]) -> list[EnginePlan]:
         key = next((key for key in shared if key[0] == _engine_key(arm)), (_engine_key(arm), ""))
         shared.setdefault(key, []).append(arm)
     return [_plan_engine(members) for members in shared.values()]
+
+
+def _refuse_other_threads(engines: Sequence[EnginePlan]) -> None:
+    threads = {(e.resolved.num_threads, e.resolved.executor.options.get("threads")) for e in engines}
+    if len(threads) > 1:
+        raise ConfigError(
+            "arms differ in executor.threads, which all engines of one process share: give all the same, and compare"
+            " numbers of threads with `dovetail bench` and `bench compare`"
+        )
 
 
 def _plan_engine(members: Sequence[Arm]) -> EnginePlan:

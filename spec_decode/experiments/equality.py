@@ -14,10 +14,10 @@ both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from dovetail import SamplingParams
+from dovetail import RequestOutput, SamplingParams
 from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments.arms import Setup, Variant
 from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, binomial_tail, holm
@@ -31,6 +31,8 @@ TIE_GAPS: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-3, "float16": 2e
 """By dtype of the activations: some dozens of their rounding steps at the size of usual logits."""
 _MAX_ALTERNATIVES = 20
 _SIGNIFICANT = 0.05
+_MAX_SCORED = 96
+"""Sampled outputs that are scored per variant and batch size: each costs a prefill."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,20 @@ class Equality:
 def compare_equality(
     setup: Setup, bench: Bench, workload: Workload, measured: Measured, resampler: Resampler
 ) -> list[Equality]:
-    """Every variant beside the baseline, at each batch size."""
+    """Every variant beside the baseline, at each batch size; and the baseline beside itself at the first one, which
+    tells what other batches do to its tokens without any drafts."""
     found = by_variant(measured.requests)
     gaps = _GapMeter(bench, workload)
     comparison = _compare_greedy if bench.experiment.sampling.temperature == 0 else _compare_sampled
     results: list[Equality] = []
+    first = bench.experiment.grid.batch_sizes[0]
     for batch in bench.experiment.grid.batch_sizes:
         base = found[batch, BASELINE, None]
         control = comparison(Variant(CONTROL, None), batch, base, found[batch, CONTROL, None], gaps, resampler)
         results.append(_judge(control, None, is_lossless=True))
+        if batch != first and bench.experiment.sampling.temperature == 0:
+            other = comparison(Variant(BASELINE, None), batch, found[first, BASELINE, None], base, gaps, resampler)
+            results.append(_judge(other, control, is_lossless=True))
         for variant in bench.variants:
             if variant.arm in (BASELINE, CONTROL) or (batch, variant.arm, variant.length) not in found:
                 continue
@@ -145,7 +152,12 @@ def _compare_sampled(
     resampler: Resampler,
 ) -> _Raw:
     expected, got = _by_prompt(base), _by_prompt(own)
-    differences = [gaps.mean_logprob(got[prompt]) - gaps.mean_logprob(expected[prompt]) for prompt in got]
+    prompts = list(got)[:_MAX_SCORED]
+    repetitions = max(1, _MAX_SCORED // len(prompts))
+    differences = [
+        gaps.mean_logprob(got[prompt][:repetitions]) - gaps.mean_logprob(expected[prompt][:repetitions])
+        for prompt in prompts
+    ]
     return _Raw(variant, batch, 0, (), 0, resampler.mean(differences))
 
 
@@ -212,8 +224,6 @@ def _mcnemar(raw: _Raw, control: _Raw) -> float:
 
 def _correct(results: list[Equality]) -> list[Equality]:
     """Sampled runs: a difference counts after Holm's correction over all variants but the control."""
-    from dataclasses import replace
-
     p_values = {
         index: result.logprob_difference.p
         for index, result in enumerate(results)
@@ -236,6 +246,7 @@ class _GapMeter:
     def __init__(self, bench: Bench, workload: Workload):
         self._bench = bench
         self._variant = Variant(BASELINE, None)
+        self._scores: dict[tuple[int, tuple[int, ...]], float] = {}
         self._prompts = {p.index: ids for p, ids in zip(workload.prompts, workload.token_ids, strict=True)}
         config = bench.engine_of(self._variant).config
         self.tie_gap = bench.experiment.tie_gap
@@ -262,16 +273,18 @@ class _GapMeter:
 
     def mean_logprob(self, records: Sequence[RequestRecord]) -> float:
         """Mean over a prompt's repetitions of the mean log probability per generated token."""
-        means = []
-        for record in records:
+        return sum(map(self._score, records)) / len(records)
+
+    def _score(self, record: RequestRecord) -> float:
+        key = (record.prompt, tuple(record.token_ids))
+        if key not in self._scores:
             prompt = self._prompts[record.prompt]
-            # One token more than is scored: prompts are scored by the rows that predict them.
             params = self._params(prompt_logprobs=0, logprobs=None)
             found = self._run([*prompt, *record.token_ids], params).prompt_logprobs
             assert found is not None
             scored = [next(iter(entry.values())).logprob for entry in found[len(prompt) :] if entry is not None]
-            means.append(sum(scored) / len(scored))
-        return sum(means) / len(means)
+            self._scores[key] = sum(scored) / len(scored)
+        return self._scores[key]
 
     def _next_logprobs(self, prefix: list[int]) -> dict[int, float]:
         output = self._run(prefix, self._params(prompt_logprobs=None, logprobs=self._alternatives))
@@ -281,9 +294,9 @@ class _GapMeter:
 
     def _params(self, **logprobs: int | None) -> SamplingParams:
         fixed = {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        return self._bench.params(self._variant, repetition_penalty=1.0, **fixed, **logprobs)
+        return self._bench.params(self._variant, **fixed, **logprobs)
 
-    def _run(self, token_ids: list[int], params: SamplingParams):  # type: ignore[no-untyped-def]
+    def _run(self, token_ids: list[int], params: SamplingParams) -> RequestOutput:
         last = self._bench.run(self._variant, [token_ids], [params])[0].last
         if last is None:
             raise DovetailError("the engine answered a request for log probabilities with nothing")

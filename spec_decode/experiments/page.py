@@ -9,8 +9,9 @@ from dovetail.commands import page, svg
 from dovetail.spec_decode.experiments.plots import Bar, Cell, heat_grid, stacked_bars
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.sections import Section, TableData, all_sections, label_of
+from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.speed import PRIMARY
+from dovetail.spec_decode.experiments.tables import Section, TableData, label_of
 from dovetail.spec_decode.experiments.terminal import verdict_lines
 
 _STYLE = """<style>.bar { stroke: none; } .cell { stroke: none; } .ok { color: var(--c2); } .bad { color: var(--c1);

@@ -16,7 +16,7 @@ from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.features import Trial
 from dovetail.spec_decode.experiments.provenance import Provenance
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
-from dovetail.spec_decode.experiments.schema import CONTROL
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, Speed
 
 FORMAT = 1
@@ -71,7 +71,7 @@ def _rows(report: Report) -> Iterator[Row]:
     acceptance = {(a.arm, a.length, a.batch): a for a in report.acceptance if a.category is None}
     speeds = {(s.metric, s.arm, s.length, s.batch): s for s in report.speed if s.category is None}
     for (arm, length, batch), own in equality.items():
-        if arm == CONTROL:
+        if arm in (BASELINE, CONTROL):
             continue
         values: dict[str, Any] = {
             "arm": arm,

@@ -73,7 +73,6 @@ class SamplingSection(_Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1)
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
     seed: int = Field(default=0, ge=0)
     """Of the requests: prompt i has seed + i in every arm, and others in each repetition."""
     ignore_eos: bool = False

@@ -12,9 +12,10 @@ from dovetail.spec_decode.experiments.bootstrap import Estimate
 from dovetail.spec_decode.experiments.compare import Comparison
 from dovetail.spec_decode.experiments.datasets import DataSet
 from dovetail.spec_decode.experiments.report import Report
-from dovetail.spec_decode.experiments.schema import CONTROL
-from dovetail.spec_decode.experiments.sections import TableData, all_sections, label_of
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.speed import PRIMARY
+from dovetail.spec_decode.experiments.tables import TableData, label_of
 
 STYLES = {
     "faster": "green",
@@ -61,7 +62,7 @@ def verdict_lines(report: Report) -> list[str]:
     equality = {(e.arm, e.length, e.batch): e for e in report.equality}
     lines = []
     for speed in report.speed:
-        if speed.metric != PRIMARY or speed.category is not None or speed.arm == CONTROL:
+        if speed.metric != PRIMARY or speed.category is not None or speed.arm in (BASELINE, CONTROL):
             continue
         own = equality[speed.arm, speed.length, speed.batch]
         interval = "no interval" if speed.ratio.low is None else f"{speed.ratio.low:.3f} to {speed.ratio.high:.3f}"
