@@ -138,7 +138,7 @@ def _resolve_arm(
         lengths = own_length or experiment.grid.draft_lengths or (configured,)
     elif section.num_tokens is not None:
         raise ConfigError(f"arms.{name}.num_tokens: the arm drafts nothing; leave it out, or name a drafter")
-    longest = {OFF if drafter is None else "only": (layered, drafter, max(lengths))} if drafter is not None else {}
+    longest = {name: (layered, drafter, max(lengths))} if drafter is not None else {}
     explanation = explain(with_drafters(layered, longest))
     if explanation.resolved is None:
         raise explanation.refusal or ConfigError(f"arm {name!r} cannot be resolved")

@@ -144,7 +144,7 @@ def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], 
     resampler = Resampler(0)
     changes = [
         *_decide([_speed_change(metric, key, *records, resampler) for metric in METRICS for key in common]),
-        *_decide([c for key in common if (c := _acceptance_change(key, *records, resampler)) is not None]),
+        *_decide([_acceptance_change(key, *records, resampler) for key in common]),
         *_equality_changes(old, new, common),
     ]
     return Comparison(*names, changes, [*differing, *_environment(old.provenance, new.provenance)])
@@ -158,10 +158,12 @@ def _label(key: Key) -> str:
 Records = Mapping[Key, Sequence[RequestRecord]]
 
 
-def _speed_change(metric: str, key: Key, old: Records, new: Records, resampler: Resampler) -> Change:
+def _speed_change(metric: str, key: Key, old: Records, new: Records, resampler: Resampler) -> Change | None:
     ratios = [_speedups(metric, key, records) for records in (old, new)]
     groups = [group for group in ratios[0] if group in ratios[1]]
-    means = [math.exp(sum(own.values()) / len(own)) for own in ratios]
+    if not groups:
+        return None
+    means = [math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios]
     estimate = exponential(resampler.mean([ratios[1][group] - ratios[0][group] for group in groups]))
     return Change(_label(key), f"speed-up in {metric}", *means, estimate, "undecided")
 
@@ -191,7 +193,8 @@ def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:
     return {prompt: sum(rates) / len(rates) for prompt, rates in found.items()}
 
 
-def _decide(changes: list[Change]) -> Iterator[Change]:
+def _decide(found: Sequence[Change | None]) -> Iterator[Change]:
+    changes = [change for change in found if change is not None]
     p_values = {i: c.estimate.p for i, c in enumerate(changes) if c.estimate is not None and c.estimate.has_interval}
     adjusted = holm({i: p for i, p in p_values.items() if p is not None})
     for index, change in enumerate(changes):

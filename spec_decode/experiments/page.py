@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -136,7 +137,6 @@ def _integer(value: float) -> str:
 def _grid_plots(report: Report) -> Iterator[str]:
     if not report.grid:
         return
-    import math
 
     batches = sorted({cell.batch for cell in report.grid})
     variants = list(dict.fromkeys((cell.arm, cell.length) for cell in report.grid))

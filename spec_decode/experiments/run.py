@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,7 +203,7 @@ def num_turns(experiment: Experiment, num_variants: int, num_prompts: int) -> in
     )
 
 
-def measure(bench: Bench, workload: Workload, on_turn: Any) -> Measured:
+def measure(bench: Bench, workload: Workload, on_turn: Callable[[str], None]) -> Measured:
     """All turns of all batch sizes. `on_turn(text)` is called before each."""
     measured = Measured()
     for batch in bench.experiment.grid.batch_sizes:
@@ -220,7 +220,7 @@ def measure(bench: Bench, workload: Workload, on_turn: Any) -> Measured:
     return measured
 
 
-def _warm_up(bench: Bench, workload: Workload, batch: int, measured: Measured, on_turn: Any) -> None:
+def _warm_up(bench: Bench, workload: Workload, batch: int, measured: Measured, on_turn: Callable[[str], None]) -> None:
     """Runs each variant on prompts read backwards: of the right lengths, and none that a drafter with a memory will
     meet again."""
     for _ in range(bench.experiment.warmup):
