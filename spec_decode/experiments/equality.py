@@ -198,22 +198,22 @@ def _judge(raw: _Raw, control: _Raw | None, *, is_lossless: bool) -> Equality:
 
 def _verdict(raw: _Raw, control: _Raw | None, *, is_lossless: bool) -> tuple[Verdict, str, float | None]:
     if not is_lossless:
-        return "lossy by declaration", "its acceptance rule does not claim to keep the target's distribution", None
+        return "lossy by declaration", "its rule claims nothing else", None
     if raw.logprob_difference is not None:
         if not raw.logprob_difference.has_interval:
             return "too few prompts", "too few prompts for an interval of the log probability", None
         # Whether it is one too many is known when all variants are.
         return "consistent", "log probability under the target as in the baseline", None
     if not raw.divergences:
-        return "identical", "every token of every prompt is the baseline's", None
+        return "identical", "no token differs", None
     p_value = _mcnemar(raw, control) if control is not None else None
     real = sum(not divergence.is_tie for divergence in raw.divergences)
     control_real = sum(not d.is_tie for d in control.divergences) if control is not None else 0
     if real and control is not None and (control_real == 0 or (p_value is not None and p_value < _SIGNIFICANT)):
         return "LOSSY", f"{real} divergences that no rounding explains", p_value
     if real:
-        return "lossless", "diverges as the baseline does from itself", p_value
-    return "lossless", "diverges at ties of the target only", p_value
+        return "lossless", "no more than the baseline from itself", p_value
+    return "lossless", "at ties of the target only", p_value
 
 
 def _mcnemar(raw: _Raw, control: _Raw) -> float:

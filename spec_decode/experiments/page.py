@@ -16,7 +16,8 @@ from dovetail.spec_decode.experiments.tables import Section, TableData, label_of
 from dovetail.spec_decode.experiments.terminal import verdict_lines
 
 _STYLE = """<style>.bar { stroke: none; } .cell { stroke: none; } .ok { color: var(--c2); } .bad { color: var(--c1);
-  font-weight: 600; } td { max-width: 34rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
+  font-weight: 600; } td { max-width: 34rem; } td:first-child { white-space: nowrap; }
+  .facts td { max-width: 62rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
   .verdicts { list-style: none; padding: 0; } .notes { margin: .3rem 0; max-width: 60rem; }</style>"""
 _CLASSES = {
     "faster": "ok",
@@ -112,7 +113,7 @@ def _acceptance_plots(report: Report) -> Iterator[str]:
     ]
     if series:
         title = f"Share of steps with at least j accepted drafts, batch {smallest}"
-        yield svg.curves(title, series, _integer, lambda v: f"{v:.0%}", "j")
+        yield svg.curves(title, series, _integer, lambda v: f"{v:.0%}", "j", legend="top")
     by_category = [a for a in report.acceptance if a.category is not None and a.batch == smallest]
     rows = [
         svg.Interval(
@@ -168,7 +169,9 @@ def _model_plots(report: Report, batches: Sequence[int]) -> Iterator[str]:
         label = label_of(model.arm, model.length)
         series = [svg.Series("predicted", curve), svg.Series("measured", sorted(measured))]
         series = [one for one in series if one.points]
-        yield svg.curves(f"{label}: speed-up of decoding by batch", series, _integer, lambda v: f"{v:g}", "batch size")
+        yield svg.curves(
+            f"{label}: speed-up of decoding by batch", series, _integer, lambda v: f"{v:g}", "batch size", legend="top"
+        )
 
 
 def _step_plots(report: Report) -> Iterator[str]:

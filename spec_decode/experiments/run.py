@@ -306,8 +306,9 @@ def _step_record(variant: Variant, batch: int, stats: StepStats) -> StepRecord:
 
 
 def by_variant(requests: Sequence[RequestRecord]) -> Mapping[tuple[int, str, int | None], list[RequestRecord]]:
-    """Records by (batch, arm, length)."""
+    """Records by (batch, arm, length): batches in order, the baseline and its control first."""
     found: dict[tuple[int, str, int | None], list[RequestRecord]] = {}
     for record in requests:
         found.setdefault((record.batch, record.arm, record.length), []).append(record)
-    return found
+    places = {BASELINE: 0, CONTROL: 1}
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], places.get(item[0][1], 2), *item[0][1:])))

@@ -66,8 +66,7 @@ def provenance_section(report: Report) -> Section:
         "Differences between arms, resolved",
     )
     undeclared = [f"Allowed, though nobody declared it: arms differ in {key}." for key in found.undeclared]
-    noise = [f"WARNING: {found.noise}."] if found.noise else []
-    notes = [*noise, *undeclared, *found.notes]
+    notes = [*undeclared, *found.notes]
     return Section("1. Provenance", notes, [TableData(["", ""], [list(row) for row in facts.items()]), differences])
 
 
