@@ -29,6 +29,7 @@ def load_config(
     keywords: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    base_dir: Path | None = None,
 ) -> LayeredConfig:
     """Reads every layer and checks keys and values, not whether they go together.
 
@@ -37,6 +38,8 @@ def load_config(
         keywords: sections of the tree, or vLLM's names; vLLM's names with the value None count as not given.
         overrides: "dotted.key=value" with the value in YAML, as `-o` takes them.
         flags: vLLM's names as command-line flags; they differ from keywords in what messages call them.
+        base_dir: folder against which relative paths in mappings and keywords count (a file that holds configs,
+            say); None: the working directory.
 
     Raises `ConfigError` that names the key, its origin and the nearest known key.
     """
@@ -44,22 +47,25 @@ def load_config(
         if keywords or overrides or flags:
             raise ConfigError("a configuration that is loaded already takes no further keywords or overrides")
         return config
-    base, recorded = _base_layer(config)
+    folder = base_dir if base_dir is not None else Path.cwd()
+    base, recorded = _base_layer(config, folder)
     merge = Merge()
     merge.add(base)
-    merge.add(unite([*_keyword_layers(keywords or {}), *_override_layers(overrides), *_flag_layers(flags or {})]))
+    merge.add(
+        unite([*_keyword_layers(keywords or {}, folder), *_override_layers(overrides), *_flag_layers(flags or {})])
+    )
     return LayeredConfig(_validate(merge), merge.origins, tuple(merge.dropped), recorded)
 
 
 def _base_layer(
-    config: str | Path | Mapping[str, Any] | EngineConfig | None,
+    config: str | Path | Mapping[str, Any] | EngineConfig | None, folder: Path
 ) -> tuple[Layer, tuple[RecordedPlugin, ...]]:
     if config is None:
         return Layer({}, {}), ()
     if isinstance(config, EngineConfig):
-        return _layer(config.model_dump(exclude_unset=True), "EngineConfig", Path.cwd()), ()
+        return _layer(config.model_dump(exclude_unset=True), "EngineConfig", folder), ()
     if isinstance(config, Mapping):
-        return _layer(config, "config mapping", Path.cwd()), ()
+        return _layer(config, "config mapping", folder), ()
     if not isinstance(config, str | Path):
         raise ConfigError(f"config must be the path of a file, a mapping or an EngineConfig, got {config!r}")
     path = Path(config).expanduser()
@@ -83,11 +89,11 @@ def _layer(tree: Any, text: str, base_dir: Path, content: FileContent | None = N
     return Layer(plain, origins)
 
 
-def _keyword_layers(keywords: Mapping[str, Any]) -> Iterator[Layer]:
+def _keyword_layers(keywords: Mapping[str, Any], folder: Path) -> Iterator[Layer]:
     sections = known_keys(EngineConfig)
     for name, value in keywords.items():
         if name in sections:
-            yield _layer({name: value}, "keyword", Path.cwd())
+            yield _layer({name: value}, "keyword", folder)
         elif name in VLLM_NAMES:
             yield from _vllm_layers(name, value, f"vLLM name {name}")
         else:

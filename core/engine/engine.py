@@ -15,6 +15,7 @@ from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.telemetry import TelemetrySink
 from dovetail.engine.core import Ending, EngineCore
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from dovetail.engine.output_processor import OutputProcessor
@@ -164,6 +165,11 @@ class LLMEngine:
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
         return self._parts.kv.reset_prefix_cache()
+
+    def add_telemetry_sink(self, sink: TelemetrySink) -> None:
+        """Tells `sink` of every step and request from now on, beside the sinks of the config; it is closed with the
+        engine."""
+        self._telemetry.add_sink(sink)
 
     def cache_statistics(self) -> KVStatistics:
         """Blocks used, cached and in all; prefix tokens looked up and found."""

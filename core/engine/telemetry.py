@@ -24,6 +24,10 @@ class Telemetry:
         self._hooks = hooks
         self._kv = kv
 
+    def add_sink(self, sink: TelemetrySink) -> None:
+        """One more listener, told of what happens from now on."""
+        self._sinks.append(sink)
+
     def engine_started(self, config: ResolvedConfig) -> None:
         """The engine is ready."""
         chosen = {component.kind: component.reference for component in config.components()}

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dovetail.commands.checks import read_text, require
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.checks import read_text, require
 
 _COLUMNS = {
     "arrival": ("arrival", "arrival_time", "timestamp"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.plugins.commands.bench.checks import check_writable, require, require_at_least, write_text
+from dovetail.commands.checks import check_writable, require, require_at_least, write_text
 
 if TYPE_CHECKING:
     from dovetail.plugins.commands.bench.result import Result

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from dovetail.commands.checks import nearest, require
+from dovetail.commands.machine import noise_warning
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.checks import nearest, require
-from dovetail.plugins.commands.bench.machine import noise_warning
 from dovetail.plugins.commands.bench.result import Metric, Result
 from dovetail.plugins.commands.bench.stats import MIN_GROUPS, bootstrap_ratio, statistic_of
 

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from dovetail import LLMEngine
-from dovetail.plugins.commands.bench.checks import read_text
+from dovetail.commands.checks import read_text
 
 
 def read_corpus(engine: LLMEngine, path: Path | None = None) -> list[int]:

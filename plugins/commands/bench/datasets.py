@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dovetail import LLMEngine
+from dovetail.commands.checks import read_text, require
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.checks import read_text, require
 from dovetail.plugins.commands.bench.workloads import Load
 
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from dovetail import LLM, LLMEngine
+from dovetail.commands.machine import Span, Watch
+from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import DovetailError
-from dovetail.plugins.commands.bench.machine import Span, Watch
 from dovetail.plugins.commands.bench.result import Metric, Result, now
 from dovetail.plugins.commands.bench.selection import EngineChoice, LoadChoice, Procedure
 from dovetail.plugins.commands.bench.session import (
@@ -19,7 +20,6 @@ from dovetail.plugins.commands.bench.session import (
     flat,
     greedy,
 )
-from dovetail.plugins.commands.bench.terminal import Progress
 from dovetail.plugins.commands.bench.timing import RequestTimes, decode_rate, prefill_rate
 from dovetail.plugins.commands.bench.workloads import Load
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import AsyncLLMEngine, LLMEngine
+from dovetail.commands.checks import require, require_at_least
+from dovetail.commands.machine import Span, Watch
+from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.bench.arrivals import draw_arrivals, parse_rate, read_trace
-from dovetail.plugins.commands.bench.checks import require, require_at_least
 from dovetail.plugins.commands.bench.corpus import read_corpus
-from dovetail.plugins.commands.bench.machine import Span, Watch
 from dovetail.plugins.commands.bench.result import Metric, Result, now
 from dovetail.plugins.commands.bench.selection import EngineChoice, LoadChoice, Procedure
 from dovetail.plugins.commands.bench.session import (
@@ -29,7 +30,6 @@ from dovetail.plugins.commands.bench.session import (
     greedy,
 )
 from dovetail.plugins.commands.bench.slo import ServiceLevels
-from dovetail.plugins.commands.bench.terminal import Progress
 from dovetail.plugins.commands.bench.timing import RequestTimes
 from dovetail.plugins.commands.bench.workloads import Load, cut_prompts
 

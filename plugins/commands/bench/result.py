@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dovetail.commands.checks import read_text
+from dovetail.commands.machine import Span
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.checks import read_text
-from dovetail.plugins.commands.bench.machine import Span
 from dovetail.plugins.commands.bench.stats import flatten, statistic_of, summarize
 from dovetail.plugins.commands.bench.timing import RequestTimes
 

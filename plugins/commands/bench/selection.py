@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail.commands.checks import read_text, require, require_at_least
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.checks import read_text, require, require_at_least
 from dovetail.plugins.commands.bench.workloads import NAMED, Workload, find_workload
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail.commands.checks import read_text, require, require_at_least
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.checks import read_text, require, require_at_least
 from dovetail.plugins.commands.bench.online import TraceChoice, Traffic, parse_traffic
 from dovetail.plugins.commands.bench.selection import LoadChoice, SizeOptions, choose_load, sized_workload
 

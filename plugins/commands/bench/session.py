@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dovetail import LLMEngine
+from dovetail.commands.checks import require
+from dovetail.commands.machine import describe_machine
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.plugins.commands.bench.checks import require
 from dovetail.plugins.commands.bench.corpus import read_corpus
 from dovetail.plugins.commands.bench.datasets import read_dataset
-from dovetail.plugins.commands.bench.machine import describe_machine
 from dovetail.plugins.commands.bench.selection import LoadChoice
 from dovetail.plugins.commands.bench.workloads import Load, create_load, describe_load
 

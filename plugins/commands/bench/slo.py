@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dovetail.plugins.commands.bench.checks import nearest, require
+from dovetail.commands.checks import nearest, require
 from dovetail.plugins.commands.bench.stats import percentile
 from dovetail.plugins.commands.bench.timing import RequestTimes
 

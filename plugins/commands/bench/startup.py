@@ -9,11 +9,11 @@ import tempfile
 import time
 from typing import Any
 
+from dovetail.commands.machine import Span, Watch, describe_machine
+from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.plugins.commands.bench.machine import Span, Watch, describe_machine
 from dovetail.plugins.commands.bench.result import Metric, Result, now
 from dovetail.plugins.commands.bench.selection import EngineChoice, Procedure
-from dovetail.plugins.commands.bench.terminal import Progress
 
 _CHILD = "dovetail.plugins.commands.bench.startup_child"
 _PHASES = {

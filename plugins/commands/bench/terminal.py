@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
-import rich.progress
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.commands.machine import noise_warning
 from dovetail.plugins.commands.bench.compare import Comparison
-from dovetail.plugins.commands.bench.machine import noise_warning
 from dovetail.plugins.commands.bench.result import PERCENTILE_DEFINITION, Metric, Result
 from dovetail.plugins.commands.bench.stats import PERCENTILES, summarize
 
@@ -23,42 +21,6 @@ def create_console(*, stderr: bool = False) -> Console:
     """A console that keeps one row per line where its output is no terminal."""
     console = Console(stderr=stderr, highlight=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
-
-
-class Progress:
-    """A bar on stderr; nothing where that is no terminal."""
-
-    def __init__(self, total: int):
-        console = Console(stderr=True)
-        self._progress = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            # A redraw takes time from what is measured.
-            refresh_per_second=1,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=total)
-
-    def show(self, what: str) -> None:
-        """Says what is going on."""
-        self._progress.update(self._task, description=what)
-
-    def advance(self) -> None:
-        """One of the total is done."""
-        self._progress.advance(self._task)
-
-    def __enter__(self) -> Progress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
 
 def format_value(value: float | None, unit: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dovetail.plugins.commands.bench.checks import nearest, require
+from dovetail.commands.checks import nearest, require
 
 
 @dataclass(frozen=True)

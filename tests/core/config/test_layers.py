@@ -196,3 +196,11 @@ def test_yaml_merge_keys_are_not_duplicates(tmp_path: Path):
     path.write_text(text)
     drafters = load_config(path).config.speculative.drafters
     assert (drafters["b"].name, drafters["b"].num_tokens) == ("ngram", 3)
+
+
+def test_mappings_and_keywords_count_from_the_folder_that_is_given(tmp_path: Path):
+    layered = load_config({"model": "./tiny"}, keywords={"attention": "sdpa"}, base_dir=tmp_path)
+    assert layered.base_dir("model.path") == tmp_path
+    layered = load_config({}, keywords={"model": {"path": "./tiny"}}, base_dir=tmp_path)
+    assert layered.base_dir("model.path") == tmp_path
+    assert load_config({"model": "./tiny"}).base_dir("model.path") == Path.cwd()

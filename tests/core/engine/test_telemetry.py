@@ -11,6 +11,8 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.telemetry import StepStats, TelemetrySink
 
 PARAMS = SamplingParams(n=2, seed=1, max_tokens=7)
 
@@ -68,3 +70,29 @@ def test_a_sink_that_cannot_write_is_refused_before_weights_are_read(
 ) -> None:
     with pytest.raises(ConfigError, match=r"telemetry\.0.*\n.*there is no folder .*: create it"):
         make_llm(telemetry=[{"name": "jsonl", "path": str(tmp_path / "none" / "stats.jsonl")}])
+
+
+class Keeper(TelemetrySink):
+    def __init__(self) -> None:
+        super().__init__(PluginOptions())
+        self.steps: list[StepStats] = []
+        self.closed = 0
+
+    def on_step(self, stats: StepStats) -> None:
+        self.steps.append(stats)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_callers_own_sink_hears_of_what_comes_after(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    llm.generate([[5, 6]], params, use_tqdm=False)
+    keeper = Keeper()
+    llm.engine.add_telemetry_sink(keeper)
+    llm.generate([[7, 8, 9]], params, use_tqdm=False)
+    assert [step.num_prompt_tokens for step in keeper.steps] == [3, 0, 0]
+    assert sum(step.num_generated_tokens for step in keeper.steps) == 3
+    llm.shutdown()
+    assert keeper.closed == 1

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
 WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 28, 30, 46
@@ -59,9 +60,18 @@ def cumulative(samples: Sequence[float]) -> list[Point]:
     return [(ordered[0], 0.0), *((ordered[index], (index + 1) / len(ordered)) for index in kept)]
 
 
-def curves(title: str, series: Sequence[Series], x: Format, y: Format, x_title: str, *, stepped: bool = False) -> str:
-    """Lines over common axes; `stepped`: each value holds until the next."""
-    frame = _Frame(title, series, x, y, x_title)
+def curves(
+    title: str,
+    series: Sequence[Series],
+    x: Format,
+    y: Format,
+    x_title: str,
+    *,
+    stepped: bool = False,
+    legend: Literal["top", "bottom"] = "bottom",
+) -> str:
+    """Lines over common axes; `stepped`: each value holds until the next. `legend`: in which right corner."""
+    frame = _Frame(title, series, x, y, x_title, legend)
     lines = [
         f'<path class="s{index % 6} line" d="{_path([frame.at(p) for p in one.points], stepped)}"/>'
         for index, one in enumerate(series)
@@ -130,7 +140,10 @@ def intervals(title: str, rows: Sequence[Interval], show: Format, *, mark: float
 class _Frame:
     """Axes around series of points."""
 
-    def __init__(self, title: str, series: Sequence[Series], x: Format, y: Format, x_title: str):
+    def __init__(
+        self, title: str, series: Sequence[Series], x: Format, y: Format, x_title: str, legend: str = "bottom"
+    ):
+        self._legend_at = legend
         self._title, self._series, self._x, self._y, self._x_title = title, series, x, y, x_title
         self._x_axis = nice_range([point[0] for one in series for point in one.points])
         self._y_axis = nice_range([point[1] for one in series for point in one.points])
@@ -160,6 +173,8 @@ class _Frame:
         parts = []
         for index, one in enumerate(self._series):
             top = HEIGHT - _BOTTOM - 12 - 15 * (len(self._series) - 1 - index)
+            if self._legend_at == "top":
+                top = _TOP + 12 + 15 * index
             parts.append(f'<circle class="s{index % 6} dot" cx="{WIDTH - 22}" cy="{top - 4}" r="4"/>')
             parts.append(_text(WIDTH - 32, top, one.label, "end"))
         return "".join(parts)

@@ -9,6 +9,9 @@ are read, and how they print.
         explanation = explain(layered)
 
 Public and versioned like a contract. To run an engine, hand `explanation.resolved` to `dovetail.LLMEngine`.
+
+Commands that measure find more beside it: `dovetail.commands.checks` (refusals of bad input), `.machine` (what a timing
+was taken on, and what else ran meanwhile), `.progress`, `.svg` and `.page` (plots and self-contained HTML).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dovetail.cli.errors import create_console, print_warning
 from dovetail.cli.options import takes_config, takes_config_option
 from dovetail.config.explanation import Explanation, explain
 from dovetail.config.layers import LayeredConfig
+from dovetail.config.load import load_config
 from dovetail.config.resolved import Component, ResolvedConfig
 from dovetail.registry.components import create_class
 from dovetail.registry.environment import detect_environment
@@ -30,6 +34,7 @@ __all__ = [
     "create_console",
     "detect_environment",
     "explain",
+    "load_config",
     "print_warning",
     "takes_config",
     "takes_config_option",

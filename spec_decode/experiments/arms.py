@@ -1,0 +1,334 @@
+"""From an experiment to engines: which arms share one, what each is resolved to, and which are refused.
+
+Arms that differ in their drafter alone run in one engine, which holds all their drafters over one target; a request
+chooses by `SamplingParams.speculation`. Arms that differ in more (acceptance rule, attention backend, ...) get engines
+of their own, which live in the same process side by side, so that their groups can be interleaved all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dovetail.commands import Explanation, LayeredConfig, ResolvedConfig, create_class, explain, load_config
+from dovetail.commands.checks import require
+from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, OFF, ArmSection, Experiment
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm at one draft length: what runs, and what the tables have a row for."""
+
+    arm: str
+    length: int | None
+    """Drafts per round at most; None for arms that do not draft."""
+
+    @property
+    def label(self) -> str:
+        """As tables and drafters name it."""
+        return self.arm if self.length is None else f"{self.arm}@{self.length}"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm as it was resolved, before engines were put together."""
+
+    name: str
+    layered: LayeredConfig
+    resolved: ResolvedConfig
+    drafter: str | None
+    """Its key in the arm's own config."""
+    lengths: tuple[int, ...]
+    """Draft lengths; empty for arms that do not draft."""
+    is_lossless: bool
+    """What its acceptance rule declares; True for arms that do not draft."""
+    warnings: tuple[str, ...] = ()
+
+    def variants(self) -> list[Variant]:
+        """One per draft length."""
+        return [Variant(self.name, length) for length in self.lengths] or [Variant(self.name, None)]
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine, and the variants that run in it."""
+
+    explanation: Explanation
+    resolved: ResolvedConfig
+    variants: tuple[Variant, ...]
+    kv_tokens_alone: int | None
+    """KV memory in tokens by the estimate, were there no drafter; None where it does not say."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One value in which arms differ."""
+
+    key: str
+    values: Mapping[str, Any]
+    """By arm."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is going to run."""
+
+    arms: Mapping[str, Arm]
+    engines: Sequence[EnginePlan]
+    refused: Mapping[str, str]
+    """Reasons, by arm."""
+    differences: Sequence[Line]
+    undeclared: Sequence[str]
+    """Keys that differ although nobody declared them; not empty only where that was allowed."""
+    notes: Sequence[str] = field(default=())
+
+
+def prepare(experiment: Experiment, folder: Path, *, allow: bool) -> Setup:
+    """Resolves every arm. No weight is read. Raises `ConfigError` for arms that cannot run or do not differ."""
+    base = _base_config(experiment, folder)
+    arms: dict[str, Arm] = {}
+    refused: dict[str, str] = {}
+    sections = {BASELINE: ArmSection(drafter=OFF), **experiment.arms}
+    for name, section in sections.items():
+        try:
+            arms[name] = _resolve_arm(name, section, experiment, base, folder)
+        except DovetailError as error:
+            if name == BASELINE:
+                raise
+            require(experiment.keep_going, f"arm {name!r} is refused: {error} (keep_going: true leaves such arms out)")
+            refused[name] = str(error)
+    require(len(arms) > 1, f"no arm is left to compare: {'; '.join(f'{n}: {r}' for n, r in refused.items())}")
+    _refuse_equal(arms)
+    differences = list(_differences(arms))
+    undeclared = _undeclared(experiment, differences)
+    if undeclared and not allow:
+        raise ConfigError(
+            f"arms differ in {', '.join(undeclared)}, which nobody declared: name them in declared_difference, write"
+            " them into the shared config, or give --allow"
+        )
+    engines = _plan_engines(arms)
+    _refuse_other_threads(engines)
+    return Setup(arms, engines, refused, differences, undeclared, list(_engine_notes(arms, engines)))
+
+
+def _base_config(experiment: Experiment, folder: Path) -> str | Path | Mapping[str, Any]:
+    return folder / experiment.config if isinstance(experiment.config, str) else experiment.config
+
+
+def _resolve_arm(
+    name: str, section: ArmSection, experiment: Experiment, base: str | Path | Mapping[str, Any], folder: Path
+) -> Arm:
+    keywords = dict(section.config)
+    if isinstance(section.drafter, dict):
+        own = dict(keywords.get("speculative") or {})
+        own["drafters"] = {**dict(own.get("drafters") or {}), name: section.drafter}
+        keywords["speculative"] = own
+    layered = load_config(base, keywords=keywords, base_dir=folder)
+    drafter = _drafter_of(name, section, layered)
+    lengths: tuple[int, ...] = ()
+    if drafter is not None:
+        assert layered.config.speculative is not None
+        configured = layered.config.speculative.drafters[drafter].num_tokens
+        own_length = (section.num_tokens,) if section.num_tokens is not None else ()
+        lengths = own_length or experiment.grid.draft_lengths or (configured,)
+    elif section.num_tokens is not None:
+        raise ConfigError(f"arms.{name}.num_tokens: the arm drafts nothing; leave it out, or name a drafter")
+    longest = {name: (layered, drafter, max(lengths))} if drafter is not None else {}
+    explanation = explain(with_drafters(layered, longest))
+    if explanation.resolved is None:
+        raise explanation.refusal or ConfigError(f"arm {name!r} cannot be resolved")
+    return Arm(
+        name,
+        layered,
+        explanation.resolved,
+        drafter,
+        lengths,
+        drafter is None or _is_lossless(explanation.resolved),
+        explanation.warnings,
+    )
+
+
+def _drafter_of(name: str, section: ArmSection, layered: LayeredConfig) -> str | None:
+    speculative = layered.config.speculative
+    if isinstance(section.drafter, dict):
+        return name
+    if section.drafter == OFF or (section.drafter is None and speculative is None):
+        return None
+    if speculative is None:
+        raise ConfigError(f"arms.{name}.drafter: {section.drafter!r} is no drafter: config.speculative has none")
+    wanted = section.drafter
+    if wanted is None:
+        # As the engine reads it: auto is the only drafter.
+        names = list(speculative.drafters)
+        wanted = names[0] if speculative.default == "auto" and len(names) == 1 else speculative.default
+        if wanted is None or wanted == OFF:
+            return None
+    if wanted not in speculative.drafters:
+        known = ", ".join(speculative.drafters)
+        raise ConfigError(f"arms.{name}.drafter: {wanted!r} is not among config.speculative.drafters ({known}, or off)")
+    return wanted
+
+
+def _is_lossless(resolved: ResolvedConfig) -> bool:
+    assert resolved.speculation is not None
+    rule, _ = create_class(resolved.speculation.acceptance)
+    return not issubclass(rule, AcceptanceRule) or rule.lossless
+
+
+def with_drafters(layered: LayeredConfig, drafters: Mapping[str, tuple[LayeredConfig, str, int]]) -> LayeredConfig:
+    """The config with exactly these drafters: name -> (config in which it was written, its name there, length).
+
+    Origins come along, since relative paths count from the file that gave them.
+    """
+    own = {path: origin for path, origin in layered.origins.items() if path[:2] != ("speculative", "drafters")}
+    own = {path: origin for path, origin in own.items() if path[:2] != ("speculative", "default")}
+    if not drafters:
+        plain = {path: origin for path, origin in own.items() if path[:1] != ("speculative",)}
+        return replace(layered, config=layered.config.model_copy(update={"speculative": None}), origins=plain)
+    sections = {}
+    for name, (source, key, length) in drafters.items():
+        assert source.config.speculative is not None
+        sections[name] = source.config.speculative.drafters[key].model_copy(update={"num_tokens": length})
+        for path, origin in source.origins.items():
+            if path[:3] == ("speculative", "drafters", key):
+                own["speculative", "drafters", name, *path[3:]] = origin
+    assert layered.config.speculative is not None
+    speculative = layered.config.speculative.model_copy(update={"drafters": sections, "default": None})
+    return replace(layered, config=layered.config.model_copy(update={"speculative": speculative}), origins=own)
+
+
+def drafter_name(variant: Variant) -> str:
+    """What the engine's config calls a variant's drafter, and `SamplingParams.speculation` asks for; "off" for none."""
+    return OFF if variant.length is None else f"{variant.arm}-at-{variant.length}"
+
+
+def effective_values(arm: Arm) -> dict[str, Any]:
+    """The arm's resolved config as flat plain data, its drafter under `speculative.drafter`."""
+    tree = dict(arm.resolved.values)
+    speculative = tree.pop("speculative", None)
+    flat = dict(_flatten(tree))
+    if arm.drafter is not None and speculative is not None:
+        drafter = next(iter(speculative["drafters"].values()))
+        flat |= dict(_flatten({k: v for k, v in drafter.items() if k != "num_tokens"}, "speculative.drafter"))
+        flat["speculative"] = "drafts"
+        flat["speculative.drafter.num_tokens"] = list(arm.lengths)
+        flat |= dict(_flatten(speculative["acceptance"], "speculative.acceptance"))
+    else:
+        flat["speculative"] = OFF
+    return flat
+
+
+def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from _flatten(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, tree
+
+
+def _refuse_equal(arms: Mapping[str, Arm]) -> None:
+    seen: dict[str, str] = {}
+    for arm in arms.values():
+        content = json.dumps(effective_values(arm), sort_keys=True, default=str)
+        if content in seen:
+            raise ConfigError(
+                f"arms {seen[content]!r} and {arm.name!r} do not differ: both come to the same config. Change one"
+                f" (drafter, num_tokens, config), or leave it out; {CONTROL!r} already measures the noise"
+            )
+        seen[content] = arm.name
+
+
+def _differences(arms: Mapping[str, Arm]) -> Iterator[Line]:
+    flats = {name: effective_values(arm) for name, arm in arms.items()}
+    keys = dict.fromkeys(key for flat in flats.values() for key in flat)
+    for key in keys:
+        values = {name: flat.get(key) for name, flat in flats.items()}
+        if len({json.dumps(value, sort_keys=True, default=str) for value in values.values()}) > 1:
+            yield Line(key, values)
+
+
+def _undeclared(experiment: Experiment, differences: Sequence[Line]) -> list[str]:
+    declared = experiment.declared_difference
+    if declared is None:
+        named = {key for arm in experiment.arms.values() for key, _ in _flatten(arm.config)}
+        # A component may be written as its name alone.
+        declared = ("speculative", *(key.removesuffix(".name") for key in named))
+    return [
+        line.key
+        for line in differences
+        if not any(line.key == prefix or line.key.startswith(f"{prefix}.") for prefix in declared)
+    ]
+
+
+def _engine_key(arm: Arm) -> str:
+    tree = {key: value for key, value in arm.resolved.values.items() if key != "speculative"}
+    return json.dumps(tree, sort_keys=True, default=str)
+
+
+def _plan_engines(arms: Mapping[str, Arm]) -> list[EnginePlan]:
+    shared: dict[tuple[str, str], list[Arm]] = {}
+    for arm in (arm for arm in arms.values() if arm.drafter is not None):
+        rule = json.dumps(dict(_flatten(arm.resolved.values["speculative"]["acceptance"])), default=str)
+        shared.setdefault((_engine_key(arm), rule), []).append(arm)
+    for arm in (arm for arm in arms.values() if arm.drafter is None):
+        # An arm without drafts goes into whatever engine has its config otherwise: one target, not two.
+        key = next((key for key in shared if key[0] == _engine_key(arm)), (_engine_key(arm), ""))
+        shared.setdefault(key, []).append(arm)
+    return [_plan_engine(members) for members in shared.values()]
+
+
+def _refuse_other_threads(engines: Sequence[EnginePlan]) -> None:
+    threads = {(e.resolved.num_threads, e.resolved.executor.options.get("threads")) for e in engines}
+    if len(threads) > 1:
+        raise ConfigError(
+            "arms differ in executor.threads, which all engines of one process share: give all the same, and compare"
+            " numbers of threads with `dovetail bench` and `bench compare`"
+        )
+
+
+def _plan_engine(members: Sequence[Arm]) -> EnginePlan:
+    variants = [variant for arm in members for variant in arm.variants()]
+    if any(arm.name == BASELINE for arm in members):
+        variants.insert(0, Variant(CONTROL, None))
+    by_name = {arm.name: arm for arm in members}
+    drafters = {
+        drafter_name(variant): (by_name[variant.arm].layered, by_name[variant.arm].drafter or "", variant.length)
+        for variant in variants
+        if variant.length is not None
+    }
+    first = next((arm for arm in members if arm.drafter is not None), members[0])
+    explanation = explain(with_drafters(first.layered, drafters))
+    if explanation.resolved is None:
+        raise ConfigError(
+            f"arms {', '.join(by_name)} cannot share an engine: {explanation.refusal}; run them in experiments of"
+            " their own"
+        )
+    alone = explain(with_drafters(first.layered, {})).estimate if drafters else explanation.estimate
+    return EnginePlan(
+        explanation, explanation.resolved, tuple(variants), alone.kv_tokens if alone is not None else None
+    )
+
+
+def _engine_notes(arms: Mapping[str, Arm], engines: Sequence[EnginePlan]) -> Iterator[str]:
+    if len(engines) > 1:
+        names = ["/".join(v.label for v in engine.variants if v.arm != CONTROL) for engine in engines]
+        yield (
+            f"{len(engines)} engines in this process, since arms differ in more than their drafter: {'; '.join(names)}."
+            " Their groups are interleaved; each holds weights and KV memory of its own."
+        )
+    for engine in engines:
+        for name in dict.fromkeys(variant.arm for variant in engine.variants if variant.arm in arms):
+            alone = arms[name].resolved.attention.name
+            if alone != engine.resolved.attention.name:
+                yield (
+                    f"{name} runs on attention backend {engine.resolved.attention.name}, which all drafters of its"
+                    f" engine together need; alone it would be {alone}."
+                )
+    for arm in arms.values():
+        for warning in arm.warnings:
+            yield f"{arm.name}: {warning}"

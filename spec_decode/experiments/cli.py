@@ -1,0 +1,139 @@
+"""The options of `dovetail ab`; each subcommand imports what it needs when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dovetail.commands.checks import check_writable, require, write_text
+
+
+class _FileOrCommand(TyperGroup):
+    """`dovetail ab experiment.yaml` is short for `dovetail ab run experiment.yaml`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """As the base class, unless the first argument is a file."""
+        if args and args[0] not in self.commands and Path(args[0]).suffix in (".yaml", ".yml", ".json"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_FileOrCommand,
+    help="Compare drafters, or any other configs, so that the answer can be trusted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+JSONFile = Annotated[Path | None, typer.Option("--json", help="Write every sample and result to this file.")]
+HTMLFile = Annotated[Path | None, typer.Option("--html", help="Write one page with plots, readable offline.")]
+FailIf = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-if",
+        metavar="CONDITION",
+        help="Exit with 1 where it holds for an arm, as in 'lossless == false or speedup.low < 1.0'.",
+    ),
+]
+
+
+@app.command("run")
+def run(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare; see `ab init`.")],
+    json_file: JSONFile = None,
+    html_file: HTMLFile = None,
+    fail_if: FailIf = None,
+    allow: Annotated[
+        bool,
+        typer.Option("--allow", help="Let arms differ in more than they name or declare; the report says in what."),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Resolve the arms and say what would run; read no weights.")
+    ] = False,
+) -> None:
+    """Run an experiment: every arm in one process, interleaved, on the same prompts."""
+    check_writable("--json", json_file)
+    check_writable("--html", html_file)
+    from dovetail.spec_decode.experiments.fail_if import Condition
+    from dovetail.spec_decode.experiments.report import result_names
+    from dovetail.spec_decode.experiments.schema import read_experiment
+
+    parsed, _ = read_experiment(experiment)
+    condition = Condition(fail_if) if fail_if is not None else None
+    if condition is not None:
+        condition.check_names(result_names())
+    folder = experiment.absolute().parent
+    if check:
+        _print_setup(parsed, folder, allow)
+        return
+    from dovetail.spec_decode.experiments.experiment import run_experiment
+    from dovetail.spec_decode.experiments.page import report_page
+    from dovetail.spec_decode.experiments.report import write_json
+    from dovetail.spec_decode.experiments.terminal import print_report
+
+    report = run_experiment(parsed, folder, allow=allow)
+    if json_file is not None:
+        write_text("--json", json_file, write_json(report))
+    if html_file is not None:
+        write_text("--html", html_file, report_page(report))
+    print_report(report)
+    if condition is not None and (failures := condition.failures(report.rows())):
+        for failure in failures:
+            shown = ", ".join(f"{name} = {_shown(value)}" for name, value in failure.values.items())
+            typer.echo(f"failed: {failure.label}: {shown}", err=True)
+        raise typer.Exit(1)
+
+
+@app.command("compare")
+def compare(
+    old: Annotated[Path, typer.Argument(metavar="OLD.json", help="The report to compare with.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW.json", help="The report that is judged.")],
+    allow: Annotated[bool, typer.Option("--allow", help="Compare what different experiments have in common.")] = False,
+    fail_on_regression: Annotated[
+        bool, typer.Option("--fail-on-regression", help="Exit with 1 where an arm became worse for certain.")
+    ] = False,
+    json_file: JSONFile = None,
+) -> None:
+    """Two reports of one experiment: what became better, what became worse, with intervals."""
+    check_writable("--json", json_file)
+    from dovetail.spec_decode.experiments.compare import compare_reports, comparison_json, read_report
+    from dovetail.spec_decode.experiments.terminal import print_comparison
+
+    found = compare_reports(read_report(old), read_report(new), (str(old), str(new)), allow=allow)
+    if json_file is not None:
+        write_text("--json", json_file, comparison_json(found))
+    print_comparison(found)
+    if fail_on_regression and (worse := [change for change in found.changes if change.verdict == "worse"]):
+        typer.echo(f"worse: {', '.join(f'{change.label} {change.what}' for change in worse)}", err=True)
+        raise typer.Exit(1)
+
+
+@app.command("init")
+def init(
+    path: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The file to write.")] = Path(
+        "experiment.yaml"
+    ),
+) -> None:
+    """Write an example experiment with comments."""
+    from dovetail.spec_decode.experiments.example import EXAMPLE
+
+    require(not path.exists(), f"{path} is there already: give another path, or remove it")
+    check_writable("EXPERIMENT.yaml", path)
+    write_text("EXPERIMENT.yaml", path, EXAMPLE)
+    typer.echo(f"wrote {path}; run it with: dovetail ab {path}")
+
+
+def _print_setup(parsed: Any, folder: Path, allow: bool) -> None:
+    from dovetail.spec_decode.experiments.arms import prepare
+    from dovetail.spec_decode.experiments.datasets import load_prompts
+    from dovetail.spec_decode.experiments.terminal import print_setup
+
+    data = load_prompts(parsed.workload, folder)
+    print_setup(prepare(parsed, folder, allow=allow), data)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

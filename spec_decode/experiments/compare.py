@@ -1,0 +1,243 @@
+"""Two reports of one experiment: regressions, with intervals.
+
+Speed is compared as the speed-up over the plain arm of the same run, group by group, so that a machine that is faster
+today cancels. Acceptance is compared prompt by prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dovetail.commands.checks import read_text, require
+from dovetail.contracts.errors import ConfigError
+from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
+from dovetail.spec_decode.experiments.records import RequestRecord
+from dovetail.spec_decode.experiments.run import by_variant
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, Key, exponential, log_ratios, values_by_turn
+
+Verdict = Literal["better", "worse", "undecided"]
+
+_COMPARABLE = ("experiment", "model", "workload")
+"""Parts of the provenance that must be equal."""
+_PASSED_OVER = ("name", "arms", "repetitions", "warmup", "order", "compatibility", "keep_going", "config")
+"""Keys of the experiment that may differ: what is under test, or how often it was measured."""
+
+
+class _Provenance(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    date: str
+    experiment: dict[str, Any]
+    model: dict[str, Any]
+    workload: dict[str, Any]
+    machine: dict[str, Any]
+    arms: dict[str, dict[str, Any]]
+
+
+class _Requests(BaseModel):
+    """Columns of the records."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arm: list[str]
+    length: list[int | None]
+    batch: list[int]
+    repetition: list[int]
+    group: list[int]
+    prompt: list[int]
+    category: list[str]
+    token_ids: list[list[int]]
+    times: list[list[float]]
+    drafted: list[int]
+    accepted: list[int]
+    accepted_per_position: list[list[int]]
+    finish_reason: list[str]
+    drafter_error: list[str | None]
+
+
+class _Equality(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    arm: str
+    length: int | None
+    batch: int
+    verdict: str
+    divergences: list[dict[str, Any]]
+
+
+class SavedReport(BaseModel):
+    """What a comparison needs of a report's file."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    dovetail_ab: Literal[1]
+    provenance: _Provenance
+    requests: _Requests
+    equality: list[_Equality]
+
+    def records(self) -> list[RequestRecord]:
+        """The requests."""
+        columns = self.requests.model_dump()
+        return [RequestRecord(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One quantity of one variant at one batch size."""
+
+    label: str
+    what: str
+    old: float | str
+    new: float | str
+    estimate: Estimate | None
+    """new / old for speed-ups (more than 1: better), new - old for acceptance; None for verdicts."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two reports side by side."""
+
+    old: str
+    new: str
+    changes: Sequence[Change]
+    differences: Sequence[str]
+    """Facts that are not the same in both; allowed, or harmless."""
+
+
+def read_report(path: Path) -> SavedReport:
+    """Reads report.json. Raises `ConfigError` that says what is wrong with it."""
+    try:
+        return SavedReport.model_validate_json(read_text("report", path))
+    except ValidationError as error:
+        issue = error.errors()[0]
+        where = ".".join(str(part) for part in issue["loc"]) or "the file"
+        raise ConfigError(
+            f"{path} is no report of `dovetail ab` (format 1): {where}: {issue['msg']}; write one with --json"
+        ) from None
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """The text of a comparison's file."""
+    return json.dumps({"dovetail_ab_comparison": 1, **asdict(comparison)}, indent=1) + "\n"
+
+
+def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], *, allow: bool) -> Comparison:
+    """Raises `ConfigError` where the experiments are not the same and `allow` does not say that this is meant."""
+    differing = list(_differences(old.provenance, new.provenance))
+    if differing and not allow:
+        raise ConfigError(
+            f"{names[0]} and {names[1]} are not of one experiment: {'; '.join(differing)}. Measure the same, or compare"
+            " what they have in common with --allow"
+        )
+    records = by_variant(old.records()), by_variant(new.records())
+    common = [key for key in records[0] if key in records[1] and key[1] not in (BASELINE, CONTROL)]
+    require(bool(common), f"{names[0]} and {names[1]} have no arm in common that drafts or differs from plain")
+    resampler = Resampler(0)
+    changes = [
+        *_decide([_speed_change(metric, key, *records, resampler) for metric in METRICS for key in common]),
+        *_decide([_acceptance_change(key, *records, resampler) for key in common]),
+        *_equality_changes(old, new, common),
+    ]
+    return Comparison(*names, changes, [*differing, *_environment(old.provenance, new.provenance)])
+
+
+def _label(key: Key) -> str:
+    batch, arm, length = key
+    return f"{arm if length is None else f'{arm}@{length}'}, batch {batch}"
+
+
+Records = Mapping[Key, Sequence[RequestRecord]]
+
+
+def _speed_change(metric: str, key: Key, old: Records, new: Records, resampler: Resampler) -> Change | None:
+    ratios = [_speedups(metric, key, records) for records in (old, new)]
+    groups = [group for group in ratios[0] if group in ratios[1]]
+    if not groups:
+        return None
+    means = [math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios]
+    estimate = exponential(resampler.mean([ratios[1][group] - ratios[0][group] for group in groups]))
+    return Change(_label(key), f"speed-up in {metric}", *means, estimate, "undecided")
+
+
+def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
+    """Log speed-up over plain, by group."""
+    base = values_by_turn(records[key[0], BASELINE, None], metric, None)
+    own = values_by_turn(records[key], metric, None)
+    return log_ratios(base, own, is_rate=metric == PRIMARY)
+
+
+def _acceptance_change(key: Key, old: Records, new: Records, resampler: Resampler) -> Change | None:
+    rates = [_rates(records[key]) for records in (old, new)]
+    prompts = [prompt for prompt in rates[0] if prompt in rates[1]]
+    if not prompts:
+        return None
+    means = [sum(own[prompt] for prompt in prompts) / len(prompts) for own in rates]
+    estimate = resampler.mean([rates[1][prompt] - rates[0][prompt] for prompt in prompts])
+    return Change(_label(key), "acceptance rate (mean over requests)", *means, estimate, "undecided")
+
+
+def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:
+    found: dict[int, list[float]] = {}
+    for record in records:
+        if record.drafted:
+            found.setdefault(record.prompt, []).append(record.accepted / record.drafted)
+    return {prompt: sum(rates) / len(rates) for prompt, rates in found.items()}
+
+
+def _decide(found: Sequence[Change | None]) -> Iterator[Change]:
+    changes = [change for change in found if change is not None]
+    p_values = {i: c.estimate.p for i, c in enumerate(changes) if c.estimate is not None and c.estimate.has_interval}
+    adjusted = holm({i: p for i, p in p_values.items() if p is not None})
+    for index, change in enumerate(changes):
+        verdict: Verdict = "undecided"
+        if adjusted.get(index, 1.0) < 1 - LEVEL:
+            assert not isinstance(change.old, str)
+            assert not isinstance(change.new, str)
+            verdict = "better" if change.new > change.old else "worse"
+        yield Change(change.label, change.what, change.old, change.new, change.estimate, verdict)
+
+
+def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key]) -> Iterator[Change]:
+    before = {(e.batch, e.arm, e.length): e for e in old.equality}
+    after = {(e.batch, e.arm, e.length): e for e in new.equality}
+    for key in common:
+        if key not in before or key not in after or before[key].verdict == after[key].verdict:
+            continue
+        was_lossy, is_lossy = before[key].verdict == "LOSSY", after[key].verdict == "LOSSY"
+        verdict: Verdict = "worse" if is_lossy else "better" if was_lossy else "undecided"
+        yield Change(_label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
+
+
+def _differences(old: _Provenance, new: _Provenance) -> Iterator[str]:
+    for part in _COMPARABLE:
+        one, other = old.model_dump()[part], new.model_dump()[part]
+        for key in dict.fromkeys([*one, *other]):
+            if part == "experiment" and key in _PASSED_OVER:
+                continue
+            if one.get(key) != other.get(key):
+                yield f"{part}.{key}: {_short(one.get(key))} / {_short(other.get(key))}"
+
+
+def _environment(old: _Provenance, new: _Provenance) -> Iterator[str]:
+    for key in dict.fromkeys([*old.machine, *new.machine]):
+        if key != "load_average" and old.machine.get(key) != new.machine.get(key):
+            yield f"machine.{key}: {_short(old.machine.get(key))} / {_short(new.machine.get(key))}"
+    for arm in dict.fromkeys([*old.arms, *new.arms]):
+        one, other = old.arms.get(arm, {}), new.arms.get(arm, {})
+        for key in dict.fromkeys([*one, *other]):
+            if one.get(key) != other.get(key):
+                yield f"arms.{arm}.{key}: {_short(one.get(key))} / {_short(other.get(key))}"
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

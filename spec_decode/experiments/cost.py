@@ -1,0 +1,252 @@
+"""Where the time of a step goes, and what a cost model makes of it.
+
+The model is that of Leviathan et al. (2023), section 3.3, with measured parts: a round that drafts k tokens for b
+requests computes b (1 + k') rows (k' of them drafts, those that the drafter really gave), takes
+
+    T(b, k) = host(b) + forward(rows) + sample(b, k) + draft(b, k)
+
+and brings L tokens per request, so that decoding speeds up by L T(b, 0) / T(b, k). forward(rows) is a line fitted over
+all steps that only decode or verify; host, sample and draft are lines in b, and L and k' are those of the smallest
+batch. So the prediction knows one batch size's acceptance and the machine's lines: where it meets the measured grid,
+these explain the grid, and where the lines lead on to larger batches, it says where speculation stops paying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.spec_decode.experiments.acceptance import Acceptance
+from dovetail.spec_decode.experiments.records import StepRecord
+from dovetail.spec_decode.experiments.schema import BASELINE
+from dovetail.spec_decode.experiments.speed import PRIMARY, Speed
+
+_LARGEST_BATCH = 1024
+_TRIM = 0.1
+"""Share of the slowest and of the fastest steps that fits leave out: a step that another process interrupted says
+nothing of the machine's lines."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Mean milliseconds per step of one variant at one batch size, steps that compute prompts left out."""
+
+    arm: str
+    length: int | None
+    batch: int
+    steps: int
+    draft: float
+    verify: float
+    """Forward pass: of drafts and last tokens, or of last tokens alone."""
+    sample: float
+    """Sampling, or judging drafts."""
+    prepare: float
+    schedule: float
+    """Scheduling, planning, committing, handing over to workers."""
+    total: float
+    rows: float
+    """Rows computed per step."""
+    wasted: float
+    """Drafts per step that were verified and did not stand."""
+    kv_blocks_peak: int
+    """Most KV blocks in use."""
+
+
+def describe_steps(steps: Sequence[StepRecord]) -> list[StepCost]:
+    """Every variant at each batch size."""
+    found: dict[tuple[int, str, int | None], list[StepRecord]] = {}
+    for step in steps:
+        found.setdefault((step.batch, step.arm, step.length), []).append(step)
+    return [_describe(key, own) for key, own in found.items()]
+
+
+def _describe(key: tuple[int, str, int | None], steps: Sequence[StepRecord]) -> StepCost:
+    batch, arm, length = key
+    decode = [step for step in steps if step.prompt_tokens == 0] or list(steps)
+
+    def mean(values: Sequence[float]) -> float:
+        return float(sum(values) / len(values))
+
+    return StepCost(
+        arm,
+        length,
+        batch,
+        len(decode),
+        draft=mean([s.draft for s in decode]),
+        verify=mean([s.forward for s in decode]),
+        sample=mean([s.sample for s in decode]),
+        prepare=mean([s.prepare for s in decode]),
+        schedule=mean([s.host for s in decode]),
+        total=mean([s.total for s in decode]),
+        rows=mean([_rows(s) for s in decode]),
+        wasted=mean([s.drafted - s.accepted for s in decode]),
+        kv_blocks_peak=max(s.kv_blocks for s in steps),
+    )
+
+
+def _requests(step: StepRecord) -> int:
+    """Requests that took part in a step without prompts: each brings its accepted drafts and one token."""
+    return max(1, step.tokens - step.accepted)
+
+
+def _rows(step: StepRecord) -> int:
+    return _requests(step) + step.drafted
+
+
+@dataclass(frozen=True)
+class Line:
+    """a + b x, from a least-squares fit; never negative parts."""
+
+    start: float
+    slope: float
+
+    def at(self, x: float) -> float:
+        """Its value."""
+        return self.start + self.slope * x
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+    """Least squares over the trimmed means of the points at each x, weighted by their numbers. A slope or a start
+    below zero is set to zero: no cost falls with more work."""
+    groups: dict[float, list[float]] = {}
+    for x, y in points:
+        groups.setdefault(x, []).append(y)
+    xs = np.array(list(groups))
+    ys = np.array([_trimmed(values) for values in groups.values()])
+    weights = np.array([float(len(values)) for values in groups.values()])
+    if len(xs) == 1:
+        return Line(float(ys[0]), 0.0)
+    middle_x, middle_y = np.average(xs, weights=weights), np.average(ys, weights=weights)
+    slope = np.average((xs - middle_x) * (ys - middle_y), weights=weights) / np.average(
+        (xs - middle_x) ** 2, weights=weights
+    )
+    slope = max(0.0, float(slope))
+    start = float(middle_y - slope * middle_x)
+    if start >= 0:
+        return Line(start, slope)
+    return Line(0.0, float(np.average(xs * ys, weights=weights) / np.average(xs**2, weights=weights)))
+
+
+def _trimmed(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    cut = int(len(ordered) * _TRIM)
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The lines of one variant's steps. Milliseconds."""
+
+    arm: str
+    length: int
+    forward: Line
+    """By rows."""
+    plain_rest: Line
+    """Host, preparation and sampling of plain steps, by requests."""
+    rest: Line
+    """The same of this variant's steps."""
+    draft: Line
+    """By requests."""
+    accepted_length: float
+    drafted_per_step: float
+
+    def speedup(self, batch: int) -> float:
+        """Of decoding, predicted."""
+        plain = self.plain_rest.at(batch) + self.forward.at(batch)
+        rows = batch * (1 + self.drafted_per_step)
+        own = self.rest.at(batch) + self.forward.at(rows) + self.draft.at(batch)
+        return self.accepted_length * plain / own
+
+    def crossover(self) -> int | None:
+        """The smallest batch at which it predicts no gain; None if there is none up to 1,024."""
+        return next((b for b in range(1, _LARGEST_BATCH + 1) if self.speedup(b) <= 1), None)
+
+
+def fit_models(steps: Sequence[StepRecord], acceptance: Sequence[Acceptance]) -> list[CostModel]:
+    """One model per variant that drafted anything."""
+    decode = [step for step in steps if step.prompt_tokens == 0]
+    plain = [step for step in decode if step.arm == BASELINE]
+    first: dict[tuple[str, int | None], Acceptance] = {}
+    for item in sorted(acceptance, key=lambda a: a.batch):
+        if item.category is None:
+            first.setdefault((item.arm, item.length), item)
+    models = []
+    for (arm, length), found in first.items():
+        own = [step for step in decode if (step.arm, step.length) == (arm, length)]
+        if length is None or found.accepted_length is None or not own or not plain:
+            continue
+        models.append(
+            CostModel(
+                arm,
+                length,
+                forward=fit_line([(_rows(s), s.forward) for s in [*plain, *own]]),
+                plain_rest=fit_line([(_requests(s), s.total - s.forward - s.draft) for s in plain]),
+                rest=fit_line([(_requests(s), s.total - s.forward - s.draft) for s in own]),
+                draft=fit_line([(_requests(s), s.draft) for s in own]),
+                accepted_length=found.accepted_length.value,
+                drafted_per_step=found.drafted_per_step or 0.0,
+            )
+        )
+    return models
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One variant at one batch size: measured beside predicted."""
+
+    arm: str
+    length: int
+    batch: int
+    speedup: float
+    """Tokens per second, measured."""
+    low: float | None
+    high: float | None
+    decode_speedup: float | None
+    """ITL, measured: what the model predicts."""
+    predicted: float | None
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Where a variant stops paying."""
+
+    arm: str
+    length: int
+    measured: int | None
+    """The smallest batch of the grid whose interval does not lie above 1; None where all do."""
+    predicted: int | None
+    """The smallest batch at which the model predicts no gain; None: none up to 1,024."""
+
+
+def describe_grid(speeds: Sequence[Speed], models: Sequence[CostModel]) -> tuple[list[GridCell], list[Crossover]]:
+    """The batch x length grid, and the crossover of each variant."""
+    by_variant: Mapping[tuple[str, int], CostModel] = {(m.arm, m.length): m for m in models}
+    itl = {(s.arm, s.length, s.batch): s.ratio.value for s in speeds if s.metric == "itl" and s.category is None}
+    cells = []
+    for speed in speeds:
+        if speed.metric != PRIMARY or speed.category is not None or speed.length is None:
+            continue
+        model = by_variant.get((speed.arm, speed.length))
+        cells.append(
+            GridCell(
+                speed.arm,
+                speed.length,
+                speed.batch,
+                speed.ratio.value,
+                speed.ratio.low,
+                speed.ratio.high,
+                itl.get((speed.arm, speed.length, speed.batch)),
+                model.speedup(speed.batch) if model is not None else None,
+            )
+        )
+    variants = dict.fromkeys((cell.arm, cell.length) for cell in cells)
+    crossovers = []
+    for arm, length in variants:
+        own = sorted((c for c in cells if (c.arm, c.length) == (arm, length)), key=lambda c: c.batch)
+        measured = next((c.batch for c in own if c.low is None or c.low <= 1), None)
+        model = by_variant.get((arm, length))
+        crossovers.append(Crossover(arm, length, measured, model.crossover() if model is not None else None))
+    return cells, crossovers

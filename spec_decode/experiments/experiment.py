@@ -1,0 +1,120 @@
+"""An experiment from its file to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from dovetail.commands.progress import Progress
+from dovetail.contracts.errors import ConfigError
+from dovetail.spec_decode.experiments import provenance
+from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acceptance, learns_from_history
+from dovetail.spec_decode.experiments.arms import Setup, Variant, prepare
+from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
+from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
+from dovetail.spec_decode.experiments.datasets import load_prompts
+from dovetail.spec_decode.experiments.equality import compare_equality
+from dovetail.spec_decode.experiments.features import try_features
+from dovetail.spec_decode.experiments.report import ArmStatus, Report
+from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, measure, num_turns, read_prompts
+from dovetail.spec_decode.experiments.schema import CONTROL, Experiment
+from dovetail.spec_decode.experiments.speed import compare_speed
+
+
+def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Report:
+    """Runs it and describes what it found. Relative paths count from `folder`.
+
+    Raises `ConfigError` for arms that cannot run or do not differ, before any weight is read, and what the engine
+    raises.
+    """
+    data = load_prompts(experiment.workload, folder)
+    setup = prepare(experiment, folder, allow=allow)
+    _check_room(experiment, setup)
+    with Bench(setup, experiment) as bench:
+        resident = [psutil.Process().memory_info().rss] * len(bench.engines)
+        workload = read_prompts(data, bench.engines[0], experiment)
+        with Progress(num_turns(experiment, len(bench.variants), len(workload.prompts))) as progress:
+
+            def on_turn(what: str) -> None:
+                progress.show(what)
+                progress.advance()
+
+            measured = measure(bench, workload, on_turn)
+        resampler = Resampler(experiment.seed)
+        equality = compare_equality(setup, bench, workload, measured, resampler)
+        acceptance = describe_acceptance(measured.requests, resampler)
+        speed = compare_speed(measured.requests, resampler)
+        models = fit_models(measured.steps, acceptance)
+        grid, crossovers = describe_grid(speed, models)
+        return Report(
+            provenance=provenance.describe(experiment, setup, bench, data, workload, resident, measured.spans),
+            equality=equality,
+            acceptance=acceptance,
+            speed=speed,
+            grid=grid,
+            crossovers=crossovers,
+            cost_models=models,
+            steps=describe_steps(measured.steps),
+            status=list(_status(setup, bench, measured)),
+            features=try_features(bench, workload) if experiment.compatibility else [],
+            warnings=list(_warnings(experiment, workload, measured, acceptance)),
+            requests=measured.requests,
+            step_samples=measured.steps,
+            spans=measured.spans,
+        )
+
+
+def _check_room(experiment: Experiment, setup: Setup) -> None:
+    largest = max(experiment.grid.batch_sizes)
+    for engine in setup.engines:
+        if engine.resolved.limits.max_num_seqs < largest:
+            raise ConfigError(
+                f"grid.batch_sizes has {largest}, but config.scheduler.max_num_seqs is"
+                f" {engine.resolved.limits.max_num_seqs}: raise it, or the requests would queue"
+            )
+
+
+def _status(setup: Setup, bench: Bench, measured: Measured) -> Iterator[ArmStatus]:
+    errors: dict[tuple[str, int | None], str] = {}
+    for record in measured.requests:
+        if record.drafter_error is not None:
+            errors.setdefault((record.arm, record.length), f"went on without its drafter: {record.drafter_error}")
+    for variant in bench.variants:
+        if variant.arm == CONTROL:
+            continue
+        failure = measured.failures.get(variant)
+        reason = failure or errors.get((variant.arm, variant.length), "")
+        yield ArmStatus(variant.arm, variant.length, failure is None, reason)
+    for arm, reason in setup.refused.items():
+        yield ArmStatus(arm, None, False, reason)
+
+
+def _warnings(
+    experiment: Experiment, workload: Workload, measured: Measured, acceptance: list[Acceptance]
+) -> Iterator[str]:
+    is_greedy = experiment.sampling.temperature == 0
+    for item in acceptance:
+        label = f"{Variant(item.arm, item.length).label}, batch {item.batch}"
+        if item.category is None and learns_from_history(item, is_greedy=is_greedy):
+            shown = ", ".join("-" if rate is None else f"{rate:.3f}" for rate in item.by_repetition)
+            yield (
+                f"{label}: acceptance rises with repetitions of the same prompts ({shown}): this drafter remembers"
+                " finished requests, its own answers among them. Only repetitions: 1 is what new prompts would get."
+            )
+        if item.category is None and item.drafted == 0:
+            yield f"{label}: nothing was drafted; its speed is that of plain decoding with the drafter's overhead."
+    for batch in experiment.grid.batch_sizes:
+        groups = -(-len(workload.prompts) // batch)
+        if groups < MIN_GROUPS:
+            yield (
+                f"batch {batch}: {len(workload.prompts)} prompts make {groups} groups, too few for an interval"
+                f" (at least {MIN_GROUPS}): give {MIN_GROUPS * batch} prompts or more"
+            )
+    if not experiment.sampling.ignore_eos and len({len(record.token_ids) for record in measured.requests}) > 1:
+        yield (
+            "outputs end at their end-of-sequence token: where an arm's tokens diverge, so may its lengths, and"
+            " end-to-end times are of different texts (tokens/s and ITL are not). sampling.ignore_eos: true makes"
+            " lengths equal."
+        )

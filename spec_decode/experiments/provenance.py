@@ -1,0 +1,194 @@
+"""What a report was made of and on: enough to make it again, and to know what it may be compared with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail import LLMEngine
+from dovetail.commands import ResolvedConfig
+from dovetail.commands.machine import Span, describe_machine, noise_warning
+from dovetail.spec_decode.experiments.arms import Setup, effective_values
+from dovetail.spec_decode.experiments.datasets import DataSet
+from dovetail.spec_decode.experiments.run import Bench, Workload
+from dovetail.spec_decode.experiments.schema import Experiment
+
+_SAMPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """One engine, as it ran."""
+
+    variants: Sequence[str]
+    config_sha256: str
+    plugin_hash: str
+    plugins: Mapping[str, str]
+    """Kind (and drafter) -> name, distribution and version."""
+    attention: str
+    kv_blocks: int
+    """KV blocks of the engine while its drafters are loaded."""
+    kv_block_tokens: int
+    kv_tokens_estimated: int | None
+    """Tokens of KV memory by the estimate that `dovetail explain` makes; None where it does not say."""
+    kv_tokens_estimated_without_drafters: int | None
+    """Of the same engine with no drafter: what is missing above is the drafters'."""
+    weight_bytes: int | None
+    """Estimated from the checkpoint."""
+    resident_bytes: int
+    """Of this process after the engine was made: host memory."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The header of a report."""
+
+    name: str
+    date: str
+    """ISO 8601, UTC."""
+    experiment: Mapping[str, Any]
+    experiment_sha256: str
+    """Of the experiment with every default filled in."""
+    model: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    threads: int
+    seeds: Mapping[str, int]
+    engines: Sequence[EngineFacts]
+    arms: Mapping[str, Mapping[str, Any]]
+    """Each arm's resolved config, flat, its drafter under speculative.drafter."""
+    differences: Mapping[str, Mapping[str, Any]]
+    """Key -> arm -> value, where arms differ."""
+    undeclared: Sequence[str]
+    notes: Sequence[str]
+    noise: str | None
+    """What else took the machine while it was measured; None where nothing did."""
+
+
+def describe(
+    experiment: Experiment,
+    setup: Setup,
+    bench: Bench,
+    data: DataSet,
+    workload: Workload,
+    resident: Sequence[int],
+    spans: Sequence[Span],
+) -> Provenance:
+    """Gathers the header."""
+    plain = experiment.model_dump(mode="json")
+    first = bench.engines[0]
+    return Provenance(
+        name=experiment.name,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        experiment=plain,
+        experiment_sha256=sha256_of(plain),
+        model=_describe_model(first.config),
+        workload=_describe_workload(experiment, data, workload),
+        machine=_describe_machine(first),
+        threads=torch.get_num_threads(),
+        seeds={
+            "experiment": experiment.seed,
+            "sampling": experiment.sampling.seed,
+            "model": first.config.model.seed,
+        },
+        engines=[_describe_engine(setup, bench, index, resident[index]) for index in range(len(bench.engines))],
+        arms={name: effective_values(arm) for name, arm in setup.arms.items()},
+        differences={line.key: dict(line.values) for line in setup.differences},
+        undeclared=list(setup.undeclared),
+        notes=[*setup.notes, *_dropped(workload)],
+        noise=noise_warning(spans),
+    )
+
+
+def sha256_of(data: Any) -> str:
+    """Of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _dropped(workload: Workload) -> list[str]:
+    return [f"{workload.left_out} prompts were too long for the model and left out."] if workload.left_out else []
+
+
+def _describe_workload(experiment: Experiment, data: DataSet, workload: Workload) -> dict[str, Any]:
+    categories: dict[str, int] = {}
+    for prompt in workload.prompts:
+        categories[prompt.category] = categories.get(prompt.category, 0) + 1
+    lengths = sorted(len(ids) for ids in workload.token_ids)
+    return {
+        "data": data.name,
+        "format": data.format,
+        "sha256": data.sha256,
+        "token_ids_sha256": sha256_of([list(ids) for ids in workload.token_ids]),
+        "prompts": len(workload.prompts),
+        "categories": categories,
+        "template": workload.template,
+        "prompt_tokens": {"min": lengths[0], "median": lengths[len(lengths) // 2], "max": lengths[-1]},
+        "left_out": workload.left_out,
+    }
+
+
+def _describe_model(config: ResolvedConfig) -> dict[str, Any]:
+    model = config.model
+    place = model.files.path
+    files = [place] if place.is_file() else sorted(p for p in place.iterdir() if p.is_file() and p.name[0] != ".")
+    return {
+        "path": config.values["model"]["path"],
+        "revision": config.values["model"].get("revision"),
+        "dtype": model.dtype,
+        "quantization": config.quantization.name if config.quantization is not None else None,
+        "vocab_size": model.vocab_size,
+        "max_model_len": model.max_model_len,
+        "files": {path.name: path.stat().st_size for path in files},
+        "sampled_sha256": _identity(files),
+    }
+
+
+def _identity(files: Sequence[Path]) -> str:
+    """Of each file's size, first and last megabyte: tells revisions apart without reading all weights."""
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(str(size).encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _describe_machine(engine: LLMEngine) -> dict[str, Any]:
+    found = describe_machine()
+    found["device"] = engine.config.device_type
+    if engine.config.device_type == "cuda":
+        found["device"] = torch.cuda.get_device_name()
+    return found
+
+
+def _describe_engine(setup: Setup, bench: Bench, index: int, resident: int) -> EngineFacts:
+    plan, engine = setup.engines[index], bench.engines[index]
+    config = engine.config
+    plugins: dict[str, list[str]] = {}
+    for component in config.components():
+        source = f" ({component.distribution} {component.version})" if component.distribution else ""
+        plugins.setdefault(component.kind, []).append(f"{component.name}{source}")
+    estimate = plan.explanation.estimate
+    return EngineFacts(
+        variants=[variant.label for variant in plan.variants],
+        config_sha256=sha256_of(dict(config.values)),
+        plugin_hash=config.plugin_hash,
+        plugins={kind: ", ".join(dict.fromkeys(names)) for kind, names in plugins.items()},
+        attention=config.attention.name,
+        kv_blocks=engine.cache_statistics().num_blocks,
+        kv_block_tokens=config.cache.block_size,
+        kv_tokens_estimated=estimate.kv_tokens if estimate is not None else None,
+        kv_tokens_estimated_without_drafters=plan.kv_tokens_alone,
+        weight_bytes=estimate.weight_bytes if estimate is not None else None,
+        resident_bytes=resident,
+    )

@@ -1,0 +1,82 @@
+"""What was measured, as it goes into report.json: one record per request and one per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request. Times are seconds from the start of its group."""
+
+    arm: str
+    length: int | None
+    batch: int
+    repetition: int
+    group: int
+    prompt: int
+    """Index of the prompt in the data set."""
+    category: str
+    token_ids: Sequence[int]
+    times: Sequence[float]
+    """When each token came; those of one step came together."""
+    drafted: int
+    accepted: int
+    accepted_per_position: Sequence[int]
+    """Steps in which at least one draft stood, at least two, ..."""
+    finish_reason: str
+    drafter_error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds until the first token."""
+        return self.times[0]
+
+    @property
+    def e2e(self) -> float:
+        """Seconds until the last token."""
+        return self.times[-1]
+
+    @property
+    def itl(self) -> float | None:
+        """Mean seconds per token after the first; None for a single token."""
+        return (self.e2e - self.ttft) / (len(self.times) - 1) if len(self.times) > 1 else None
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens after those of the first step."""
+        first = self.times[0]
+        return sum(time > first for time in self.times)
+
+    @property
+    def decode_steps(self) -> int:
+        """Steps that brought tokens, after the first one."""
+        return len(set(self.times)) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of the engine. Milliseconds."""
+
+    arm: str
+    length: int | None
+    batch: int
+    total: float
+    """From scheduling to committed tokens."""
+    prepare: float
+    forward: float
+    sample: float
+    draft: float
+    prompt_tokens: int
+    """Computed in this step; 0 in steps that only decode or verify."""
+    tokens: int
+    drafted: int
+    accepted: int
+    running: int
+    kv_blocks: int
+
+    @property
+    def host(self) -> float:
+        """Scheduling, planning, committing, and handing over to workers."""
+        return max(0.0, self.total - self.prepare - self.forward - self.sample - self.draft)

@@ -1,0 +1,266 @@
+"""The sections of a report that have numbers with intervals: acceptance, speed, grid, cost and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
+from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
+from dovetail.spec_decode.experiments.report import Report
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.speed import METRICS, PER_REQUEST, PRIMARY, Speed
+from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate, label_of
+
+
+def acceptance_section(report: Report) -> Section:
+    """Rates and lengths."""
+    header = [
+        "arm",
+        "batch",
+        "drafted",
+        "accepted",
+        "rate: ratio of sums [95%]",
+        "rate: mean over requests [95%]",
+        "accepted length [95%]",
+        "drafted per step",
+        "wasted",
+        "at position 1, 2, ...",
+    ]
+    overall = [item for item in report.acceptance if item.category is None]
+    rows = [
+        [
+            label_of(a.arm, a.length),
+            str(a.batch),
+            str(a.drafted),
+            str(a.accepted),
+            format_estimate(a.rate, "{:.3f}", 0, 1),
+            format_estimate(a.rate_of_requests, "{:.3f}", 0, 1),
+            format_estimate(a.accepted_length, "{:.2f}", 1),
+            "-" if a.drafted_per_step is None else f"{a.drafted_per_step:.2f}",
+            f"{a.wasted:.2f}",
+            " ".join(f"{share:.2f}" for share in a.positions),
+        ]
+        for a in overall
+    ]
+    notes = ["Step t drafts k_t tokens, of which a_t stand, and adds b_t = 1 of the target's own."]
+    notes += [f"{name}: {text}." for name, text in DEFINITIONS.items()]
+    tables = [TableData(header, rows)] if rows else []
+    tables += _category_tables(report.acceptance)
+    return Section("3. Acceptance", notes, tables)
+
+
+def _category_tables(items: Sequence[Acceptance]) -> Iterator[TableData]:
+    categories = list(dict.fromkeys(item.category for item in items if item.category is not None))
+    if not categories:
+        return
+    found = {(a.arm, a.length, a.batch, a.category): a for a in items}
+    variants = list(dict.fromkeys((a.arm, a.length, a.batch) for a in items))
+    rows = [
+        [
+            label_of(v[0], v[1]),
+            str(v[2]),
+            *(format_estimate(found[*v, c].accepted_length, "{:.2f}", 1) for c in categories),
+        ]
+        for v in variants
+    ]
+    yield TableData(["arm", "batch", *map(str, categories)], rows, "Accepted length by category [95%]")
+    rates = [
+        [label_of(v[0], v[1]), str(v[2]), *(format_estimate(found[*v, c].rate, "{:.3f}", 0, 1) for c in categories)]
+        for v in variants
+    ]
+    yield TableData(["arm", "batch", *map(str, categories)], rates, "Acceptance rate (ratio of sums) by category [95%]")
+
+
+def speed_section(report: Report) -> Section:
+    """Ratios to the baseline."""
+    notes = [
+        "Ratios to plain, more than 1 is faster; geometric means over groups of prompts, each group paired with itself"
+        " in the same repetition. 95% intervals: symmetric bootstrap-t over groups (the mean over repetitions of each)."
+        " p: of no difference, Holm-corrected over all arms, lengths and batch sizes of a metric. Verdict: by p < 0.05."
+        f" {CONTROL} is the noise, and not corrected. No interval with fewer than {MIN_GROUPS} groups.",
+        "to decide: groups of prompts (prompts / batch size) that would decide a ratio like this four times out of"
+        " five; detectable: the smallest difference that these groups would decide.",
+        *(f"{name}: {text}." for name, text in METRICS.items()),
+    ]
+    tables = [
+        _speed_table([s for s in report.speed if s.metric == metric and s.category is None], metric)
+        for metric in METRICS
+    ]
+    by_category = [s for s in report.speed if s.category is not None]
+    if by_category:
+        tables.append(_category_speed_table(by_category))
+    return Section("4. Speed", notes, tables)
+
+
+def _speed_table(speeds: Sequence[Speed], metric: str) -> TableData:
+    header = ["arm", "batch", "plain", "arm's", "ratio [95%]", "p", "groups", "to decide", "detectable", "verdict"]
+    rows = [
+        [
+            label_of(s.arm, s.length),
+            str(s.batch),
+            _value(s.baseline, metric),
+            _value(s.own, metric),
+            format_estimate(s.ratio, "{:.3f}"),
+            "-" if s.adjusted_p is None else f"{s.adjusted_p:.4f}",
+            str(s.ratio.groups),
+            "-" if s.groups_to_decide is None else f"{s.groups_to_decide:,}",
+            "-" if s.detectable is None else f"{s.detectable:.1%}",
+            s.verdict,
+        ]
+        for s in speeds
+    ]
+    return TableData(header, rows, metric)
+
+
+def _value(value: float, metric: str) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.1f}/s" if metric in (PRIMARY, PER_REQUEST) else f"{1e3 * value:,.2f} ms"
+
+
+def _category_speed_table(speeds: Sequence[Speed]) -> TableData:
+    categories = list(dict.fromkeys(str(s.category) for s in speeds))
+    found = {(s.arm, s.length, s.batch, s.category): s for s in speeds}
+    variants = list(dict.fromkeys((s.arm, s.length, s.batch) for s in speeds))
+    rows = []
+    for variant in variants:
+        cells = []
+        for category in categories:
+            speed = found.get((*variant, category))
+            mark = {"faster": " +", "slower": " -"}.get(speed.verdict, "") if speed is not None else ""
+            cells.append(format_estimate(speed.ratio, "{:.2f}") + mark if speed is not None else "-")
+        rows.append([label_of(variant[0], variant[1]), str(variant[2]), *cells])
+    title = f"Ratio of {PER_REQUEST} by category [95%] (+ faster, - slower, Holm-corrected within a category)"
+    return TableData(["arm", "batch", *categories], rows, title)
+
+
+def grid_section(report: Report) -> Section:
+    """Batch x length, measured beside predicted."""
+    batches = sorted({cell.batch for cell in report.grid})
+    found = {(c.arm, c.length, c.batch): c for c in report.grid}
+    crossovers = {(c.arm, c.length): c for c in report.crossovers}
+    rows = []
+    for variant in dict.fromkeys((c.arm, c.length) for c in report.grid):
+        cells = []
+        for batch in batches:
+            cell = found.get((*variant, batch))
+            if cell is None:
+                cells.append("-")
+                continue
+            interval = "" if cell.low is None else f" [{cell.low:.2f}, {cell.high:.2f}]"
+            predicted = (
+                ""
+                if cell.predicted is None or cell.decode_speedup is None
+                else (f"; decode {cell.decode_speedup:.2f}, predicted {cell.predicted:.2f}")
+            )
+            cells.append(f"{cell.speedup:.2f}{interval}{predicted}")
+        crossover = crossovers[variant]
+        measured = f"batch {crossover.measured}" if crossover.measured is not None else f"beyond {batches[-1]}"
+        predicted_at = f"batch {crossover.predicted}" if crossover.predicted is not None else "none up to 1,024"
+        rows.append([label_of(*variant), *cells, measured, predicted_at])
+    notes = [
+        "Cells: speed-up in tokens/s [95%]; of decoding alone (ITL), measured and predicted by the cost model. Gain"
+        " ends: the smallest batch of the grid whose interval is not above 1, and the smallest batch at which the model"
+        " predicts no gain.",
+        "Cost model: L x T(b, 0) / T(b, k), T = host + forward(rows) + sample + draft, each a line fitted to measured"
+        " steps; L and the drafts per step are those of the smallest batch.",
+    ]
+    header = ["arm", *(f"batch {batch}" for batch in batches), "gain ends (measured)", "gain ends (model)"]
+    tables = [TableData(header, rows)] if rows else []
+    if report.cost_models:
+        tables.append(_model_table(report))
+    return Section("5. Batch x length", notes, tables)
+
+
+def _model_table(report: Report) -> TableData:
+    rows = [
+        [
+            label_of(m.arm, m.length),
+            f"{m.accepted_length:.2f}",
+            f"{m.drafted_per_step:.2f}",
+            f"{m.forward.start:.2f} + {m.forward.slope:.3f} r",
+            f"{m.draft.start:.2f} + {m.draft.slope:.3f} b",
+            f"{m.rest.start:.2f} + {m.rest.slope:.3f} b",
+            f"{m.plain_rest.start:.2f} + {m.plain_rest.slope:.3f} b",
+        ]
+        for m in report.cost_models
+    ]
+    header = [
+        "arm",
+        "L",
+        "drafts per step",
+        "forward, ms (r rows)",
+        "draft, ms (b requests)",
+        "rest, ms",
+        "rest of plain, ms",
+    ]
+    return TableData(header, rows, "The model's parts")
+
+
+def steps_section(report: Report) -> Section:
+    """Milliseconds per step."""
+    header = [
+        "arm",
+        "batch",
+        "steps",
+        "rows",
+        "draft",
+        "verify",
+        "sample",
+        "prepare",
+        "schedule",
+        "total",
+        "wasted drafts",
+    ]
+    rows = [
+        [
+            label_of(s.arm, s.length),
+            str(s.batch),
+            f"{s.steps:,}",
+            f"{s.rows:.1f}",
+            *(f"{value:.2f}" for value in (s.draft, s.verify, s.sample, s.prepare, s.schedule, s.total)),
+            f"{s.wasted:.2f}",
+        ]
+        for s in sorted(report.steps, key=lambda s: (s.batch, s.arm != BASELINE, s.arm != CONTROL))
+    ]
+    notes = [
+        "Mean milliseconds per step, steps that compute prompts left out. verify: the forward pass over last tokens and"
+        " drafts. sample: drawing tokens or judging drafts. schedule: everything around the worker (scheduling,"
+        " planning, committing). wasted drafts: computed per step and rejected."
+    ]
+    return Section("6. Cost per step", notes, [TableData(header, rows)])
+
+
+def memory_section(report: Report) -> Section:
+    """What drafters take from the KV memory."""
+    rows = []
+    for index, engine in enumerate(report.provenance.engines):
+        alone, together = engine.kv_tokens_estimated_without_drafters, engine.kv_tokens_estimated
+        lost = "-" if alone is None or together is None else f"{alone - together:,} tokens"
+        rows.append(
+            [
+                str(index + 1),
+                f"{engine.kv_blocks:,} x {engine.kv_block_tokens}",
+                lost,
+                "-" if engine.weight_bytes is None else f"{engine.weight_bytes / 2**20:,.0f} MiB",
+                f"{engine.resident_bytes / 2**20:,.0f} MiB",
+            ]
+        )
+    header = [
+        "engine",
+        "KV blocks x tokens",
+        "lost to drafters (estimate)",
+        "weights (estimate)",
+        "process, all engines up",
+    ]
+    plain = {s.batch: s.kv_blocks_peak for s in report.steps if s.arm == BASELINE}
+    peaks = [
+        [label_of(s.arm, s.length), str(s.batch), f"{s.kv_blocks_peak:,}", f"{s.kv_blocks_peak - plain[s.batch]:+,}"]
+        for s in report.steps
+        if s.arm not in (BASELINE, CONTROL) and s.batch in plain
+    ]
+    peak_table = TableData(["arm", "batch", "most KV blocks in use", "more than plain"], peaks, "In use")
+    return Section(
+        "7. Memory", ["All drafters of an engine are loaded at once."], [TableData(header, rows), peak_table]
+    )

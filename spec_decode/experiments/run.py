@@ -1,0 +1,314 @@
+"""Runs the turns of an experiment: groups of requests through the engine of their arm, each token's time noted."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail import LLMEngine, RequestOutput, SamplingParams
+from dovetail.commands.machine import Span, Watch
+from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.telemetry import StepStats
+from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name
+from dovetail.spec_decode.experiments.datasets import DataSet, Prompt
+from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
+from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment, SamplingSection
+from dovetail.spec_decode.experiments.steps import StepRecorder
+
+TokenIds = list[int]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The prompts as token ids."""
+
+    prompts: Sequence[Prompt]
+    token_ids: Sequence[TokenIds]
+    template: str
+    """"chat" or "raw"."""
+    left_out: int
+    """Prompts that were too long."""
+
+
+@dataclass
+class Measured:
+    """Everything that the turns brought, warm-up left out."""
+
+    requests: list[RequestRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    failures: dict[Variant, str] = field(default_factory=dict)
+    """Variants of which a request was refused or failed; what they brought before is left out."""
+
+
+class Bench:
+    """Engines that are up, and the variants that run in them."""
+
+    def __init__(self, setup: Setup, experiment: Experiment):
+        self.experiment = experiment
+        self.engines: list[LLMEngine] = []
+        self._recorders: dict[int, StepRecorder] = {}
+        self._of: dict[Variant, int] = {}
+        try:
+            for index, plan in enumerate(setup.engines):
+                engine = LLMEngine(plan.resolved)
+                self.engines.append(engine)
+                self._recorders[index] = StepRecorder()
+                engine.add_telemetry_sink(self._recorders[index])
+                self._of |= dict.fromkeys(plan.variants, index)
+        except BaseException:
+            self.close()
+            raise
+        self._names = 0
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All, the baseline and its control first."""
+        ranks = {BASELINE: 0, CONTROL: 1}
+        return sorted(self._of, key=lambda variant: ranks.get(variant.arm, 2))
+
+    def engine_of(self, variant: Variant) -> LLMEngine:
+        """The engine in which a variant runs."""
+        return self.engines[self._of[variant]]
+
+    def params(self, variant: Variant, **changes: Any) -> SamplingParams:
+        """Sampling parameters of the experiment for requests of a variant."""
+        engine, sampling = self.engine_of(variant), self.experiment.sampling
+        given: dict[str, Any] = sampling.model_dump(exclude={"seed"})
+        if engine.config.speculation is not None:
+            given["speculation"] = drafter_name(variant)
+        return SamplingParams(**given | {"detokenize": False, "output_kind": "delta"} | changes)
+
+    def run(self, variant: Variant, prompts: Sequence[TokenIds], params: Sequence[SamplingParams]) -> list[Finished]:
+        """One group to its end, on a cold prefix cache. Raises `RequestError` for a request that is refused, before
+        any is added, and `DovetailError` for one that fails."""
+        engine = self.engine_of(variant)
+        inputs = [engine.process_input(list(p), own) for p, own in zip(prompts, params, strict=True)]
+        engine.reset_prefix_cache()
+        gc.collect()
+        self.take_steps(variant)
+        self._names += 1
+        names = [f"ab-{self._names}-{index}" for index in range(len(inputs))]
+        finished = {name: Finished() for name in names}
+        start = time.monotonic()
+        for name, processed in zip(names, inputs, strict=True):
+            engine.add_request(name, processed)
+        try:
+            while engine.has_unfinished_requests():
+                outputs = engine.step()
+                clock = time.monotonic() - start
+                for output in outputs:
+                    finished[output.request_id].take(output, clock)
+        except BaseException:
+            engine.abort_request(names)
+            raise
+        return [finished[name] for name in names]
+
+    def take_steps(self, variant: Variant) -> list[StepStats]:
+        """Steps of the variant's engine since the last call."""
+        return self._recorders[self._of[variant]].take()
+
+    def close(self) -> None:
+        """Stops the engines. Idempotent."""
+        for engine in self.engines:
+            engine.shutdown()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass
+class Finished:
+    """One request's tokens, as they come."""
+
+    token_ids: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    last: RequestOutput | None = None
+
+    def take(self, output: RequestOutput, clock: float) -> None:
+        """What one step brought. Raises `DovetailError` for a request that failed."""
+        if output.error is not None:
+            raise DovetailError(f"a request failed: {output.error}")
+        for completion in output.outputs:
+            self.token_ids += completion.token_ids
+            self.times += [clock] * len(completion.token_ids)
+        if output.finished:
+            self.last = output
+
+
+def read_prompts(data: DataSet, engine: LLMEngine, experiment: Experiment) -> Workload:
+    """Tokenizes once, with the model's chat template or without. Raises `ConfigError` for prompts that are too long."""
+    section, tokenizer = experiment.workload, engine.tokenizer
+    has_template = tokenizer is not None and bool(tokenizer.chat_templates)
+    template = ("chat" if has_template else "raw") if section.template == "auto" else section.template
+    if template == "chat" and not has_template:
+        raise ConfigError("workload.template is chat, but the model has no chat template: write raw")
+    if section.system is not None and template != "chat":
+        raise ConfigError("workload.system needs a chat template: leave it out, or write template: chat")
+    # One token less, so that whole outputs can be scored as prompts.
+    longest = engine.config.model.max_model_len - experiment.sampling.max_tokens - 1
+    kept, token_ids, left_out = [], [], 0
+    for prompt in data.prompts:
+        ids = _tokens(prompt, engine, template, section.system)
+        if len(ids) <= longest:
+            kept.append(prompt)
+            token_ids.append(ids)
+        elif section.skip_too_long:
+            left_out += 1
+        else:
+            raise ConfigError(
+                f"prompt {prompt.index} of {data.name} ({prompt.category}) has {len(ids)} tokens, and with"
+                f" {experiment.sampling.max_tokens} more it exceeds max_model_len"
+                f" {engine.config.model.max_model_len}: lower sampling.max_tokens, or set workload.skip_too_long"
+            )
+    largest = max(experiment.grid.batch_sizes)
+    if len(kept) < largest:
+        raise ConfigError(
+            f"{len(kept)} prompts fit, fewer than batch size {largest}: lower grid.batch_sizes, or give more prompts"
+        )
+    return Workload(kept, token_ids, template, left_out)
+
+
+def _tokens(prompt: Prompt, engine: LLMEngine, template: str, system: str | None) -> TokenIds:
+    if prompt.token_ids is not None:
+        return list(prompt.token_ids)
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise ConfigError("the data set is text, and this engine has no tokenizer: give prompt_token_ids")
+    assert prompt.text is not None
+    if template == "raw":
+        return tokenizer.encode(prompt.text)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    text = tokenizer.apply_chat_template([*messages, {"role": "user", "content": prompt.text}])
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def request_seeds(sampling: SamplingSection, prompts: Sequence[int], repetition: int) -> list[int]:
+    """The same in every arm: prompt i of repetition r has its own seed."""
+    return [sampling.seed + prompt + 1_000_003 * repetition for prompt in prompts]
+
+
+def num_turns(experiment: Experiment, num_variants: int, num_prompts: int) -> int:
+    """Groups that will run, warm-up included."""
+    return sum(
+        num_variants * (experiment.warmup + experiment.repetitions * -(-num_prompts // batch))
+        for batch in experiment.grid.batch_sizes
+    )
+
+
+def measure(bench: Bench, workload: Workload, on_turn: Callable[[str], None]) -> Measured:
+    """All turns of all batch sizes. `on_turn(text)` is called before each."""
+    measured = Measured()
+    for batch in bench.experiment.grid.batch_sizes:
+        _warm_up(bench, workload, batch, measured, on_turn)
+        groups = make_groups(len(workload.prompts), batch, bench.experiment.seed)
+        turns = make_turns(
+            bench.variants, groups, bench.experiment.repetitions, bench.experiment.order, bench.experiment.seed + batch
+        )
+        for turn in turns:
+            on_turn(f"batch {batch}, repetition {turn.repetition + 1}, {turn.what.label}")
+            if turn.what not in measured.failures:
+                _run_turn(bench, workload, batch, turn, measured)
+    _drop_failed(measured)
+    return measured
+
+
+def _warm_up(bench: Bench, workload: Workload, batch: int, measured: Measured, on_turn: Callable[[str], None]) -> None:
+    """Runs each variant on prompts read backwards: of the right lengths, and none that a drafter with a memory will
+    meet again."""
+    for _ in range(bench.experiment.warmup):
+        for variant in bench.variants:
+            on_turn(f"batch {batch}, warm-up, {variant.label}")
+            prompts = [workload.token_ids[index % len(workload.token_ids)][::-1] for index in range(batch)]
+            params = [bench.params(variant, seed=index) for index in range(batch)]
+            try:
+                bench.run(variant, prompts, params)
+            except DovetailError as error:
+                _note_failure(bench, measured, variant, error)
+
+
+def _run_turn(bench: Bench, workload: Workload, batch: int, turn: Turn[Variant], measured: Measured) -> None:
+    variant = turn.what
+    seeds = request_seeds(bench.experiment.sampling, turn.prompts, turn.repetition)
+    params = [bench.params(variant, seed=seed) for seed in seeds]
+    watch = Watch(f"{variant.label} batch {batch}", turn.repetition)
+    try:
+        finished = bench.run(variant, [workload.token_ids[place] for place in turn.prompts], params)
+    except DovetailError as error:
+        _note_failure(bench, measured, variant, error)
+        return
+    measured.spans.append(watch.stop())
+    for place, one in zip(turn.prompts, finished, strict=True):
+        measured.requests.append(_request_record(variant, batch, turn, workload.prompts[place], one))
+    measured.steps += [_step_record(variant, batch, stats) for stats in bench.take_steps(variant)]
+
+
+def _note_failure(bench: Bench, measured: Measured, variant: Variant, error: DovetailError) -> None:
+    if variant.arm in (BASELINE, CONTROL) or not bench.experiment.keep_going:
+        raise ConfigError(f"arm {variant.label!r}: {error} (keep_going: true leaves such arms out)") from error
+    measured.failures[variant] = str(error)
+
+
+def _drop_failed(measured: Measured) -> None:
+    failed = {(variant.arm, variant.length) for variant in measured.failures}
+    measured.requests = [record for record in measured.requests if (record.arm, record.length) not in failed]
+    measured.steps = [record for record in measured.steps if (record.arm, record.length) not in failed]
+
+
+def _request_record(
+    variant: Variant, batch: int, turn: Turn[Variant], prompt: Prompt, finished: Finished
+) -> RequestRecord:
+    assert finished.last is not None
+    metrics = finished.last.metrics
+    return RequestRecord(
+        arm=variant.arm,
+        length=variant.length,
+        batch=batch,
+        repetition=turn.repetition,
+        group=turn.group,
+        prompt=prompt.index,
+        category=prompt.category,
+        token_ids=finished.token_ids,
+        times=finished.times,
+        drafted=metrics.num_drafted,
+        accepted=metrics.num_accepted,
+        accepted_per_position=metrics.accepted_per_position,
+        finish_reason=finished.last.outputs[0].finish_reason or "",
+        drafter_error=metrics.drafter_error,
+    )
+
+
+def _step_record(variant: Variant, batch: int, stats: StepStats) -> StepRecord:
+    times = stats.times
+    return StepRecord(
+        arm=variant.arm,
+        length=variant.length,
+        batch=batch,
+        total=1e3 * stats.duration,
+        prepare=times.prepare,
+        forward=times.forward,
+        sample=times.sample,
+        draft=times.draft,
+        prompt_tokens=stats.num_prompt_tokens,
+        tokens=stats.num_generated_tokens,
+        drafted=stats.num_drafted,
+        accepted=stats.num_accepted,
+        running=stats.num_running,
+        kv_blocks=stats.kv_blocks_used,
+    )
+
+
+def by_variant(requests: Sequence[RequestRecord]) -> Mapping[tuple[int, str, int | None], list[RequestRecord]]:
+    """Records by (batch, arm, length): batches in order, the baseline and its control first."""
+    found: dict[tuple[int, str, int | None], list[RequestRecord]] = {}
+    for record in requests:
+        found.setdefault((record.batch, record.arm, record.length), []).append(record)
+    places = {BASELINE: 0, CONTROL: 1}
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], places.get(item[0][1], 2), *item[0][1:])))

@@ -1,0 +1,173 @@
+"""The experiment file: what users write, validated as a whole before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dovetail.commands.checks import nearest, read_text
+from dovetail.contracts.errors import ConfigError
+
+OFF = "off"
+BASELINE = "plain"
+"""The arm that every other is compared with: the shared config without drafts."""
+CONTROL = "plain-again"
+"""The baseline a second time, as an arm of its own: what differs between the two is noise."""
+
+Count = Annotated[int, Field(ge=1)]
+ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ArmSection(_Section):
+    """One arm: how it differs from the shared config."""
+
+    drafter: str | dict[str, Any] | None = None
+    """A drafter of `config.speculative.drafters` by name, one written in place, or "off". Left out: the default
+    drafter of the arm's config."""
+    num_tokens: Count | None = None
+    """Draft length of this arm alone, in place of `grid.draft_lengths`."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Sections of the engine config that differ: {attention: sdpa}, {speculative: {acceptance: typical}}."""
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        # YAML reads a bare off as false.
+        return OFF if value is False else value
+
+
+class WorkloadSection(_Section):
+    """Which prompts."""
+
+    data: str = "builtin"
+    """"builtin", or the path of a JSONL file (perhaps .gz), from the experiment file's folder."""
+    format: Literal["auto", "prompts", "spec_bench", "humaneval", "gsm8k"] = "auto"
+    """Shape of the lines; MT-Bench's is that of Spec-Bench."""
+    categories: tuple[str, ...] = ()
+    """Only these; empty: all."""
+    per_category: Count | None = None
+    """At most so many prompts of each category, the first ones."""
+    limit: Count | None = None
+    """At most so many prompts in all, taken from the categories in turn."""
+    template: Literal["auto", "chat", "raw"] = "auto"
+    """chat: each prompt becomes a user's message; raw: as it stands; auto: chat where the model has a template."""
+    system: str | None = None
+    """System message before each prompt, with a chat template."""
+    skip_too_long: bool = False
+    """Leave out prompts that the model's length does not hold, and say how many; else they are refused."""
+
+
+class SamplingSection(_Section):
+    """How tokens are chosen, in every arm alike."""
+
+    max_tokens: Count = 128
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    seed: int = Field(default=0, ge=0)
+    """Of the requests: prompt i has seed + i in every arm, and others in each repetition."""
+    ignore_eos: bool = False
+    """True: every request brings exactly max_tokens, so that end-to-end times are of equal lengths."""
+
+
+class GridSection(_Section):
+    """What is varied within the arms."""
+
+    batch_sizes: tuple[Count, ...] = Field(default=(1,), min_length=1)
+    """Requests in flight at a time."""
+    draft_lengths: tuple[Count, ...] = ()
+    """Drafts per round, for arms that do not give `num_tokens`; empty: what the drafter's config says."""
+
+    @field_validator("batch_sizes", "draft_lengths")
+    @classmethod
+    def _once(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(value))
+
+
+class Experiment(_Section):
+    """An experiment file."""
+
+    name: str = "experiment"
+    config: str | dict[str, Any] = Field(default_factory=dict)
+    """Engine config that all arms share: its sections, or the path of a config file."""
+    arms: dict[ArmName, ArmSection] = Field(min_length=1)
+    workload: WorkloadSection = WorkloadSection()
+    sampling: SamplingSection = SamplingSection()
+    grid: GridSection = GridSection()
+    repetitions: Count = 3
+    warmup: int = Field(default=1, ge=0)
+    """Groups per arm and batch size that run before, on prompts of their own, and are dropped."""
+    order: Literal["abba", "random"] = "abba"
+    """abba: arms run in a drawn order, then in its reverse, so that a drift of the machine cancels; random: in a newly
+    drawn order each time."""
+    seed: int = Field(default=0, ge=0)
+    """Of the order of arms, of the groups and of the bootstrap."""
+    declared_difference: tuple[str, ...] | None = None
+    """Config keys in which arms may differ. Left out: those that the arms themselves name."""
+    tie_gap: float | None = Field(default=None, ge=0)
+    """Log-probability gap below which two tokens are a tie; left out: by the model's dtype."""
+    compatibility: bool = True
+    """Try request features (logprobs, penalties, stop strings, ...) in each arm and report what ran."""
+    keep_going: bool = False
+    """Leave arms that are refused out, and report why; else they end the experiment."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Experiment:
+        for name in (BASELINE, CONTROL):
+            if name in self.arms:
+                raise ValueError(f"arms.{name}: this arm is always there; name yours otherwise")
+        return self
+
+
+def read_experiment(path: Path) -> tuple[Experiment, str]:
+    """The experiment of a YAML (or JSON) file, and its text. Raises `ConfigError` that names the key."""
+    text = read_text("experiment file", path)
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is malformed: {error}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} holds no mapping of keys; `dovetail ab init` writes an example")
+    return parse_experiment(data, str(path)), text
+
+
+def parse_experiment(data: Mapping[str, Any], origin: str) -> Experiment:
+    """Validates. Raises `ConfigError` with the key, and the nearest one where it is unknown."""
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{origin}: {_first_issue(error)}") from None
+
+
+def _first_issue(error: ValidationError) -> str:
+    issue = error.errors()[0]
+    path = [str(part) for part in issue["loc"]]
+    if issue["type"] == "extra_forbidden":
+        return f"unknown key {'.'.join(path)!r}: {nearest(path[-1], _keys_at(path[:-1]))}"
+    message = str(issue["msg"]).removeprefix("Value error, ")
+    return f"{'.'.join(path)}: {message}" if path else message
+
+
+def _keys_at(path: list[str]) -> list[str]:
+    """Keys of the section at a path, as far as the schema itself knows them."""
+    model: type[BaseModel] = Experiment
+    for key in path:
+        if key in model.model_fields:
+            found = _model_of(model.model_fields[key].annotation)
+            model = found if found is not None else model
+    return list(model.model_fields)
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_of(part)) is not None), None)

@@ -1,0 +1,184 @@
+"""The report as sections of text and tables, for the terminal and the page alike. Cells are text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.spec_decode.experiments.equality import Equality
+from dovetail.spec_decode.experiments.report import Report
+from dovetail.spec_decode.experiments.result_sections import (
+    acceptance_section,
+    grid_section,
+    memory_section,
+    speed_section,
+    steps_section,
+)
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate, label_of
+
+_MAX_DIVERGENCES = 12
+
+
+def all_sections(report: Report) -> list[Section]:
+    """In the order in which a report is read."""
+    return [
+        provenance_section(report),
+        equality_section(report),
+        acceptance_section(report),
+        speed_section(report),
+        grid_section(report),
+        steps_section(report),
+        memory_section(report),
+        compatibility_section(report),
+    ]
+
+
+def provenance_section(report: Report) -> Section:
+    """What it was made of and on."""
+    found = report.provenance
+    machine, workload = found.machine, found.workload
+    facts = {
+        "experiment": f"{found.name}, {found.date}, sha256 {found.experiment_sha256[:16]}",
+        "model": f"{found.model['path']}, {found.model['dtype']}, quantization {found.model['quantization']},"
+        f" sha256 (sampled) {found.model['sampled_sha256'][:16]}",
+        "machine": f"{machine['cpu']}, {machine['usable_cpus']} usable CPUs, {found.threads} threads, device"
+        f" {machine['device']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
+        "workload": f"{workload['data']} ({workload['format']}, {workload['template']}), {workload['prompts']} prompts,"
+        f" sha256 {workload['sha256'][:16]}; tokens {workload['prompt_tokens']['min']} to"
+        f" {workload['prompt_tokens']['max']}",
+        "categories": ", ".join(f"{name} {count}" for name, count in workload["categories"].items()),
+        "sampling": _pairs(found.experiment["sampling"]),
+        "procedure": f"{found.experiment['repetitions']} repetitions, {found.experiment['warmup']} warm-up groups per"
+        f" arm dropped, order {found.experiment['order']}, prefix cache emptied before each group",
+        "seeds": _pairs(found.seeds),
+    }
+    for index, engine in enumerate(found.engines):
+        name = "engine" if len(found.engines) == 1 else f"engine {index + 1}"
+        facts[name] = f"{', '.join(engine.variants)}; config sha256 {engine.config_sha256[:16]}, plugin set"
+        facts[name] += f" {engine.plugin_hash[:16]}, attention {engine.attention}"
+        facts[f"plugins of {name}"] = _pairs(engine.plugins)
+    differences = TableData(
+        ["key", *found.arms],
+        [[key, *(_shown(values.get(arm)) for arm in found.arms)] for key, values in found.differences.items()],
+        "Differences between arms, resolved",
+    )
+    undeclared = [f"Allowed, though nobody declared it: arms differ in {key}." for key in found.undeclared]
+    notes = [*undeclared, *found.notes]
+    return Section("1. Provenance", notes, [TableData(["", ""], [list(row) for row in facts.items()]), differences])
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {_shown(value)}" for key, value in values.items())
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def equality_section(report: Report) -> Section:
+    """Lossless or not."""
+    is_greedy = report.provenance.experiment["sampling"]["temperature"] == 0
+    header = [
+        "arm",
+        "batch",
+        "identical",
+        "diverged",
+        "ties",
+        "REAL",
+        "unstable",
+        "p (above control)",
+        "why",
+        "verdict",
+    ]
+    rows = [_equality_row(item) for item in report.equality]
+    notes = [
+        f"Every token of every prompt, beside the arm {BASELINE} at the same batch size; {CONTROL} is the control."
+        f" {BASELINE} itself stands here for larger batches, beside its own tokens at the first batch size."
+        " p: exact McNemar test (one-sided) that an arm diverges on more prompts than the control. unstable: prompts of"
+        " which repetitions differ among themselves."
+    ]
+    if not is_greedy:
+        header = ["arm", "batch", "log probability per token, minus plain [95%]", "why", "verdict"]
+        rows = [
+            [
+                label_of(e.arm, e.length),
+                str(e.batch),
+                format_estimate(e.logprob_difference, "{:+.4f}"),
+                e.reason,
+                e.verdict,
+            ]
+            for e in report.equality
+        ]
+        notes = [
+            "Sampled: tokens differ by design. Compared is the mean log probability per token under the target of what"
+            " was generated, paired by prompt, Holm-corrected: a rule that keeps the target's distribution leaves it as"
+            " it is. This sees a shift towards likelier or less likely text, and no other kind."
+        ]
+    tables = [TableData(header, rows)]
+    shown = [(e, d) for e in report.equality for d in e.divergences][:_MAX_DIVERGENCES]
+    if shown:
+        tables.append(_divergence_table(shown, sum(len(e.divergences) for e in report.equality)))
+    return Section("2. Equality", notes, tables)
+
+
+def _equality_row(item: Equality) -> list[str]:
+    diverged = len(item.divergences)
+    p_value = "-" if item.p_above_control is None else f"{item.p_above_control:.3f}"
+    return [
+        label_of(item.arm, item.length),
+        str(item.batch),
+        str(item.prompts - diverged),
+        str(diverged),
+        str(diverged - item.num_real),
+        str(item.num_real),
+        str(item.unstable),
+        p_value,
+        item.reason,
+        item.verdict,
+    ]
+
+
+def _divergence_table(shown: Sequence[tuple[Equality, Any]], count: int) -> TableData:
+    rows = [
+        [
+            label_of(item.arm, item.length),
+            str(item.batch),
+            f"{one.prompt} ({one.category})",
+            str(one.index),
+            f"{_token(one.expected)} / {_token(one.got)}",
+            f"{one.top2_gap:.2e}",
+            "beyond the top" if one.gap is None else f"{one.gap:.2e}",
+            "tie" if one.is_tie else "REAL",
+        ]
+        for item, one in shown
+    ]
+    header = ["arm", "batch", "prompt", "first at", "plain / arm", "top-2 gap", "gap of the two", "verdict"]
+    return TableData(header, rows, f"First divergences ({len(rows)} of {count})")
+
+
+def _token(token: int | None) -> str:
+    return "end" if token is None else str(token)
+
+
+def compatibility_section(report: Report) -> Section:
+    """Ran or refused."""
+    status = [[label_of(s.arm, s.length), s.reason or "-", "ran" if s.ran else "refused"] for s in report.status]
+    tables = [TableData(["arm", "reason", "verdict"], status, "Arms")]
+    arms = list(dict.fromkeys(trial.arm for trial in report.features))
+    features = list(dict.fromkeys(trial.feature for trial in report.features))
+    found = {(t.arm, t.feature): t for t in report.features}
+    if features:
+        rows = [[feature, *(found[arm, feature].outcome for arm in arms)] for feature in features]
+        tables.append(TableData(["feature", *arms], rows, "Request features"))
+    reasons = [f"{t.arm}, {t.feature}: {t.outcome}: {t.reason}" for t in report.features if t.reason]
+    notes = [
+        "Each feature is tried in each arm. Greedy requests must bring the baseline's tokens; sampled ones draw from"
+        " other random streams with drafts than without, so that only their running is told.",
+        *dict.fromkeys(reasons),
+    ]
+    return Section("8. Compatibility", notes if features else [], tables)

@@ -1,0 +1,131 @@
+"""A report, a comparison and a plan in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.commands import create_console, print_warning
+from dovetail.spec_decode.experiments.arms import Setup
+from dovetail.spec_decode.experiments.bootstrap import Estimate
+from dovetail.spec_decode.experiments.compare import Comparison
+from dovetail.spec_decode.experiments.datasets import DataSet
+from dovetail.spec_decode.experiments.report import Report
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.sections import all_sections
+from dovetail.spec_decode.experiments.speed import PRIMARY
+from dovetail.spec_decode.experiments.tables import TableData, label_of
+
+STYLES = {
+    "faster": "green",
+    "better": "green",
+    "identical": "green",
+    "lossless": "green",
+    "consistent": "green",
+    "ran": "green",
+    "ran, as the baseline": "green",
+    "slower": "bold red",
+    "worse": "bold red",
+    "LOSSY": "bold red",
+    "REAL": "bold red",
+    "failed": "bold red",
+    "ran, other tokens": "yellow",
+    "refused": "yellow",
+    "lossy by declaration": "yellow",
+    "undecided": "dim",
+    "tie": "dim",
+}
+"""Words that are coloured wherever they fill a cell."""
+
+
+def print_report(report: Report) -> None:
+    """All sections, then the verdict of each arm in one line."""
+    console = create_console()
+    for section in all_sections(report):
+        console.print(Text(section.title, style="bold"))
+        for table in section.tables:
+            _print_table(console, table)
+        for note in section.notes:
+            console.print(Text(note, style="dim"))
+        console.print()
+    for warning in report.warnings:
+        print_warning(warning)
+    if report.provenance.noise:
+        print_warning(report.provenance.noise)
+    for line in verdict_lines(report):
+        console.print(Text(line))
+
+
+def verdict_lines(report: Report) -> list[str]:
+    """One line per variant and batch size."""
+    equality = {(e.arm, e.length, e.batch): e for e in report.equality}
+    lines = []
+    for speed in report.speed:
+        if speed.metric != PRIMARY or speed.category is not None or speed.arm in (BASELINE, CONTROL):
+            continue
+        own = equality[speed.arm, speed.length, speed.batch]
+        interval = "no interval" if speed.ratio.low is None else f"{speed.ratio.low:.3f} to {speed.ratio.high:.3f}"
+        lines.append(
+            f"{label_of(speed.arm, speed.length)}, batch {speed.batch}: {speed.verdict}, {speed.ratio.value:.3f}x"
+            f" ({interval}), {own.verdict}"
+        )
+    return lines
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The changes, and what else is not the same."""
+    console = create_console()
+    rows = [
+        [change.label, change.what, _cell(change.old), _cell(change.new), _interval(change.estimate), change.verdict]
+        for change in comparison.changes
+    ]
+    header = ["arm", "quantity", "old", "new", "change [95%]", "verdict"]
+    _print_table(console, TableData(header, rows, f"old: {comparison.old}   new: {comparison.new}"))
+    console.print(
+        Text(
+            "Speed-ups are over the plain arm of the same run; changes are new / old for speed-ups and new - old for"
+            " acceptance, paired by prompts, Holm-corrected within each of speed and acceptance.",
+            style="dim",
+        )
+    )
+    for difference in comparison.differences:
+        console.print(Text(f"differs: {difference}", style="dim"))
+
+
+def print_setup(setup: Setup, data: DataSet) -> None:
+    """What would run."""
+    console = create_console()
+    console.print(f"{data.name}: {len(data.prompts)} prompts ({data.format})")
+    for index, engine in enumerate(setup.engines):
+        console.print(f"engine {index + 1}: {', '.join(variant.label for variant in engine.variants)}")
+    rows = [
+        [line.key, *("-" if value is None else str(value) for value in (line.values.get(arm) for arm in setup.arms))]
+        for line in setup.differences
+    ]
+    _print_table(console, TableData(["key", *setup.arms], rows, "Differences between arms, resolved"))
+    for arm, reason in setup.refused.items():
+        print_warning(f"{arm} is refused: {reason}")
+    for note in setup.notes:
+        console.print(Text(note, style="dim"))
+
+
+def _print_table(console: Console, data: TableData) -> None:
+    table = Table(title=data.title or None, title_justify="left", show_header=any(data.header))
+    for index, name in enumerate(data.header):
+        table.add_column(name, justify="left" if index == 0 or not any(data.header) else "right", overflow="fold")
+    for row in data.rows:
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    console.print(table)
+
+
+def _cell(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}"
+
+
+def _interval(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f} [-]"
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

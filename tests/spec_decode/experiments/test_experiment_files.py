@@ -1,0 +1,147 @@
+"""Experiment files and data sets: what is read, and what is refused with the key or line that is at fault."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.spec_decode.experiments.datasets import load_prompts
+from dovetail.spec_decode.experiments.example import EXAMPLE
+from dovetail.spec_decode.experiments.schema import WorkloadSection, parse_experiment, read_experiment
+
+ROOT = Path(__file__).resolve().parents[3]
+DATA = ROOT.parent / "shared" / "data"
+ARMS: dict[str, Any] = {"lookup": {"drafter": {"name": "ngram"}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"repetition": 3}, "unknown key 'repetition': did you mean 'repetitions'"),
+        ({"workload": {"dta": "x"}}, "unknown key 'workload.dta': did you mean 'data'"),
+        ({"arms": {"a": {"draftr": "x"}}}, "unknown key 'arms.a.draftr': did you mean 'drafter'"),
+        ({"grid": {"batch_sizes": [0]}}, "grid.batch_sizes.0"),
+        ({"grid": {"batch_sizes": []}}, "grid.batch_sizes"),
+        ({"arms": {"plain": {}}}, "arms.plain: this arm is always there"),
+        ({"arms": {}}, "arms"),
+        ({"arms": {"a b": {}}}, "arms"),
+        ({"sampling": {"temperature": -1}}, "sampling.temperature"),
+        ({"order": "sequential"}, "order"),
+    ],
+)
+def test_bad_keys_and_values_are_told(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_experiment({"arms": ARMS} | change, "e.yaml")
+    assert "e.yaml" in str(error.value)
+    assert words in str(error.value)
+
+
+def test_a_bare_off_is_off() -> None:
+    parsed = parse_experiment(yaml.safe_load("arms: {a: {drafter: off, config: {attention: sdpa}}}"), "e.yaml")
+    assert parsed.arms["a"].drafter == "off"
+
+
+def test_files_that_hold_no_experiment(tmp_path: Path) -> None:
+    for text, words in (("- 1", "no mapping"), ("a: [", "malformed")):
+        path = tmp_path / "e.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_experiment(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_experiment(tmp_path / "none.yaml")
+
+
+def test_the_example_is_valid_and_committed() -> None:
+    parsed = parse_experiment(yaml.safe_load(EXAMPLE), "example")
+    assert set(parsed.arms) == {"lookup", "lookup-short"}
+    assert (ROOT / "examples" / "experiment.yaml").read_text() == EXAMPLE
+
+
+def test_our_own_set() -> None:
+    data = load_prompts(WorkloadSection(), ROOT)
+    categories = [prompt.category for prompt in data.prompts]
+    assert {name: categories.count(name) for name in categories} == dict.fromkeys(
+        ("chat", "code", "summarisation", "translation", "qa", "math"), 8
+    )
+    assert len({prompt.text for prompt in data.prompts}) == 48
+
+
+def test_choosing_takes_categories_in_turn() -> None:
+    data = load_prompts(WorkloadSection(categories=("math", "chat"), per_category=3, limit=5), ROOT)
+    assert [prompt.category for prompt in data.prompts] == ["math", "chat", "math", "chat", "math"]
+    other = load_prompts(WorkloadSection(categories=("math", "chat"), per_category=3, limit=4), ROOT)
+    assert data.sha256 != other.sha256
+
+
+def write(path: Path, lines: list[Any]) -> str:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path.name
+
+
+@pytest.mark.parametrize(
+    ("lines", "format", "expected"),
+    [
+        ([{"prompt": "a", "category": "c"}, "", {"prompt": "b"}], "prompts", [("c", "a"), ("all", "b")]),
+        ([{"turns": ["a", "z"], "category": "writing"}], "spec_bench", [("writing", "a")]),
+        (
+            [{"turns": ["a"], "category": "writing"}, {"turns": ["b"], "category": "rag"}],
+            "spec_bench",
+            [("mt_bench", "a"), ("rag", "b")],
+        ),
+        ([{"task_id": "x/0", "entry_point": "f", "prompt": "def f"}], "humaneval", [("humaneval", "def f")]),
+        ([{"question": "q?", "answer": "1"}], "gsm8k", [("gsm8k", "q?")]),
+    ],
+)
+def test_shapes_are_told_apart(tmp_path: Path, lines: list[Any], format: str, expected: list[tuple[str, str]]) -> None:
+    for name in ("set.jsonl", "set.jsonl.gz"):
+        data = load_prompts(WorkloadSection(data=write(tmp_path / name, lines)), tmp_path)
+        assert data.format == format
+        assert [(prompt.category, prompt.text) for prompt in data.prompts] == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([{"prompt": "a"}, "{"], ":2: no JSON"),
+        ([{"prompt": "a"}, [1]], ":2: not an object"),
+        ([{"prompt": "a"}, {"promt": "b"}], ":2: 'prompt' must be a text; its keys are 'promt'"),
+        ([{"prompt_token_ids": [1, -2]}], "list of token ids"),
+        ([{"turns": []}], "turns must be a list"),
+        ([], "has no prompts"),
+    ],
+)
+def test_lines_that_cannot_be_used_are_told(tmp_path: Path, lines: list[Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_prompts(WorkloadSection(data=write(tmp_path / "set.jsonl", lines)), tmp_path)
+    assert words in str(error.value)
+
+
+def test_unknown_categories_and_files_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'math'"):
+        load_prompts(WorkloadSection(categories=("maths",)), tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_prompts(WorkloadSection(data="none.jsonl"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "format", "count", "categories"),
+    [
+        ("spec_bench/question.jsonl", "spec_bench", 480, 6),
+        ("mt_bench/question.jsonl", "spec_bench", 80, 8),
+        ("humaneval/HumanEval.jsonl.gz", "humaneval", 164, 1),
+        ("gsm8k/test.jsonl", "gsm8k", 1319, 1),
+    ],
+)
+def test_public_sets(path: str, format: str, count: int, categories: int) -> None:
+    if not (DATA / path).exists():
+        pytest.skip(f"no data set {path} beside the repository")
+    data = load_prompts(WorkloadSection(data=path), DATA)
+    assert (data.format, len(data.prompts)) == (format, count)
+    assert len({prompt.category for prompt in data.prompts}) == categories

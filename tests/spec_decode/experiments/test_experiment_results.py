@@ -1,0 +1,241 @@
+"""Acceptance, speed and cost from records that were made by hand."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from dovetail.spec_decode.experiments.acceptance import describe_acceptance, learns_from_history
+from dovetail.spec_decode.experiments.bootstrap import Resampler
+from dovetail.spec_decode.experiments.cost import Line, describe_grid, describe_steps, fit_line, fit_models
+from dovetail.spec_decode.experiments.equality import first_difference
+from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.speed import compare_speed
+
+RESAMPLER = Resampler(0, draws=1000)
+
+
+def request(arm: str, length: int | None, group: int, repetition: int = 0, **changes: object) -> RequestRecord:
+    values: dict[str, object] = {
+        "arm": arm,
+        "length": length,
+        "batch": 1,
+        "repetition": repetition,
+        "group": group,
+        "prompt": group,
+        "category": "all",
+        "token_ids": [1, 2, 3, 4],
+        "times": [1.0, 2.0, 3.0, 4.0],
+        "drafted": 0,
+        "accepted": 0,
+        "accepted_per_position": [],
+        "finish_reason": "length",
+    }
+    return RequestRecord(**values | changes)  # type: ignore[arg-type]
+
+
+def step(arm: str, length: int | None, batch: int, **changes: object) -> StepRecord:
+    values: dict[str, object] = {
+        "arm": arm,
+        "length": length,
+        "batch": batch,
+        "total": 10.0,
+        "prepare": 1.0,
+        "forward": 5.0,
+        "sample": 1.0,
+        "draft": 0.0,
+        "prompt_tokens": 0,
+        "tokens": batch,
+        "drafted": 0,
+        "accepted": 0,
+        "running": batch,
+        "kv_blocks": 3,
+    }
+    return StepRecord(**values | changes)  # type: ignore[arg-type]
+
+
+def test_times_of_a_request() -> None:
+    record = request("a", 4, 0, times=[0.5, 1.0, 1.0, 2.0])
+    assert (record.ttft, record.e2e, record.itl) == (0.5, 2.0, 0.5)
+    assert (record.decode_tokens, record.decode_steps) == (3, 2)
+    assert request("a", 4, 0, times=[0.5], token_ids=[1]).itl is None
+
+
+def test_ratio_of_sums_and_mean_over_requests_differ_as_defined() -> None:
+    """One long request with a poor rate, one short with a good one."""
+    records = [
+        request("a", 4, 0, drafted=90, accepted=9, accepted_per_position=[6, 3], times=[1.0, 2.0, 3.0, 3.0]),
+        request("a", 4, 1, drafted=10, accepted=9, accepted_per_position=[5, 4], times=[1.0, 2.0, 2.0, 2.0]),
+    ]
+    found = describe_acceptance(records, RESAMPLER)[0]
+    assert found.rate is not None
+    assert found.rate_of_requests is not None
+    assert found.accepted_length is not None
+    assert found.rate.value == pytest.approx(18 / 100)
+    assert found.rate_of_requests.value == pytest.approx((0.1 + 0.9) / 2)
+    assert found.accepted_length.value == pytest.approx(6 / 3)
+    assert found.positions == pytest.approx([11 / 3, 7 / 3, 0, 0])
+    assert found.wasted == pytest.approx(82 / 8)
+    assert found.rate.low is None  # two prompts tell nothing of their spread
+
+
+def test_arms_without_drafts_have_no_acceptance() -> None:
+    assert describe_acceptance([request(BASELINE, None, 0)], RESAMPLER) == []
+
+
+def test_categories_add_up() -> None:
+    records = [
+        request("a", 2, i, category="xy"[i % 2], drafted=10, accepted=i, accepted_per_position=[i]) for i in range(8)
+    ]
+    overall, x, y = describe_acceptance(records, RESAMPLER)
+    assert (overall.category, x.category, y.category) == (None, "x", "y")
+    assert overall.accepted == x.accepted + y.accepted == 28
+
+
+def test_a_drafter_that_remembers_is_noticed() -> None:
+    def rounds(accepted: tuple[int, int]) -> list[RequestRecord]:
+        return [request("a", 4, g, r, drafted=10, accepted=accepted[r]) for r in (0, 1) for g in range(6)]
+
+    learning = describe_acceptance(rounds((4, 9)), RESAMPLER)[0]
+    steady = describe_acceptance(rounds((4, 4)), RESAMPLER)[0]
+    assert learning.by_repetition == [0.4, 0.9]
+    assert learns_from_history(learning, is_greedy=True)
+    assert not learns_from_history(learning, is_greedy=False)
+    assert not learns_from_history(steady, is_greedy=True)
+
+
+def timed(factors: dict[str, float], noise: float, seed: int = 0) -> list[RequestRecord]:
+    """Twenty prompts, two repetitions; arm a takes 1 / factors[a] of the time, give or take."""
+    draw = random.Random(seed)
+    records = []
+    for arm, factor in factors.items():
+        for group in range(20):
+            for repetition in range(2):
+                scale = (1 + group) / factor * math.exp(draw.gauss(0, noise))
+                records.append(
+                    request(
+                        arm, None if "plain" in arm else 4, group, repetition, times=[scale * t for t in (1, 2, 3, 4)]
+                    )
+                )
+    return records
+
+
+def test_speed_is_paired_and_turned_so_that_more_is_better() -> None:
+    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "fast": 1.5, "slow": 0.8}, 0.02), RESAMPLER)
+    found = {(s.metric, s.arm): s for s in speeds}
+    for metric in ("tokens/s", "e2e", "itl", "ttft"):
+        fast, slow, control = (found[metric, arm] for arm in ("fast", "slow", CONTROL))
+        assert (fast.verdict, slow.verdict) == ("faster", "slower")
+        assert fast.ratio.low is not None
+        assert fast.ratio.high is not None
+        assert fast.ratio.low < 1.5 < fast.ratio.high
+        assert slow.ratio.value == pytest.approx(0.8, rel=0.02)
+        assert control.ratio.value == pytest.approx(1, rel=0.02)
+
+
+def test_noise_is_undecided_and_says_what_would_decide() -> None:
+    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "same": 1.01}, 0.3), RESAMPLER)
+    found = next(s for s in speeds if s.metric == "tokens/s" and s.arm == "same")
+    assert found.verdict == "undecided"
+    assert found.groups_to_decide is not None
+    assert found.groups_to_decide > 20
+    assert found.detectable is not None
+    assert found.detectable > 0.05
+
+
+def test_too_few_groups_are_undecided_without_an_interval() -> None:
+    records = [record for record in timed({BASELINE: 1, CONTROL: 1, "fast": 9}, 0.01) if record.group < 3]
+    found = next(s for s in compare_speed(records, RESAMPLER) if s.arm == "fast")
+    assert (found.verdict, found.ratio.low, found.ratio.groups) == ("undecided", None, 3)
+
+
+def test_a_line_is_found_through_noise_and_outliers() -> None:
+    draw = random.Random(1)
+    points = [(x, 3 + 0.5 * x + draw.gauss(0, 0.05)) for x in (1.0, 4.0, 8.0, 16.0) for _ in range(40)]
+    points += [(1.0, 500.0), (16.0, 800.0)]
+    line = fit_line(points)
+    assert line.start == pytest.approx(3, abs=0.1)
+    assert line.slope == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(4.0, 2.0)], Line(2.0, 0.0)),
+        ([(1.0, 5.0), (2.0, 3.0)], Line(4.0, 0.0)),
+        ([(1.0, 1.0), (2.0, 4.0)], Line(0.0, 1.8)),
+    ],
+)
+def test_no_cost_is_negative_or_falls(points: list[tuple[float, float]], expected: Line) -> None:
+    found = fit_line(points)
+    assert (found.start, found.slope) == pytest.approx((expected.start, expected.slope))
+
+
+def modelled_steps() -> list[StepRecord]:
+    """Forward 4 + 1 r ms over r rows, rest 2 ms, drafting 0.5 b; three of four drafts stand."""
+    steps = []
+    for batch in (1, 2, 4):
+        rows = batch * 5
+        steps.append(step(BASELINE, None, batch, total=6.0 + batch, forward=4.0 + batch, prepare=1.0, sample=1.0))
+        steps.append(
+            step(
+                "a",
+                4,
+                batch,
+                total=6.0 + rows + 0.5 * batch,
+                forward=4.0 + rows,
+                draft=0.5 * batch,
+                tokens=4 * batch,
+                drafted=4 * batch,
+                accepted=3 * batch,
+            )
+        )
+    return steps
+
+
+def test_the_cost_model_predicts_what_its_lines_say() -> None:
+    records = [
+        request("a", 4, g, drafted=8, accepted=6, times=[1.0, *[2.0] * 4, *[3.0] * 4], token_ids=list(range(9)))
+        for g in range(6)
+    ]
+    model = fit_models(modelled_steps(), describe_acceptance(records, RESAMPLER))[0]
+    assert model.accepted_length == pytest.approx(4)
+    assert model.drafted_per_step == pytest.approx(4)
+    for batch in (1, 2, 4, 32):
+        expected = 4 * (6 + batch) / (6 + 5 * batch + 0.5 * batch)
+        assert model.speedup(batch) == pytest.approx(expected)
+    # 4 (6 + b) <= 6 + 5.5 b from b = 12 on.
+    assert model.crossover() == 12
+
+
+def test_the_grid_puts_measured_beside_predicted() -> None:
+    records = timed({BASELINE: 1, CONTROL: 1, "a": 1.5}, 0.02)
+    records = [r if r.arm != "a" else request("a", 4, r.group, r.repetition, times=r.times, drafted=4) for r in records]
+    speeds = compare_speed(records, RESAMPLER)
+    models = fit_models(modelled_steps(), describe_acceptance(records, RESAMPLER))
+    cells, crossovers = describe_grid(speeds, models)
+    assert [(cell.arm, cell.length, cell.batch) for cell in cells] == [("a", 4, 1)]
+    assert cells[0].predicted is not None
+    assert crossovers[0].measured is None  # its interval lies above 1 at the only batch size
+
+
+def test_cost_per_step_leaves_prompts_out() -> None:
+    steps = [
+        step("a", 4, 2, tokens=5, accepted=3, drafted=8, draft=2.0),
+        step("a", 4, 2, prompt_tokens=99, total=500.0),
+    ]
+    found = describe_steps(steps)[0]
+    assert found.steps == 1
+    assert (found.rows, found.wasted) == (10.0, 5.0)
+    assert found.schedule == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "index"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1, 2, 3], 2), ([], [1], 0)],
+)
+def test_first_difference(one: list[int], other: list[int], index: int | None) -> None:
+    assert first_difference(one, other) == index

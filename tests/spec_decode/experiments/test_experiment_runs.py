@@ -1,0 +1,363 @@
+"""Whole experiments on a tiny model through the command line: what comes out, never how fast."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.spec_decode.experiments.cli import app
+from dovetail.spec_decode.experiments.command import ABCommand
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+WRONG_RULE = """
+from dovetail.contracts.speculation import AcceptanceRule, Verdict
+
+
+class TakesAll(AcceptanceRule):
+    contract = (1, 0)
+    lossless = True
+
+    def verify(self, requests):
+        return [
+            Verdict(list(range(len(r.draft.token_ids))), int(r.target[-1].argmax())) for r in requests
+        ]
+
+
+class OwnsUp(TakesAll):
+    lossless = False
+"""
+RAISING_DRAFTER = """
+from dovetail.contracts.speculation import DraftWorker
+
+
+class Raises(DraftWorker):
+    contract = (1, 0)
+
+    def propose(self, batch):
+        raise RuntimeError("no heads")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experiments")
+    save_tiny_model(folder / "model", tiny_config("llama", vocab_size=64))
+    (folder / "rule.py").write_text(WRONG_RULE)
+    (folder / "raising.py").write_text(RAISING_DRAFTER)
+    # Short cycles, which prompt lookup finds.
+    prompts = [[(a * b) % 60 + 1 for b in range(1, 6)] * 3 for a in range(1, 9)]
+    lines = [{"prompt_token_ids": ids, "category": "even" if i % 2 else "odd"} for i, ids in enumerate(prompts)]
+    (folder / "set.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def experiment(**changes: Any) -> dict[str, Any]:
+    config = {
+        "model": {"path": "./model", "tokenizer_mode": "none", "dtype": "float32"},
+        "cache": {"num_blocks": 200},
+        "executor": {"threads": 1},
+        "attention": "sdpa",
+        "speculative": {"drafters": {"lookup": {"name": "ngram", "num_tokens": 3, "min_match": 1}}},
+    }
+    return {
+        "name": "tiny",
+        "config": config,
+        "arms": {"lookup": {"drafter": "lookup"}},
+        "workload": {"data": "set.jsonl"},
+        "sampling": {"max_tokens": 12, "ignore_eos": True},
+        "repetitions": 1,
+        "warmup": 1,
+        "compatibility": False,
+    } | changes
+
+
+def invoke(folder: Path, data: dict[str, Any], *arguments: str) -> Any:
+    path = folder / "e.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return CliRunner().invoke(app, [str(path), *arguments])
+
+
+def run(folder: Path, data: dict[str, Any], name: str = "report", *arguments: str) -> dict[str, Any]:
+    out = folder / f"{name}.json"
+    found = invoke(folder, data, "--json", str(out), "--html", str(folder / f"{name}.html"), *arguments)
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order, and notes what a page refers to."""
+
+    VOID = frozenset({"meta", "br", "path", "circle", "rect"})
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.outside: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.outside += [f"{tag} {key}" for key, _ in attrs if key in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def grid_run(folder: Path) -> dict[str, Any]:
+    data = experiment(
+        arms={
+            "lookup": {"drafter": "lookup"},
+            "short": {"drafter": {"name": "ngram", "max_match": 2}, "num_tokens": 2},
+        },
+        grid={"batch_sizes": [1, 2], "draft_lengths": [1, 3]},
+        repetitions=2,
+        compatibility=True,
+    )
+    return run(folder, data, "grid")
+
+
+def test_every_turn_is_there_and_warm_up_is_not(grid_run: dict[str, Any]) -> None:
+    requests = grid_run["requests"]
+    cells = list(zip(requests["arm"], requests["length"], requests["batch"], strict=True))
+    variants = {("plain", None), ("plain-again", None), ("lookup", 1), ("lookup", 3), ("short", 2)}
+    assert {(arm, length) for arm, length, _ in cells} == variants
+    # 8 prompts, 2 repetitions.
+    assert {cell: cells.count(cell) for cell in cells} == {(*v, batch): 16 for v in variants for batch in (1, 2)}
+    assert all(len(ids) == 12 for ids in requests["token_ids"])
+    assert all(len(times) == 12 for times in requests["times"])
+    steps = grid_run["step_samples"]
+    assert sum(steps["tokens"]) >= sum(map(len, requests["token_ids"]))
+    assert sum(steps["accepted"]) == sum(requests["accepted"]) > 0
+    assert sum(steps["drafted"]) == sum(requests["drafted"])
+    assert all(
+        drafted == 0 for drafted, length in zip(requests["drafted"], requests["length"], strict=True) if not length
+    )
+
+
+def test_greedy_drafts_are_lossless_and_the_report_says_so(grid_run: dict[str, Any]) -> None:
+    assert {row["equality"] for row in grid_run["results"]} <= {"identical", "lossless"}
+    assert all(row["lossless"] for row in grid_run["results"])
+    assert len(grid_run["results"]) == 6
+    assert {e["arm"] for e in grid_run["equality"]} == {"plain", "plain-again", "lookup", "short"}
+
+
+def test_speed_has_intervals_where_groups_suffice(grid_run: dict[str, Any]) -> None:
+    for speed in grid_run["speed"]:
+        if speed["category"] is None:
+            assert (speed["ratio"]["low"] is not None) == (speed["batch"] == 1)  # 8 groups, and 4
+    assert any("batch 2: 8 prompts make 4 groups" in warning for warning in grid_run["warnings"])
+    assert {cell["length"] for cell in grid_run["grid"]} == {1, 2, 3}
+    assert all(cell["predicted"] > 0 for cell in grid_run["grid"])
+
+
+def test_acceptance_is_by_category_and_length(grid_run: dict[str, Any]) -> None:
+    found = {(a["arm"], a["length"], a["batch"], a["category"]): a for a in grid_run["acceptance"]}
+    overall, even, odd = (found["lookup", 3, 1, category] for category in (None, "even", "odd"))
+    assert overall["accepted"] == even["accepted"] + odd["accepted"]
+    assert overall["positions"] == sorted(overall["positions"], reverse=True)
+    assert len(overall["positions"]) == 3
+    assert found["lookup", 1, 1, None]["accepted_length"]["value"] <= 2
+
+
+def test_provenance_says_what_ran(grid_run: dict[str, Any]) -> None:
+    found = grid_run["provenance"]
+    assert len(found["engines"]) == 1
+    assert found["engines"][0]["variants"] == ["plain-again", "lookup@1", "lookup@3", "short@2", "plain"]
+    assert found["differences"]["speculative.drafter.max_match"] == {"plain": None, "lookup": 5, "short": 2}
+    assert found["workload"]["categories"] == {"even": 4, "odd": 4} or found["workload"]["prompts"] == 8
+    assert all(len(found[key]) == 64 for key in ("experiment_sha256",))
+    assert found["engines"][0]["kv_blocks"] == 199 or found["engines"][0]["kv_blocks"] == 200
+
+
+def test_features_ran_with_the_baselines_tokens(grid_run: dict[str, Any]) -> None:
+    outcomes = {trial["outcome"] for trial in grid_run["features"]}
+    assert outcomes == {"ran", "ran, as the baseline"}
+    assert {"logprobs", "n = 2", "repetition_penalty"} <= {trial["feature"] for trial in grid_run["features"]}
+
+
+def test_the_page_is_whole_and_needs_nothing_else(grid_run: dict[str, Any], folder: Path) -> None:
+    text = (folder / "grid.html").read_text()
+    page = Page(text)
+    assert page.outside == []
+    assert "script" not in page.seen
+    assert page.seen.count("svg") >= 8
+    for part in ("Provenance", "Equality", "Acceptance", "Speed", "Batch x length", "Cost per step", "Memory"):
+        assert part in page.text
+    assert "http" not in text.partition("<details>")[0]
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_fail_if_decides_the_exit_code(folder: Path) -> None:
+    good = invoke(folder, experiment(), "--fail-if", "lossless == false or acceptance.rate <= 0")
+    assert good.exit_code == 0, good.output
+    bad = invoke(folder, experiment(), "--fail-if", "acceptance.length > 1")
+    assert bad.exit_code == 1
+    assert "failed: lookup@3, batch 1: acceptance.length = " in bad.stderr
+
+
+def test_a_rule_that_takes_everything_is_caught_and_one_that_owns_up_is_labelled(folder: Path) -> None:
+    arms = {
+        name: {"drafter": "lookup", "config": {"speculative": {"acceptance": f"./rule.py:{name}"}}}
+        for name in ("TakesAll", "OwnsUp")
+    }
+    report = run(folder, experiment(arms=arms, repetitions=2), "wrong")
+    found = {row["arm"]: row for row in report["results"]}
+    assert found["TakesAll"]["equality"] == "LOSSY"
+    assert found["TakesAll"]["diverged.real"] > 0
+    assert found["OwnsUp"]["equality"] == "lossy by declaration"
+    assert not found["OwnsUp"]["lossless"]
+    assert len(report["provenance"]["engines"]) == 2
+    first = next(e for e in report["equality"] if e["arm"] == "TakesAll")["divergences"][0]
+    assert first["expected"] != first["got"]
+    assert not first["is_tie"]
+    control = next(e for e in report["equality"] if e["arm"] == "plain-again")
+    assert control["verdict"] == "identical"
+
+
+def test_sampled_runs_compare_log_probabilities(folder: Path) -> None:
+    arms = {
+        "lookup": {"drafter": "lookup"},
+        "TakesAll": {"drafter": "lookup", "config": {"speculative": {"acceptance": "./rule.py:TakesAll"}}},
+    }
+    sampling = {"max_tokens": 24, "ignore_eos": True, "temperature": 1.0}
+    report = run(folder, experiment(arms=arms, sampling=sampling, repetitions=4), "sampled")
+    found = {e["arm"]: e for e in report["equality"]}
+    assert found["plain-again"]["logprob_difference"]["value"] == pytest.approx(0)
+    assert found["lookup"]["verdict"] == "consistent"
+    assert found["TakesAll"]["verdict"] == "LOSSY"
+
+
+def test_a_drafter_that_raises_is_told_and_the_rest_goes_on(folder: Path) -> None:
+    arms = {"lookup": {"drafter": "lookup"}, "raising": {"drafter": "./raising.py:Raises"}}
+    arms["raising"] = {"drafter": {"name": "./raising.py:Raises"}}
+    report = run(folder, experiment(arms=arms), "raising")
+    status = {item["arm"]: item for item in report["status"]}
+    assert "Raises raised RuntimeError: no heads" in status["raising"]["reason"]
+    assert status["lookup"]["reason"] == ""
+    assert any("raising@4, batch 1: nothing was drafted" in warning for warning in report["warnings"])
+
+
+def test_arms_on_other_backends_get_engines_of_their_own(folder: Path) -> None:
+    arms = {"lookup": {"drafter": "lookup"}, "ref": {"drafter": "off", "config": {"attention": "reference"}}}
+    report = run(folder, experiment(arms=arms), "engines")
+    assert [engine["attention"] for engine in report["provenance"]["engines"]] == ["sdpa", "reference"]
+    assert any("2 engines in this process" in note for note in report["provenance"]["notes"])
+    assert report["provenance"]["differences"]["attention.name"]["ref"] == "reference"
+
+
+def test_refused_arms_end_the_experiment_or_are_left_out(folder: Path) -> None:
+    arms = {"lookup": {"drafter": "lookup"}, "gone": {"drafter": {"name": "ngrm"}}}
+    refused = invoke(folder, experiment(arms=arms))
+    assert isinstance(refused.exception, ConfigError)
+    assert "arm 'gone' is refused" in str(refused.exception)
+    assert "ngram" in str(refused.exception)
+    report = run(folder, experiment(arms=arms, keep_going=True), "refused")
+    status = {item["arm"]: item for item in report["status"]}
+    assert (status["gone"]["ran"], status["lookup"]["ran"]) == (False, True)
+
+
+def test_requests_that_an_arm_refuses_leave_it_out(folder: Path) -> None:
+    greedy = {"drafter": "lookup", "config": {"speculative": {"acceptance": "greedy"}}}
+    data = experiment(arms={"lookup": {"drafter": "lookup"}, "greedy": greedy})
+    data["sampling"] = {"max_tokens": 6, "temperature": 1.0}
+    refused = invoke(folder, data)
+    assert isinstance(refused.exception, ConfigError)
+    assert "serves temperature 0 only" in str(refused.exception)
+    report = run(folder, data | {"keep_going": True}, "left-out")
+    status = {item["arm"]: item for item in report["status"]}
+    assert not status["greedy"]["ran"]
+    assert {row["arm"] for row in report["results"]} == {"lookup"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "words"),
+    [
+        ({"arms": {"a": {"drafter": "lookup"}, "b": {"drafter": "lookup"}}}, [], "'a' and 'b' do not differ"),
+        ({"arms": {"a": {"drafter": "off"}}}, [], "'plain' and 'a' do not differ"),
+        ({"arms": {"a": {"drafter": "lokup"}}}, [], "'lokup' is not among config.speculative.drafters (lookup"),
+        ({"arms": {"a": {"drafter": "off", "num_tokens": 2}}}, [], "drafts nothing"),
+        (
+            {
+                "arms": {"a": {"drafter": "lookup", "config": {"attention": "reference"}}},
+                "declared_difference": ["speculative"],
+            },
+            [],
+            "arms differ in attention.name, which nobody declared",
+        ),
+        ({"grid": {"batch_sizes": [300]}}, [], "max_num_seqs is 256"),
+        ({"grid": {"batch_sizes": [9]}}, [], "fewer than batch size 9"),
+        ({"workload": {"data": "set.jsonl", "template": "chat"}}, [], "no chat template"),
+        ({"sampling": {"max_tokens": 250}}, [], "exceeds max_model_len 256"),
+        ({}, ["--fail-if", "speedup.lo < 1"], "no result 'speedup.lo'; did you mean 'speedup.low'"),
+        ({}, ["--json", "/nope/x.json"], "no folder /nope"),
+    ],
+)
+def test_bad_input_is_told(folder: Path, changes: dict[str, Any], arguments: list[str], words: str) -> None:
+    found = invoke(folder, experiment(**changes), *arguments)
+    assert isinstance(found.exception, DovetailError), found.output
+    assert words in str(found.exception)
+
+
+def test_undeclared_differences_can_be_allowed(folder: Path) -> None:
+    arms = {"a": {"drafter": "lookup", "config": {"attention": "reference"}}}
+    report = run(folder, experiment(arms=arms, declared_difference=["speculative"]), "allowed", "--allow")
+    assert report["provenance"]["undeclared"] == ["attention.name"]
+
+
+def test_check_says_what_would_run(folder: Path) -> None:
+    found = invoke(folder, experiment(), "--check")
+    assert found.exit_code == 0
+    assert "engine 1: plain-again, lookup@3, plain" in found.output
+
+
+def test_reports_are_compared_and_others_refused(folder: Path) -> None:
+    run(folder, experiment(), "old")
+    longer = {"lookup": {"drafter": {"name": "ngram", "min_match": 1}, "num_tokens": 3}}
+    run(folder, experiment(arms=longer), "new")
+    same = CliRunner().invoke(
+        app, ["compare", str(folder / "old.json"), str(folder / "new.json"), "--fail-on-regression"]
+    )
+    assert same.exit_code in (0, 1), same.output
+    assert "acceptance rate" in same.output
+    run(folder, experiment(sampling={"max_tokens": 6, "ignore_eos": True}), "other")
+    refused = CliRunner().invoke(app, ["compare", str(folder / "old.json"), str(folder / "other.json")])
+    assert isinstance(refused.exception, ConfigError)
+    assert "experiment.sampling" in str(refused.exception)
+    allowed = CliRunner().invoke(app, ["compare", str(folder / "old.json"), str(folder / "other.json"), "--allow"])
+    assert allowed.exit_code == 0, allowed.output
+    (folder / "bad.json").write_text("{}")
+    bad = CliRunner().invoke(app, ["compare", str(folder / "bad.json"), str(folder / "old.json")])
+    assert "is no report of `dovetail ab`" in str(bad.exception)
+
+
+def test_init_writes_a_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    assert CliRunner().invoke(app, ["init", str(path)]).exit_code == 0
+    again = CliRunner().invoke(app, ["init", str(path)])
+    assert "is there already" in str(again.exception)
+
+
+def test_it_is_a_command() -> None:
+    found = CliRunner().invoke(ABCommand().app(), ["--help"])
+    assert all(name in found.output for name in ("run", "compare", "init"))
