@@ -137,6 +137,10 @@ class SchedulerSection(ComponentSection):
     )
 
 
+OFF = "off"
+"""What a request, or `--speculative`, says to go without speculation (`SamplingParams.speculation`)."""
+
+
 class DrafterSection(NamedSection):
     """One draft worker."""
 
