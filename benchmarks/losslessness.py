@@ -5,8 +5,8 @@
 
 Questions come from a JSONL file with "turns" or "prompt" (Spec-Bench, MT-Bench), spread evenly over its categories, in
 the model's chat template. All drafters stand over one target and requests choose by name. Where an answer differs, the
-place and the gap between plain decoding's two best log probabilities there are printed. Plain decoding at one batch size
-against another is the control. Exits with 1 if any token differs.
+place and the gap between plain decoding's two best log probabilities there are printed. Plain decoding at one batch
+size against another is the control. Exits with 1 if any token differs.
 """
 
 from __future__ import annotations
