@@ -2,6 +2,11 @@
 
 For chains this is Algorithm 1 of Leviathan et al. 2023 (arXiv 2211.17192), for trees the multi-step speculative
 sampling of Miao et al. 2024 (SpecInfer, arXiv 2305.09781, Algorithm 2), of which the chain is the case of one child.
+
+Siblings may be drawn from one distribution with replacement, as SpecInfer has it, or without, as recursive rejection
+sampling has it (Yang et al. 2024, arXiv 2401.06706; Jeon et al. 2024, arXiv 2402.14160), which tries no token twice and
+accepts more. The rule is the same: a draft's distribution is the one that it was drawn from, given its elder siblings,
+so without replacement these have no mass in it and the rest is scaled up.
 """
 
 from __future__ import annotations

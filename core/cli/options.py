@@ -1,4 +1,4 @@
-"""The arguments by which commands take a configuration: CONFIG, `-o key=value`, and vLLM's flags.
+"""The arguments by which commands take a configuration: CONFIG, `-o key=value`, `--speculative`, and vLLM's flags.
 
     @app.command()
     @takes_config
@@ -52,6 +52,7 @@ def _wrap(command: Callable[..., None], config: Any) -> Callable[..., None]:
             given.pop("config"),
             overrides=given.pop("overrides") or [],
             flags={name: value for name, value in flags.items() if value is not None},
+            speculative=given.pop("speculative"),
         )
         command(layered, **given)
 
@@ -60,6 +61,7 @@ def _wrap(command: Callable[..., None], config: Any) -> Callable[..., None]:
         inspect.Parameter("config", keyword_only, default=None, annotation=config),
         *(parameter.replace(kind=keyword_only) for parameter in own),
         inspect.Parameter("overrides", keyword_only, default=None, annotation=_override_type()),
+        inspect.Parameter("speculative", keyword_only, default=None, annotation=_speculative_type()),
         *_flags(names.values()),
     ]
     # typer reads a command's parameters from its signature and its annotations.
@@ -73,6 +75,11 @@ def _wrap(command: Callable[..., None], config: Any) -> Callable[..., None]:
 def _override_type() -> Any:
     help_text = "Set one value, for example -o scheduler.name=priority. Repeat for more."
     return Annotated[list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help=help_text)]
+
+
+def _speculative_type() -> Any:
+    help_text = "Guess ahead: a drafter of the config, any draft worker of `dovetail plugins list`, or off."
+    return Annotated[str | None, typer.Option("--speculative", metavar="NAME", help=help_text)]
 
 
 def _flags(names: Any) -> Iterator[inspect.Parameter]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -60,7 +61,7 @@ def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSectio
         raise PluginError(f"{dotted(name_path)} ({origin}): {error}") from error
     _refuse_unknown_options(state, path, section, plugin)
     try:
-        component = state.registry.component(kind, section.name, _handed_over(section, plugin), base_dir)
+        component = state.registry.component(kind, section.name, _handed_over(state, path, section, plugin), base_dir)
     except ConfigError as error:
         raise ConfigError(f"{dotted(path)}: {error}") from error
     options = plugin.Options.model_validate(dict(component.options))
@@ -70,7 +71,7 @@ def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSectio
         raise ConfigError(f"{dotted(name_path)} ({origin}): {section.name!r} cannot be used here:\n{listed}")
     if component.distribution is None and component.reference != section.name:
         state.decide(name_path, component.reference, f"a local file, relative to {base_dir}")
-    _decide_options(state, path, _handed_over(section, plugin), component.options)
+    _decide_options(state, path, _asked(section, plugin), component.options)
     return Chosen(component, plugin, options)
 
 
@@ -155,7 +156,7 @@ def _ask_all(
         if fitting and last_resort(plugin):
             answers.append((name, ("not asked: it is for models that no other can build",)))
             continue
-        answers.append((name, tuple(_ask(state, name, plugin, section, reasons))))
+        answers.append((name, tuple(_ask(state, path, name, plugin, section, reasons))))
         if not answers[-1][1]:
             fitting.append((name, plugin))
     return _Answers((*answers, *broken), tuple(fitting))
@@ -166,9 +167,8 @@ def _first(state: Resolution, path: KeyPath, kind: str, section: ComponentSectio
     only = len(answers.fitting) == 1
     reason = "the only candidate that can be used" if only else "first in preference that can be used"
     state.decide((*path, "name"), name, reason, answers.listed)
-    handed_over = _handed_over(section, plugin)
-    component = state.registry.component(kind, name, handed_over)
-    _decide_options(state, path, handed_over, component.options)
+    component = state.registry.component(kind, name, _handed_over(state, path, section, plugin))
+    _decide_options(state, path, _asked(section, plugin), component.options)
     return Chosen(component, plugin, plugin.Options.model_validate(dict(component.options)))
 
 
@@ -195,10 +195,10 @@ def _candidates(
 
 
 def _ask(
-    state: Resolution, name: str, plugin: type[Plugin], section: ComponentSection, reasons: Reasons[Any]
+    state: Resolution, path: KeyPath, name: str, plugin: type[Plugin], section: ComponentSection, reasons: Reasons[Any]
 ) -> Sequence[str]:
     try:
-        options = plugin.Options.model_validate(_handed_over(section, plugin))
+        options = plugin.Options.model_validate(_handed_over(state, path, section, plugin))
     except ValidationError as error:
         issues = [f"option {'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors()]
         return [f"its options do not go with it ({'; '.join(issues)})"]
@@ -211,11 +211,21 @@ def _ask(
         return [problem]
 
 
-def _handed_over(section: ComponentSection, plugin: type[Plugin]) -> dict[str, Any]:
+def _asked(section: ComponentSection, plugin: type[Plugin]) -> dict[str, Any]:
     """The plugin's options; a key of the section that its `Options` declare as well reaches both."""
     shared = _option_keys(plugin) & set(known_keys(type(section))) - {"name"}
     own = section.model_dump(mode="json", include=shared, exclude_none=True)
     return {**own, **section.options}
+
+
+def _handed_over(state: Resolution, path: KeyPath, section: ComponentSection, plugin: type[Plugin]) -> dict[str, Any]:
+    """As asked, with paths made absolute."""
+    given = _asked(section, plugin)
+    for name, field in plugin.Options.model_fields.items():
+        key = field.alias or name
+        if isinstance(given.get(key), str) and Path in (field.annotation, *get_args(field.annotation)):
+            given[key] = str(state.layered.base_dir((*path, key)) / Path(given[key]).expanduser())
+    return given
 
 
 def _decide_options(state: Resolution, path: KeyPath, asked: Mapping[str, Any], got: Mapping[str, Any]) -> None:

@@ -16,11 +16,14 @@ from pydantic import ValidationError
 from dovetail.config.files import FileContent, read_file
 from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
 from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
-from dovetail.config.schema import EngineConfig, known_keys
+from dovetail.config.schema import OFF, EngineConfig, known_keys
 from dovetail.config.shape import normalise
 from dovetail.config.tree import KeyPath, dotted, flatten, nearest, nested
 from dovetail.config.vllm_table import VLLM_NAMES
 from dovetail.contracts.errors import ConfigError
+
+_ADDED_DRAFTER = "draft"
+"""The label that vLLM's names for speculation use as well, so that `--num-speculative-tokens` speaks of the same."""
 
 
 def load_config(
@@ -30,6 +33,7 @@ def load_config(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     base_dir: Path | None = None,
+    speculative: str | None = None,
 ) -> LayeredConfig:
     """Reads every layer and checks keys and values, not whether they go together.
 
@@ -40,20 +44,22 @@ def load_config(
         flags: vLLM's names as command-line flags; they differ from keywords in what messages call them.
         base_dir: folder against which relative paths in mappings and keywords count (a file that holds configs,
             say); None: the working directory.
+        speculative: what `--speculative` says: the drafter of the config with that label becomes the default, "off"
+            leaves requests without one, any other name is a draft worker's, which is added under the label `draft`.
 
     Raises `ConfigError` that names the key, its origin and the nearest known key.
     """
     if isinstance(config, LayeredConfig):
-        if keywords or overrides or flags:
+        if keywords or overrides or flags or speculative:
             raise ConfigError("a configuration that is loaded already takes no further keywords or overrides")
         return config
     folder = base_dir if base_dir is not None else Path.cwd()
     base, recorded = _base_layer(config, folder)
     merge = Merge()
     merge.add(base)
-    merge.add(
-        unite([*_keyword_layers(keywords or {}, folder), *_override_layers(overrides), *_flag_layers(flags or {})])
-    )
+    drafter = [] if speculative is None else [_drafter_layer(speculative, base.tree.get("speculative") or {})]
+    given = [*_keyword_layers(keywords or {}, folder), *_override_layers(overrides), *_flag_layers(flags or {})]
+    merge.add(unite([*given, *drafter]))
     return LayeredConfig(_validate(merge), merge.origins, tuple(merge.dropped), recorded)
 
 
@@ -111,6 +117,18 @@ def _flag_layers(flags: Mapping[str, Any]) -> Iterator[Layer]:
 def _vllm_layers(name: str, value: Any, text: str) -> Iterator[Layer]:
     for path, translated in VLLM_NAMES[name].translate(value, text):
         yield _layer(nested(path, translated), text, Path.cwd())
+
+
+def _drafter_layer(name: str, section: Mapping[str, Any]) -> Layer:
+    """What `--speculative NAME` gives, over the config file's section `speculative`."""
+    known = section.get("drafters") or {}
+    if name == OFF:
+        tree: dict[str, Any] = {"speculative": {"default": None}} if known else {}
+    elif name in known:
+        tree = {"speculative": {"default": name}}
+    else:
+        tree = {"speculative": {"drafters": {_ADDED_DRAFTER: {"name": name}}, "default": _ADDED_DRAFTER}}
+    return _layer(tree, "--speculative", Path.cwd())
 
 
 def _override_layers(overrides: Sequence[str]) -> Iterator[Layer]:

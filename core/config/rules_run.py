@@ -10,7 +10,7 @@ from dovetail.config.choose import Chosen, any_fits, choose, choose_or_none, go_
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedCache, ResolvedDrafter, ResolvedSpeculation
 from dovetail.config.rules_model import text_config
-from dovetail.config.schema import AUTO, SpeculativeSection
+from dovetail.config.schema import AUTO, OFF, SpeculativeSection
 from dovetail.config.tree import nearest
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError
@@ -28,8 +28,6 @@ _CPU_KV_SHARE = 0.4
 _GPU_FRACTION = 0.9
 _MIN_BATCHED_TOKENS = 2048
 _LONG_PROMPT_SHARE = 0.04
-_OFF = "off"
-"""What a request says to go without speculation (`SamplingParams.speculation`)."""
 
 
 def choose_device(state: Resolution) -> str:
@@ -327,9 +325,9 @@ def choose_speculation(
 
 
 def _choose_drafter(state: Resolution, section: SpeculativeSection, name: str, need: SpeculationNeed) -> Chosen:
-    if name == _OFF:
+    if name == OFF:
         raise ConfigError(
-            f"speculative.drafters.{name}: requests say {_OFF!r} to go without a drafter; name it otherwise"
+            f"speculative.drafters.{name}: requests say {OFF!r} to go without a drafter; name it otherwise"
         )
     drafter = section.drafters[name]
     own_need = dataclasses.replace(need, num_tokens=drafter.num_tokens)
@@ -343,7 +341,8 @@ def _choose_drafter(state: Resolution, section: SpeculativeSection, name: str, n
 
 
 def _is_tree_drafter(drafter: Chosen) -> bool:
-    return cast(type[DraftWorker], drafter.plugin).capabilities.trees
+    plugin = cast(type[DraftWorker], drafter.plugin)
+    return plugin.capabilities.trees and plugin.proposes_trees(drafter.options)
 
 
 def _choose_acceptance(

@@ -145,6 +145,10 @@ class SchedulerSection(ComponentSection):
     )
 
 
+OFF = "off"
+"""What a request, or `--speculative`, says to go without speculation (`SamplingParams.speculation`)."""
+
+
 class DrafterSection(NamedSection):
     """One draft worker."""
 

@@ -216,10 +216,18 @@ _SPECULATION = (
         "any installed acceptance rule",
         values={"rejection_sampler": "rejection", "typical_acceptance_sampler": "typical"},
     ),
-    _planned(
-        "typical_acceptance_sampler_posterior_threshold", "float", "an option of the rule `typical`, once it is here"
+    _works(
+        "typical_acceptance_sampler_posterior_threshold",
+        "float",
+        "speculative.acceptance.epsilon",
+        "an option of the rule `typical`",
     ),
-    _planned("typical_acceptance_sampler_posterior_alpha", "float", "an option of the rule `typical`, once it is here"),
+    _works(
+        "typical_acceptance_sampler_posterior_alpha",
+        "float",
+        "speculative.acceptance.delta",
+        "an option of the rule `typical`",
+    ),
     _refused("disable_logprobs_during_spec_decoding", "switch", "speculation never changes what is reported", False),
 )
 

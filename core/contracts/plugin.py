@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class PluginOptions(BaseModel):
-    """Base of a plugin's own options: unknown keys are errors, values do not change."""
+    """Base of a plugin's own options: unknown keys are errors, values do not change. A relative path in a field of type
+    `pathlib.Path` counts from the folder of the config file that gives it, and comes absolute."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

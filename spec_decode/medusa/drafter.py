@@ -1,0 +1,169 @@
+"""Medusa: small heads on the target's last hidden state, each of which guesses one of the tokens to come.
+
+Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774).
+Head k is `unembed(x + SiLU(W x + b))` with x the hidden state that predicted the last known token; it guesses the token
+k + 1 places after that one, without looking at the tokens in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.speculation import (
+    Draft,
+    DraftBatch,
+    DraftCapabilities,
+    DraftSetup,
+    DraftWorker,
+    SpeculationNeed,
+)
+from dovetail.spec_decode.medusa.bundled import check_target, find_bundled
+from dovetail.spec_decode.medusa.format import HeadsLayout, load_weights, read_layout
+from dovetail.spec_decode.medusa.tree import DraftTree, best_tree, chain, from_paths
+
+
+class MedusaOptions(PluginOptions):
+    """Which heads, and what is guessed with them."""
+
+    path: Path | None = None
+    """Folder with config.json and medusa_lm_head.safetensors (or .pt), relative to the config file. Left out: the heads
+    that come with Dovetail, for the embedded default model."""
+    tree: Literal["auto"] | tuple[tuple[int, ...], ...] | None = None
+    """null: a chain of each head's best candidate. auto: the tree of num_tokens nodes that the heads' measured
+    accuracies make the best one. Or the tree itself, one list of ranks per node, as FasterDecoding's medusa_choices."""
+
+
+class MedusaDrafter(DraftWorker):
+    """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
+    are given, so an acceptance rule counts each draft as certain."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    Options = MedusaOptions
+    capabilities = DraftCapabilities(trees=True, needs_hidden_states=True)
+    options: MedusaOptions
+
+    @classmethod
+    def proposes_trees(cls, options: PluginOptions) -> bool:
+        """Only where `tree` asks for one."""
+        assert isinstance(options, MedusaOptions)
+        return options.tree is not None
+
+    @classmethod
+    def check(cls, need: SpeculationNeed, options: Any, environment: Environment) -> list[str]:
+        """Looks at the folder's config and at the shapes of its tensors."""
+        reasons = []
+        if need.tensor_parallel > 1:
+            reasons.append("its heads share the target's unembedding, which no single tensor-parallel rank holds")
+        try:
+            layout = read_layout(_folder(options, need.hidden_size, need.vocab_size))
+        except ModelError as error:
+            return [*reasons, str(error)]
+        reasons += _size_problems(layout, need.hidden_size, need.vocab_size)
+        try:
+            _draft_tree(options, layout, need.num_tokens)
+        except ValueError as error:
+            reasons.append(str(error))
+        return reasons
+
+    def __init__(self, options: MedusaOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        folder = _folder(options, setup.hidden_size, setup.vocab_size)
+        layout = read_layout(folder)
+        problems = _size_problems(layout, setup.hidden_size, setup.vocab_size)
+        if problems:
+            raise ModelError(f"{folder}: {'; '.join(problems)}")
+        if options.path is None:
+            check_target(folder, setup.embed, setup.device)
+        try:
+            self._tree = _draft_tree(options, layout, setup.num_tokens)
+        except ValueError as error:
+            raise ModelError(f"{folder}: {error}") from error
+        self._weights = load_weights(layout, setup.device, setup.dtype)
+
+    @torch.inference_mode()
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        """One pass of the heads over the requests that want drafts."""
+        assert batch.hidden_states is not None
+        drafts: list[Draft | None] = [None] * len(batch.requests)
+        wanting = [i for i, r in enumerate(batch.requests) if r.max_drafts > 0 and len(r.hidden_rows) > 0]
+        if not wanting:
+            return drafts
+        rows = torch.tensor([int(batch.requests[i].hidden_rows[-1]) for i in wanting], device=self.setup.device)
+        longest = max(batch.requests[i].max_drafts for i in wanting)
+        num_heads = 1 + max(self._tree.heads[:longest])
+        candidates = self._candidates(batch.hidden_states[rows], num_heads).tolist()
+        for i, of_heads in zip(wanting, candidates, strict=True):
+            drafts[i] = self._draft(of_heads, batch.requests[i].max_drafts)
+        return drafts
+
+    def _draft(self, candidates: Sequence[Sequence[int]], max_drafts: int) -> Draft:
+        tree = self._tree
+        nodes = zip(tree.heads[:max_drafts], tree.ranks[:max_drafts], strict=True)
+        tokens = [candidates[head][rank] for head, rank in nodes]
+        return Draft(tokens, None if tree.is_chain else tree.parents[:max_drafts])
+
+    def _candidates(self, hidden: Tensor, num_heads: int) -> Tensor:
+        """The best tokens of the first heads, best first: [N, hidden_size] -> int64 [N, num_heads, num_candidates]."""
+        weights = self._weights
+        x = hidden.to(self.setup.dtype).expand(num_heads, *hidden.shape)
+        for matrix, bias in zip(weights.blocks, weights.biases, strict=True):
+            x = x + torch.nn.functional.silu(torch.baddbmm(bias[:num_heads], x, matrix[:num_heads]))
+        if weights.unembed is None:
+            logits = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:2])
+        else:
+            logits = torch.bmm(x, weights.unembed[:num_heads])
+        count = self._tree.num_candidates
+        # On a CPU max takes a fraction of the time of topk.
+        best = logits.max(-1, keepdim=True).indices if count == 1 else logits.topk(count).indices
+        return best.transpose(0, 1)
+
+
+def _folder(options: MedusaOptions, hidden_size: int, vocab_size: int) -> Path:
+    if options.path is not None:
+        return options.path
+    folder = find_bundled(hidden_size, vocab_size)
+    if folder is None:
+        raise ModelError(
+            f"no heads come with Dovetail for a target with hidden size {hidden_size} and {vocab_size} tokens: write "
+            "the folder of heads that were trained for it as `path` (examples/train_drafters makes them)"
+        )
+    return folder
+
+
+def _size_problems(layout: HeadsLayout, hidden_size: int, vocab_size: int) -> list[str]:
+    problems = []
+    if layout.hidden_size != hidden_size:
+        problems.append(
+            f"its heads were trained for a hidden size of {layout.hidden_size}, the target has {hidden_size}"
+        )
+    if layout.vocab_size not in (None, vocab_size):
+        problems.append(f"its heads know {layout.vocab_size} tokens, the target {vocab_size}")
+    return problems
+
+
+def _draft_tree(options: MedusaOptions, layout: HeadsLayout, num_tokens: int) -> DraftTree:
+    """The nodes that are guessed. Raises `ValueError` that says what does not go together."""
+    if options.tree is None:
+        if num_tokens > layout.num_heads:
+            raise ValueError(f"num_tokens is {num_tokens}, and there are {layout.num_heads} heads, one token each")
+        return chain(num_tokens)
+    if options.tree == "auto":
+        if not layout.accuracies or len(layout.accuracies) > layout.num_heads:
+            raise ValueError(
+                "tree: auto needs the heads' measured accuracies, `medusa_head_accuracies` in their config.json, at "
+                "most one list per head; give the tree's paths instead"
+            )
+        return best_tree(layout.accuracies, num_tokens)
+    tree = from_paths(sorted(options.tree, key=lambda path: (len(path), path)))
+    if len(tree.parents) > num_tokens:
+        raise ValueError(f"the tree has {len(tree.parents)} nodes, and num_tokens allows {num_tokens}")
+    if tree.num_heads > layout.num_heads:
+        raise ValueError(f"the tree is {tree.num_heads} tokens deep, and there are {layout.num_heads} heads")
+    return tree

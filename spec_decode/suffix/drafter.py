@@ -1,0 +1,117 @@
+"""Suffix decoding: the last tokens are looked up in the request and in earlier answers, and what most often followed
+there is the guess; the longer the match, the longer the guess.
+
+Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975). Where the paper keeps suffix trees, a request's own tokens are
+searched anew each time, since comparing a few thousand integers takes numpy a few microseconds, and earlier answers lie
+in a sorted table (see `store`). What comes out is the same: all earlier occurrences of each suffix of the last
+`max_match` tokens (of the latest 128 pairs that end like it), and how often each token followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.speculation import Draft, DraftBatch, DraftCapabilities, DraftRequest, DraftSetup, DraftWorker
+from dovetail.spec_decode.suffix.matching import MAX_MATCHES, Guess, best_guess, match_lengths, padded
+from dovetail.spec_decode.suffix.store import AnswerStore
+
+
+class SuffixOptions(PluginOptions):
+    """What counts as a match, and how much is guessed from it."""
+
+    min_match: int = Field(default=2, ge=1)
+    """Tokens at the end that must occur before, at least. Earlier answers are searched for two at least."""
+    max_match: int = Field(default=24, ge=1)
+    """Longer matches count as this long."""
+    max_spec_factor: float = Field(default=1.0, gt=0)
+    """A match of n tokens gives at most this times n guesses, and never more than num_tokens."""
+    min_token_prob: float = Field(default=0.1, ge=0, le=1)
+    """Guesses that are less likely, judged by what followed before, are left out."""
+    max_cached_tokens: int = Field(default=262_144, ge=0)
+    """Tokens of finished requests' answers that are kept, the least recently used ones giving way; 0: each request is
+    searched by itself. Texts do not change by it, but how fast one comes may then tell what others were answered."""
+    tree: bool = False
+    """Whether several continuations of one match are guessed at once."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match ({self.min_match}) must not exceed max_match ({self.max_match})")
+        return self
+
+
+class SuffixDrafter(DraftWorker):
+    """Needs no weights. Guesses are the most frequent continuations, not draws: no draft distributions are given."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    Options = SuffixOptions
+    capabilities = DraftCapabilities(trees=True)
+    options: SuffixOptions
+
+    @classmethod
+    def proposes_trees(cls, options: PluginOptions) -> bool:
+        """Only with `tree`."""
+        assert isinstance(options, SuffixOptions)
+        return options.tree
+
+    def __init__(self, options: SuffixOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        self._answers = AnswerStore(options.max_cached_tokens, options.max_match, setup.num_tokens)
+        self._num_prompt_tokens: dict[int, int] = {}
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        drafts: list[Draft | None] = []
+        for request in batch.requests:
+            self._num_prompt_tokens[request.key] = request.num_prompt_tokens
+            drafts.append(self._draft(request) if request.max_drafts else None)
+        return drafts
+
+    def on_finished(self, key: int, token_ids: Sequence[int]) -> None:
+        start = self._num_prompt_tokens.pop(key, None)
+        if start is not None:
+            self._answers.add(np.asarray(token_ids[start:], dtype=np.int32))
+
+    def _draft(self, request: DraftRequest) -> Draft | None:
+        suffix = request.token_ids[-self.options.max_match :]
+        own = padded(request.token_ids, len(suffix), request.max_drafts)
+        guess = self._guess(own, self._own_ends(request.token_ids) + len(suffix), suffix, request.max_drafts)
+        answers = self._answers
+        other = self._guess(answers.text, answers.ends(suffix), suffix, request.max_drafts)
+        if other is not None and (guess is None or other.score > guess.score):
+            answers.touch(other.place)
+            guess = other
+        if guess is None:
+            return None
+        return Draft(guess.token_ids, guess.parents if self.options.tree else None)
+
+    def _own_ends(self, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Indices after the latest earlier occurrences of the last token, or pair of tokens, ascending."""
+        found = token_ids[:-1] == token_ids[-1]
+        if self.options.min_match > 1:
+            if len(token_ids) < 2:
+                return np.empty(0, dtype=np.int64)
+            found = found[1:] & (token_ids[:-2] == token_ids[-2])
+        ends = found.nonzero()[0][-MAX_MATCHES:]
+        return ends + (2 if self.options.min_match > 1 else 1)
+
+    def _guess(
+        self, text: NDArray[np.int32], ends: NDArray[np.int64], suffix: NDArray[np.int32], max_nodes: int
+    ) -> Guess | None:
+        if len(ends) == 0:
+            return None
+        return best_guess(
+            text,
+            ends,
+            match_lengths(text, ends, suffix),
+            min_match=self.options.min_match,
+            max_nodes=max_nodes,
+            spec_factor=self.options.max_spec_factor,
+            min_prob=self.options.min_token_prob,
+            tree=self.options.tree,
+        )

@@ -1,0 +1,123 @@
+"""Where the last tokens of a text occur before, and what most often follows them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOTHING = -1
+"""Stands in place of tokens before the first and after the last of a text."""
+MAX_MATCHES = 128
+"""Of more occurrences, only the latest count: enough to tell frequencies, and the cost of a guess is bounded."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Nodes, parents before children, and what they are worth."""
+
+    token_ids: list[int]
+    parents: list[int]
+    score: float
+    """How many of the nodes will be right, if what follows is distributed as it was before."""
+    place: int
+    """Index, in the text, of the token after the latest of the occurrences that the guess was read from."""
+
+
+def padded(tokens: NDArray[np.int32], before: int, after: int) -> NDArray[np.int32]:
+    """A copy with room to look `before` the first token and `after` the last."""
+    text = np.full(before + len(tokens) + after, NOTHING, dtype=np.int32)
+    text[before : before + len(tokens)] = tokens
+    return text
+
+
+def match_lengths(text: NDArray[np.int32], ends: NDArray[np.int64], suffix: NDArray[np.int32]) -> NDArray[np.int64]:
+    """For each of `ends`, how many tokens of `text` before it equal the last ones of `suffix`; at most all of it.
+
+    Every end has at least `len(suffix)` places before it.
+    """
+    windows = text[ends[:, None] + np.arange(-len(suffix), 0)]
+    equal = (windows == suffix)[:, ::-1]
+    return np.where(equal.all(1), len(suffix), equal.argmin(1))
+
+
+def best_guess(
+    text: NDArray[np.int32],
+    ends: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    *,
+    min_match: int,
+    max_nodes: int,
+    spec_factor: float,
+    min_prob: float,
+    tree: bool,
+) -> Guess | None:
+    """The guess with the highest score over all match lengths; of equal ones that of the longest match.
+
+    Args:
+        text: tokens, with room for `max_nodes` more after the last of `ends`.
+        ends: indices after occurrences, ascending.
+        lengths: how many tokens match before each.
+        spec_factor: a match of n tokens gives at most `spec_factor` * n nodes.
+    """
+    best = None
+    for length in sorted({int(n) for n in lengths if n >= min_match}, reverse=True):
+        budget = min(max_nodes, int(spec_factor * length))
+        # No match gives more right nodes than it may have nodes, and shorter ones may have fewer.
+        if budget == 0 or (best is not None and best.score >= budget):
+            break
+        chosen = ends[lengths >= length]
+        depth = budget
+        follows = text[chosen[:, None] + np.arange(depth)].tolist()
+        token_ids, parents, score = grow(follows, budget, min_prob, tree=tree)
+        if token_ids and (best is None or score > best.score):
+            best = Guess(token_ids, parents, score, int(chosen[-1]))
+    return best
+
+
+def grow(
+    follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float, *, tree: bool
+) -> tuple[list[int], list[int], float]:
+    """The most likely continuations, and the sum of their probabilities.
+
+    `follows` has one row per occurrence, oldest first; a row ends where it says `NOTHING`. A token's probability is the
+    share of the occurrences of what precedes it that go on with it, times that of its parent; of equally likely
+    ones the latest is taken. Nodes below `min_prob` are left out. Without `tree` only the best child of a node counts.
+    """
+    token_ids: list[int] = []
+    parents: list[int] = []
+    score = 0.0
+    order = itertools.count()
+    waiting: list[tuple[float, int, int, int, int, list[Sequence[int]]]] = []
+
+    def offer(parent: int, depth: int, prob: float, rows: Sequence[Sequence[int]]) -> None:
+        if depth == len(rows[0]):
+            return
+        if len(rows) == 1:
+            groups = {rows[0][depth]: [rows[0]]}
+        else:
+            groups = {}
+            for row in reversed(rows):
+                groups.setdefault(row[depth], []).append(row)
+        groups.pop(NOTHING, None)
+        if not tree and len(groups) > 1:
+            # Of equally many rows max takes the first, which holds the latest occurrence.
+            token = max(groups, key=lambda token: len(groups[token]))
+            groups = {token: groups[token]}
+        for token, group in groups.items():
+            child = prob * len(group) / len(rows)
+            if child >= min_prob:
+                heapq.heappush(waiting, (-child, next(order), parent, depth, token, group[::-1]))
+
+    offer(-1, 0, 1.0, follows)
+    while waiting and len(token_ids) < max_nodes:
+        negative, _, parent, depth, token, rows = heapq.heappop(waiting)
+        token_ids.append(token)
+        parents.append(parent)
+        score -= negative
+        offer(len(token_ids) - 1, depth + 1, -negative, rows)
+    return token_ids, parents, score

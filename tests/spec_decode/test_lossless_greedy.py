@@ -1,0 +1,69 @@
+"""Greedy float32 text with every bundled drafter equals plain decoding, token for token: alone and 32 at a time.
+
+A small version of benchmarks/losslessness.py, which runs 200 prompts of 128 tokens on the default model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+
+MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"
+PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+OPENINGS = [
+    "Once upon a time, {} found a",
+    "{} went to the park with",
+    "One day {} was very sad. The",
+    "{} liked to play",
+]
+NAMES = ["Lily", "Tom", "a big dog", "the old king", "Mia", "a small boat", "Max", "Sara"]
+PROMPTS = [opening.format(name) for name in NAMES for opening in OPENINGS]
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"name": "ngram", "num_tokens": 4},
+    "suffix": {"name": "suffix", "num_tokens": 8, "max_spec_factor": 2.0},
+    "suffix-tree": {"name": "suffix", "num_tokens": 8, "max_spec_factor": 4.0, "tree": True},
+    "medusa": {"name": "medusa", "num_tokens": 3},
+    "medusa-tree": {"name": "medusa", "num_tokens": 6, "tree": [[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]},
+}
+
+
+def create(max_num_seqs: int) -> LLM:
+    """One target with all drafters."""
+    if not (MODELS / "stories15M-medusa").is_dir():
+        pytest.skip("needs ../shared/models/stories15M and its Medusa heads")
+    drafters = {
+        label: section | ({"path": str(MODELS / "stories15M-medusa")} if section["name"] == "medusa" else {})
+        for label, section in DRAFTERS.items()
+    }
+    return LLM(
+        model={"path": str(MODELS / "stories15M" / "hf-fp16"), "dtype": "float32"},
+        cache={"memory_gib": 0.2},
+        executor={"threads": 1},
+        scheduler={"max_num_seqs": max_num_seqs},
+        speculative={"drafters": drafters, "default": None},
+    )
+
+
+@pytest.fixture(scope="module", params=[1, 32])
+def target(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:
+    """The engine, its prompts, and its plain answers."""
+    prompts = PROMPTS[:: 8 if request.param == 1 else 1]
+    with create(request.param) as llm:
+        plain = llm.generate(prompts, PARAMS, use_tqdm=False)
+        assert all(output.metrics.num_drafted == 0 for output in plain)
+        yield llm, prompts, [output.outputs[0].token_ids for output in plain]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_are_those_of_plain_decoding(target: tuple[LLM, list[str], list[list[int]]], drafter: str) -> None:
+    llm, prompts, answers = target
+    outputs = llm.generate(prompts, replace(PARAMS, speculation=drafter), use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == answers
+    assert sum(output.metrics.num_accepted for output in outputs) > 0
+    assert all(output.metrics.drafter_error is None for output in outputs)
