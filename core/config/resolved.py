@@ -82,6 +82,10 @@ class ResolvedDrafter:
     name: str
     component: Component
     num_tokens: int
+    length: str
+    """"adaptive", "fixed" or "confidence"."""
+    min_confidence: float
+    """0 where drafts are not cut by confidence."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ class ResolvedSpeculation:
     drafters: Mapping[str, ResolvedDrafter]
     default: str | None
     acceptance: Component
+    disable_by_batch_size: int | None
+    disable_logprobs: bool
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,8 @@ class ResolvedConfig:
     operators: Component | None
     """None: plain torch, the building blocks' own."""
     speculation: ResolvedSpeculation | None
+    reproducibility: str
+    """"default" or "strict"."""
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
     decisions: tuple[Decision, ...]

@@ -1,0 +1,146 @@
+"""What steps and drafts cost, learned from the clock while the engine runs.
+
+A step without drafts is a point of one curve (seconds over requests), a step with drafts one of another (seconds over
+rows), since verification has costs of its own. What slows all steps alike (a busy machine, longer contexts) is kept
+apart as the drift, so that the curve that was measured long ago stays comparable with the one in use.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW = 15
+"""Measurements kept for each count; their median is what counts."""
+EXACT = 16
+"""Counts up to here have a point of their own; larger ones share it with neighbours up to an eighth away."""
+_OPTIMISM = 0.25
+"""Share of proportional growth that is assumed where nothing was measured. What is thought too cheap is tried, and then
+known; what is thought too dear would never be tried."""
+_DRIFT_RATE, _MOST_DRIFT = 0.3, 0.7
+"""Share of a step's deviation (in log) that the drift takes over, and the most deviation that counts."""
+
+
+class CostCurve:
+    """Seconds over a count: the median of recent measurements at each count, straight lines between."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, list[tuple[int, float]]] = {}
+        self._counts: NDArray[np.float64] = np.empty(0)
+        self._seconds: NDArray[np.float64] = np.empty(0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured."""
+        return not self._samples
+
+    def has(self, count: int) -> bool:
+        """Whether something was measured at this count or, where it shares its point, near it."""
+        return _bucket(count) in self._samples
+
+    def add(self, count: int, seconds: float) -> None:
+        """One measurement."""
+        ring = self._samples.setdefault(_bucket(count), [])
+        ring.append((count, seconds))
+        if len(ring) > WINDOW:
+            del ring[0]
+        points = sorted(map(_median_point, self._samples.values()))
+        self._counts = np.array([count for count, _ in points], dtype=np.float64)
+        self._seconds = np.array([seconds for _, seconds in points])
+
+    def at(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds at each of `counts`. Raises `ValueError` on an empty curve."""
+        return _read(self._counts, self._seconds, counts)
+
+    def above(self, count: int, seconds: float, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """As `at`, for counts above `count`, at which the curve takes up from `seconds`; points at or below it do
+        not matter. May be empty."""
+        first = int(np.searchsorted(self._counts, count, side="right"))
+        xs = np.concatenate(([count], self._counts[first:]))
+        ys = np.concatenate(([seconds], self._seconds[first:]))
+        return _read(xs, ys, counts)
+
+
+class StepCosts:
+    """Seconds of a step as a function of its requests and rows."""
+
+    def __init__(self) -> None:
+        self._plain = CostCurve()
+        self._verify = CostCurve()
+        self._drift = 0.0
+        """log of how much slower steps are now than when the curves were measured."""
+
+    def observe(self, num_requests: int, num_rows: int, seconds: float) -> None:
+        """A step that computed the last known token of each of `num_requests`, and drafts in the other rows."""
+        curve = self._verify if num_rows > num_requests else self._plain
+        if curve.has(num_rows):
+            expected = float(curve.at(np.array([num_rows]))[0])
+            deviation = math.log(seconds / expected) - self._drift
+            self._drift += _DRIFT_RATE * max(-_MOST_DRIFT, min(_MOST_DRIFT, deviation))
+        curve.add(num_rows, seconds * math.exp(-self._drift))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any step without drafts was measured: without one there is nothing to compare with."""
+        return not self._plain.is_empty
+
+    def knows_plain(self, num_requests: int) -> bool:
+        """Whether a step without drafts was measured at this number of requests."""
+        return self._plain.has(num_requests)
+
+    def step(self, num_requests: int, most_drafts: int) -> NDArray[np.float64]:
+        """[most_drafts + 1]: seconds of the next step with 0, 1, ... drafts. Only where `is_known`."""
+        plain = float(self._plain.at(np.array([num_requests]))[0])
+        rows = np.arange(num_requests + 1, num_requests + most_drafts + 1)
+        seconds = np.concatenate(([plain], self._verify.above(num_requests, plain, rows)))
+        return seconds * math.exp(self._drift)
+
+
+class DraftCosts:
+    """Seconds that one drafter takes, as a function of its requests and the longest draft asked of it."""
+
+    def __init__(self) -> None:
+        self._curves: dict[int, CostCurve] = {}
+
+    def observe(self, num_requests: int, length: int, seconds: float) -> None:
+        """One call for drafts of up to `length` tokens (0: the drafter was only told)."""
+        self._curves.setdefault(_bucket(num_requests), CostCurve()).add(length, seconds)
+
+    def call(self, num_requests: int, length: int) -> float:
+        """Seconds of such a call; 0 where none was measured, so that one is made."""
+        if not self._curves:
+            return 0.0
+        wanted = _bucket(num_requests)
+        nearest = min(self._curves, key=lambda bucket: abs(bucket - wanted))
+        seconds = float(self._curves[nearest].at(np.array([length]))[0])
+        return seconds * max(1.0, _count_of(wanted) / _count_of(nearest))
+
+
+def _bucket(count: int) -> int:
+    """Counts that share a point: one each up to `EXACT`, then eight to an octave."""
+    return count if count <= EXACT else EXACT + math.ceil(8 * math.log2(count / EXACT))
+
+
+def _count_of(bucket: int) -> float:
+    return float(max(bucket, 1)) if bucket <= EXACT else EXACT * 2 ** ((bucket - EXACT) / 8)
+
+
+def _median_point(samples: list[tuple[int, float]]) -> tuple[float, float]:
+    """The middle of recent measurements; of two, the faster, since disturbances only slow down."""
+    middle = (len(samples) - 1) // 2
+    return sorted(count for count, _ in samples)[middle], sorted(seconds for _, seconds in samples)[middle]
+
+
+def _read(xs: NDArray[np.float64], ys: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    if not len(xs):
+        raise ValueError("nothing was measured")
+    seconds: NDArray[np.float64] = np.interp(counts, xs, ys)
+    beyond = counts > xs[-1]
+    if beyond.any():
+        growth = _OPTIMISM * ys[-1] / max(xs[-1], 1.0)
+        if len(xs) > 1 and xs[-1] >= 2 * xs[0]:
+            growth = max(growth, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
+        seconds[beyond] = ys[-1] + growth * (counts[beyond] - xs[-1])
+    return seconds
