@@ -133,7 +133,12 @@ class ResolvedConfig:
 
     def quantization_need(self) -> QuantizationNeed:
         """What the quantization method is asked for, at its creation as at its check."""
-        return QuantizationNeed(self.device_type, self.model.dtype, self.model.packed_formats)
+        return QuantizationNeed(self.device_type, self.model.dtype, self.model.packed_formats, self.is_strict)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a request's tokens must not depend on what else is in the batch."""
+        return self.reproducibility == "strict"
 
     def components(self) -> list[Component]:
         """Every chosen component, for bootstrap and hashing."""

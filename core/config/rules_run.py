@@ -29,6 +29,7 @@ _GPU_FRACTION = 0.9
 _MIN_BATCHED_TOKENS = 2048
 _LONG_PROMPT_SHARE = 0.04
 _MIN_CONFIDENCE = 0.4
+_MOST_STRICT_RANKS = 2
 _OFF = "off"
 """What a request says to go without speculation (`SamplingParams.speculation`)."""
 
@@ -204,6 +205,12 @@ def choose_executor(state: Resolution) -> Component:
             f"executor.pipeline_parallel {section.pipeline_parallel} ({origin}): layers are not split over ranks yet; "
             "use executor.tensor_parallel"
         )
+    if state.is_strict and section.tensor_parallel > _MOST_STRICT_RANKS:
+        raise ConfigError(
+            f"executor.tensor_parallel {section.tensor_parallel} ({state.layered.origin('executor.tensor_parallel')}): "
+            f"with reproducibility: strict at most {_MOST_STRICT_RANKS} ranks may share a layer, since the order in "
+            "which more of them are summed depends on the batch; lower it, or leave reproducibility at default"
+        )
     need = ExecutorNeed(state.environment.device_type, section.tensor_parallel, section.pipeline_parallel)
     return choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
@@ -224,6 +231,7 @@ def choose_attention(
         soft_cap=bool(text.get("attn_logit_softcapping")),
         alibi=bool(text.get("alibi")) or text.get("position_embedding_type") == "alibi",
         trees=trees,
+        batch_invariant=state.is_strict,
         kv_dtype=kv_dtype,
     )
     return choose(
@@ -358,6 +366,8 @@ def _choose_acceptance(
 
     def against(rule: type[AcceptanceRule], options: PluginOptions) -> Sequence[str]:
         reasons = ["a drafter proposes trees, and it judges chains only"] if trees and not rule.trees else []
+        if state.is_strict and not rule.lossless:
+            reasons.append("it is lossy, so that speculation changes tokens, which reproducibility: strict excludes")
         if not named and not rule.lossless:
             reasons.append("it is lossy: it must be asked for by name")
         if not named and rule.greedy_only:

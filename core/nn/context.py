@@ -34,6 +34,8 @@ class ModelContext:
     """dtype of cached keys and values, in torch's spelling."""
     communicator: Communicator = field(default_factory=SingleProcess)
     quantization: QuantizationMethod | None = None
+    batch_invariant: bool = False
+    """Whether a row's result bits must not depend on the rows beside it; linear layers see to it."""
     operators: Operators = field(default_factory=torch_operators)
     """What norms, gated activations and rotations are computed with."""
     attention_layers: list[Attention] = field(default_factory=list, init=False)
@@ -75,4 +77,5 @@ class ModelContext:
 
     def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
         """Full precision, whatever the quantization method says."""
-        return plain_kernel(self.empty(shape.out_features, shape.in_features))
+        weight = self.empty(shape.out_features, shape.in_features)
+        return plain_kernel(weight, batch_invariant=self.batch_invariant)

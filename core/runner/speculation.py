@@ -35,7 +35,7 @@ from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
-from dovetail.runner.verifier import DraftedRequest, Verifier, draft_problem, first_nodes
+from dovetail.runner.verifier import DraftedRequest, Verifier, draft_depth, draft_problem, first_nodes
 
 if TYPE_CHECKING:
     from dovetail.runner.model_runner import StepTokens
@@ -95,7 +95,7 @@ def create_speculation(
     ]
     lengths = DraftLengths(
         {name: drafter.setting for name, drafter in drafters.items()},
-        strict=config.reproducibility == "strict",
+        strict=config.is_strict,
         disable_by_batch_size=config.speculation.disable_by_batch_size,
     )
     return Speculation(drafters, rule, model, context, layers, config.model.max_model_len, lengths)
@@ -301,7 +301,8 @@ class Speculation:
         batch.extend(entry.row, tokens)
         sampled.put(place, tokens)
         drafted = len(request.draft.token_ids)
-        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), self._requests[request.key].drafter)
+        drafter = self._requests[request.key].drafter
+        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), drafter, draft_depth(request.draft))
         self._accepted[request.key] = (nodes, drafted)
         self.lengths.judged(request.key, drafted, nodes)
 

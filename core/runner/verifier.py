@@ -181,6 +181,16 @@ def draft_paths(draft: Draft) -> list[list[int]]:
     return paths
 
 
+def draft_depth(draft: Draft) -> int:
+    """Nodes of the longest path from the root."""
+    if draft.parents is None:
+        return len(draft.token_ids)
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
+
+
 def first_nodes(draft: Draft, count: int) -> Draft:
     """The draft cut to its first `count` nodes, which hold the parents of each other."""
     if count >= len(draft.token_ids):
