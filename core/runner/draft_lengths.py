@@ -29,8 +29,8 @@ _PURSE = 0.004
 """Share of the time that each kind of probe may cost."""
 _MARGIN = 0.02
 """Share by which tokens per second must be expected to rise before anything is drafted."""
-_RECHECK = 16
-"""Steps after which a decision is made anew even if nothing new is known."""
+_RECHECK, _ASK_ANEW = 16, 8
+"""Steps after which it is asked again whether drafts would pay at all, while they do not, and while they do."""
 _PLAIN_EVERY, _SURE_FACTOR = 256, 1.3
 """After so many steps with drafts there is one without, to see what it costs now, unless drafts pay by this factor."""
 
@@ -65,6 +65,8 @@ class _Request:
     shows: bool
     """Whether a token equal to the draft means that the draft would have stood."""
     shadow: _Shadow | None = None
+    wanted: int | None = None
+    """Longest draft to ask for, as last decided; None: not yet."""
 
 
 class _Drafter:
@@ -76,7 +78,10 @@ class _Drafter:
         self.costs = DraftCosts()
         self.asleep_at = 0
         """Number of requests at which drafts were found not to pay; 0: they pay, or nobody looked."""
-        self.idle_steps = 0
+        self.awake_at = 0
+        """Number of requests at which they were found to pay."""
+        self.steps = 0
+        """Since that was found."""
         self.has_news = False
 
 
@@ -168,10 +173,15 @@ class DraftLengths:
         if self._is_asleep(drafter, num_requests):
             self._buy_shadows(drafter, keys, rooms, places, lengths)
             return lengths
-        wanted = self._best_asks(drafter, [keys[place] for place in places], rooms[places], num_requests)
-        lengths[places] = np.minimum(wanted, rooms[places])
-        drafter.asleep_at = 0 if lengths[places].any() else num_requests
-        drafter.has_news = False
+        requests = [self._requests[keys[place]] for place in places]
+        if not self._is_awake(drafter, requests, num_requests):
+            wanted = self._best_asks(drafter, requests, rooms[places], num_requests)
+            for request, length in zip(requests, wanted, strict=True):
+                request.wanted = length
+            pays = any(wanted)
+            drafter.awake_at, drafter.asleep_at = (num_requests, 0) if pays else (0, num_requests)
+            drafter.steps, drafter.has_news = 0, False
+        lengths[places] = np.minimum([request.wanted or 0 for request in requests], rooms[places])
         self._buy_shadows(drafter, keys, rooms, places[lengths[places] == 0], lengths)
         return lengths
 
@@ -207,30 +217,29 @@ class DraftLengths:
         return self._costs.knows_plain(num_requests) and self._since_plain < _PLAIN_EVERY
 
     def _is_asleep(self, drafter: _Drafter, num_requests: int) -> bool:
-        if drafter.asleep_at != num_requests or drafter.has_news:
-            drafter.idle_steps = 0
-            return False
-        drafter.idle_steps += 1
-        if drafter.idle_steps < _RECHECK:
-            return True
-        drafter.idle_steps = 0
-        return False
+        drafter.steps += 1
+        return drafter.asleep_at == num_requests and not drafter.has_news and drafter.steps < _RECHECK
+
+    def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
+        """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""
+        is_fresh = drafter.awake_at == num_requests and drafter.steps < _ASK_ANEW
+        return is_fresh and all(request.wanted is not None for request in requests)
 
     def _best_asks(
-        self, drafter: _Drafter, keys: Sequence[int], rooms: NDArray[np.int64], num_requests: int
-    ) -> NDArray[np.int64]:
+        self, drafter: _Drafter, requests: Sequence[_Request], rooms: NDArray[np.int64], num_requests: int
+    ) -> list[int]:
         """The longest useful draft for the requests that should have any, 0 for the others."""
         gains = []
-        for key, room in zip(keys, rooms.tolist(), strict=True):
-            acceptance = self._requests[key].acceptance
-            gains.append([acceptance.share_offered * gain for gain in acceptance.gains(room)])
+        for request, room in zip(requests, rooms.tolist(), strict=True):
+            share = request.acceptance.share_offered
+            gains.append([share * gain for gain in request.acceptance.gains(room)])
         seconds = self._costs.step(num_requests, sum(map(len, gains)))
         longest = int(rooms.max())
-        calls = [drafter.costs.call(len(keys), length) for length in range(longest + 1)]
+        calls = [drafter.costs.call(len(requests), length) for length in range(longest + 1)]
         # Told or not, a drafter that is called anyway costs what it costs without drafts.
         unasked = 0.0 if drafter.setting.stateless else calls[0]
         first = longest if calls[longest] - calls[1] < 0.01 * seconds[0] else 1
-        best, best_factor, best_length = [0] * len(keys), 1.0, 0
+        best, best_factor, best_length = [0] * len(requests), 1.0, 0
         for length in range(first, longest + 1):
             whole = seconds + calls[length]
             whole[0] = seconds[0] + unasked
@@ -239,7 +248,7 @@ class DraftLengths:
                 best, best_factor, best_length = lengths, factor, length
         if best_factor > _SURE_FACTOR:
             self._since_plain = 0
-        return np.where(np.array(best) > 0, best_length, 0)
+        return [best_length if length else 0 for length in best]
 
     def _buy_shadows(
         self,

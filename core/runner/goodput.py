@@ -33,30 +33,25 @@ def choose_lengths(
     Returns:
         Drafts per request, and the factor by which tokens per second are expected to rise: 1.0 where all are 0.
     """
-    owners: list[int] = []
-    sizes: list[int] = []
-    slopes: list[float] = []
-    for request, own in enumerate(gains):
-        for size, slope in _hull(own):
-            owners.append(request)
-            sizes.append(size)
-            slopes.append(slope)
     lengths = [0] * len(gains)
-    if not owners:
-        return lengths, 1.0
+    pieces = [(slope, request, size) for request, own in enumerate(gains) for size, slope in _hull(own)]
     # A stable sort keeps the pieces of one request, whose slopes fall, in their order.
-    order = np.argsort(-np.array(slopes), kind="stable")
-    count = np.cumsum(np.array(sizes)[order])
-    tokens = num_tokens + np.cumsum((np.array(sizes) * np.array(slopes))[order])
-    rates = tokens / seconds[count]
-    best = int(rates.argmax())
-    plain = num_tokens / float(seconds[0])
-    factor = float(rates[best]) / plain if plain > 0 else float("inf")
-    if factor <= 1 + margin:
-        return lengths, 1.0
-    for piece in order[: best + 1].tolist():
-        lengths[owners[piece]] += sizes[piece]
-    return lengths, factor
+    pieces.sort(key=_slope, reverse=True)
+    costs = seconds.tolist()
+    plain = num_tokens / costs[0]
+    best_rate, best, count, tokens = plain * (1 + margin), 0, 0, num_tokens
+    for place, (slope, _, size) in enumerate(pieces, 1):
+        count += size
+        tokens += size * slope
+        if tokens / costs[count] > best_rate:
+            best_rate, best = tokens / costs[count], place
+    for _, request, size in pieces[:best]:
+        lengths[request] += size
+    return lengths, best_rate / plain if best else 1.0
+
+
+def _slope(piece: tuple[float, int, int]) -> float:
+    return piece[0]
 
 
 def _hull(gains: Gains) -> list[tuple[int, float]]:

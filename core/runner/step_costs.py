@@ -8,6 +8,8 @@ apart as the drift, so that the curve that was measured long ago stays comparabl
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,9 @@ _OPTIMISM = 0.25
 known; what is thought too dear would never be tried."""
 _DRIFT_RATE, _MOST_DRIFT = 0.3, 0.7
 """Share of a step's deviation (in log) that the drift takes over, and the most deviation that counts."""
+_KEEP = 8
+"""Steps for which a reading of the curves is kept, unless they got a new point."""
+_NOTHING: NDArray[np.float64] = np.empty(0)
 
 
 class CostCurve:
@@ -28,13 +33,20 @@ class CostCurve:
 
     def __init__(self) -> None:
         self._samples: dict[int, list[tuple[int, float]]] = {}
-        self._counts: NDArray[np.float64] = np.empty(0)
-        self._seconds: NDArray[np.float64] = np.empty(0)
+        self._buckets: list[int] = []
+        self._counts: list[int] = []
+        self._seconds: list[float] = []
+        """Points by rising count."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was measured."""
         return not self._samples
+
+    @property
+    def num_points(self) -> int:
+        """Counts at which something was measured."""
+        return len(self._counts)
 
     def has(self, count: int) -> bool:
         """Whether something was measured at this count or, where it shares its point, near it."""
@@ -42,25 +54,35 @@ class CostCurve:
 
     def add(self, count: int, seconds: float) -> None:
         """One measurement."""
-        ring = self._samples.setdefault(_bucket(count), [])
+        bucket = _bucket(count)
+        ring = self._samples.setdefault(bucket, [])
         ring.append((count, seconds))
         if len(ring) > WINDOW:
             del ring[0]
-        points = sorted(map(_median_point, self._samples.values()))
-        self._counts = np.array([count for count, _ in points], dtype=np.float64)
-        self._seconds = np.array([seconds for _, seconds in points])
+        place = bisect_left(self._buckets, bucket)
+        if place == len(self._buckets) or self._buckets[place] != bucket:
+            self._buckets.insert(place, bucket)
+            self._counts.insert(place, count)
+            self._seconds.insert(place, seconds)
+        # The middle; of two the faster, since disturbances only slow down.
+        middle = (len(ring) - 1) // 2
+        self._counts[place] = sorted(one for one, _ in ring)[middle]
+        self._seconds[place] = sorted(one for _, one in ring)[middle]
 
-    def at(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds at each of `counts`. Raises `ValueError` on an empty curve."""
-        return _read(self._counts, self._seconds, counts)
+    def at(self, count: int) -> float:
+        """Seconds at a count. Raises `ValueError` on an empty curve."""
+        if not self._counts:
+            raise ValueError("nothing was measured")
+        place = bisect_left(self._counts, count)
+        if place < len(self._counts) and self._counts[place] == count:
+            return self._seconds[place]
+        return float(_read(self._counts, self._seconds, np.array([count]))[0])
 
     def above(self, count: int, seconds: float, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """As `at`, for counts above `count`, at which the curve takes up from `seconds`; points at or below it do
         not matter. May be empty."""
-        first = int(np.searchsorted(self._counts, count, side="right"))
-        xs = np.concatenate(([count], self._counts[first:]))
-        ys = np.concatenate(([seconds], self._seconds[first:]))
-        return _read(xs, ys, counts)
+        first = bisect_right(self._counts, count)
+        return _read([count, *self._counts[first:]], [seconds, *self._seconds[first:]], counts)
 
 
 class StepCosts:
@@ -71,31 +93,35 @@ class StepCosts:
         self._verify = CostCurve()
         self._drift = 0.0
         """log of how much slower steps are now than when the curves were measured."""
+        self._read: dict[int, tuple[int, NDArray[np.float64]]] = {}
+        """By number of requests: when the curves were last read for it, and what they said."""
+        self._age = 0
 
     def observe(self, num_requests: int, num_rows: int, seconds: float) -> None:
         """A step that computed the last known token of each of `num_requests`, and drafts in the other rows."""
         curve = self._verify if num_rows > num_requests else self._plain
         if curve.has(num_rows):
-            expected = float(curve.at(np.array([num_rows]))[0])
-            deviation = math.log(seconds / expected) - self._drift
+            deviation = math.log(seconds / curve.at(num_rows)) - self._drift
             self._drift += _DRIFT_RATE * max(-_MOST_DRIFT, min(_MOST_DRIFT, deviation))
+            self._age += 1
+        else:
+            self._read.clear()
         curve.add(num_rows, seconds * math.exp(-self._drift))
-
-    @property
-    def is_known(self) -> bool:
-        """Whether any step without drafts was measured: without one there is nothing to compare with."""
-        return not self._plain.is_empty
 
     def knows_plain(self, num_requests: int) -> bool:
         """Whether a step without drafts was measured at this number of requests."""
         return self._plain.has(num_requests)
 
     def step(self, num_requests: int, most_drafts: int) -> NDArray[np.float64]:
-        """[most_drafts + 1]: seconds of the next step with 0, 1, ... drafts. Only where `is_known`."""
-        plain = float(self._plain.at(np.array([num_requests]))[0])
-        rows = np.arange(num_requests + 1, num_requests + most_drafts + 1)
-        seconds = np.concatenate(([plain], self._verify.above(num_requests, plain, rows)))
-        return seconds * math.exp(self._drift)
+        """[most_drafts + 1]: seconds of the next step with 0, 1, ... drafts. Raises `ValueError` before any step
+        without drafts was measured."""
+        age, seconds = self._read.get(num_requests, (0, _NOTHING))
+        if len(seconds) <= most_drafts or self._age - age > _KEEP:
+            plain = self._plain.at(num_requests)
+            rows = np.arange(num_requests + 1, num_requests + most_drafts + 1)
+            seconds = np.concatenate(([plain], self._verify.above(num_requests, plain, rows)))
+            self._read[num_requests] = (self._age, seconds)
+        return seconds[: most_drafts + 1] * math.exp(self._drift)
 
 
 class DraftCosts:
@@ -113,9 +139,9 @@ class DraftCosts:
         if not self._curves:
             return 0.0
         wanted = _bucket(num_requests)
-        nearest = min(self._curves, key=lambda bucket: abs(bucket - wanted))
-        seconds = float(self._curves[nearest].at(np.array([length]))[0])
-        return seconds * max(1.0, _count_of(wanted) / _count_of(nearest))
+        nearest = wanted if wanted in self._curves else min(self._curves, key=lambda bucket: abs(bucket - wanted))
+        seconds = self._curves[nearest].at(length)
+        return seconds if nearest >= wanted else seconds * _count_of(wanted) / _count_of(nearest)
 
 
 def _bucket(count: int) -> int:
@@ -127,19 +153,11 @@ def _count_of(bucket: int) -> float:
     return float(max(bucket, 1)) if bucket <= EXACT else EXACT * 2 ** ((bucket - EXACT) / 8)
 
 
-def _median_point(samples: list[tuple[int, float]]) -> tuple[float, float]:
-    """The middle of recent measurements; of two, the faster, since disturbances only slow down."""
-    middle = (len(samples) - 1) // 2
-    return sorted(count for count, _ in samples)[middle], sorted(seconds for _, seconds in samples)[middle]
-
-
-def _read(xs: NDArray[np.float64], ys: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    if not len(xs):
-        raise ValueError("nothing was measured")
+def _read(xs: Sequence[int], ys: Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
     seconds: NDArray[np.float64] = np.interp(counts, xs, ys)
     beyond = counts > xs[-1]
     if beyond.any():
-        growth = _OPTIMISM * ys[-1] / max(xs[-1], 1.0)
+        growth = _OPTIMISM * ys[-1] / max(xs[-1], 1)
         if len(xs) > 1 and xs[-1] >= 2 * xs[0]:
             growth = max(growth, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
         seconds[beyond] = ys[-1] + growth * (counts[beyond] - xs[-1])

@@ -72,7 +72,7 @@ def test_what_was_never_measured_is_thought_cheap_enough_to_try() -> None:
 
 def test_an_empty_curve_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
-        CostCurve().at(np.array([1]))
+        CostCurve().at(1)
 
 
 def test_a_draft_costs_by_its_length_and_its_requests() -> None:
