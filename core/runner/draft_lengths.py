@@ -288,7 +288,8 @@ class DraftLengths:
         tokens = num_requests + sum(
             sum(self._requests[keys[place]].acceptance.gains(len(kept[place].token_ids))) for place in others
         )
-        lengths, _ = choose_lengths(gains, tokens, seconds, _MARGIN)
+        most = self._costs.most_drafts(num_requests) - num_fixed
+        lengths, _ = choose_lengths(gains, tokens, seconds, _MARGIN, most)
         if not any(lengths):
             index = self._turn % len(places)
             lengths[index] = self._bought(self._requests[keys[places[index]]], seconds)

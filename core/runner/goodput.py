@@ -17,7 +17,11 @@ Gains = Sequence[float]
 
 
 def choose_lengths(
-    gains: Sequence[Gains], num_tokens: float, seconds: NDArray[np.float64], margin: float = 0.0
+    gains: Sequence[Gains],
+    num_tokens: float,
+    seconds: NDArray[np.float64],
+    margin: float = 0.0,
+    most: int | None = None,
 ) -> tuple[list[int], float]:
     """The number of drafts of each request that maximises (expected tokens of the step) / (its seconds).
 
@@ -29,6 +33,7 @@ def choose_lengths(
         num_tokens: expected tokens of the step without any of these drafts.
         seconds: [at least sum of lengths + 1]: of the step with 0, 1, ... of these drafts.
         margin: no draft is verified unless tokens per second rise by more than this share.
+        most: drafts of all requests together; None: as many as there are.
 
     Returns:
         Drafts per request, and the factor by which tokens per second are expected to rise: 1.0 where all are 0.
@@ -42,6 +47,8 @@ def choose_lengths(
     best_rate, best, count, tokens = plain * (1 + margin), 0, 0, num_tokens
     for place, (slope, _, size) in enumerate(pieces, 1):
         count += size
+        if most is not None and count > most:
+            break
         tokens += size * slope
         if tokens / costs[count] > best_rate:
             best_rate, best = tokens / costs[count], place

@@ -23,6 +23,8 @@ _OPTIMISM = 0.25
 known; what is thought too dear would never be tried."""
 _DRIFT_RATE, _MOST_DRIFT = 0.3, 0.7
 """Share of a step's deviation (in log) that the drift takes over, and the most deviation that counts."""
+_GROWTH, _FIRST_DRAFTS = 1.5, 4
+"""Rows of a step may be so many times those of the largest step with drafts that was measured; or drafts so many."""
 _KEEP = 8
 """Steps for which a reading of the curves is kept, unless they got a new point."""
 _NOTHING: NDArray[np.float64] = np.empty(0)
@@ -44,9 +46,9 @@ class CostCurve:
         return not self._samples
 
     @property
-    def num_points(self) -> int:
-        """Counts at which something was measured."""
-        return len(self._counts)
+    def largest(self) -> int:
+        """Largest count at which something was measured; 0 where nothing was."""
+        return self._counts[-1] if self._counts else 0
 
     def has(self, count: int) -> bool:
         """Whether something was measured at this count or, where it shares its point, near it."""
@@ -111,6 +113,12 @@ class StepCosts:
     def knows_plain(self, num_requests: int) -> bool:
         """Whether a step without drafts was measured at this number of requests."""
         return self._plain.has(num_requests)
+
+    def most_drafts(self, num_requests: int) -> int:
+        """Drafts that a step of so many requests may have without going far beyond what was measured, so that a first
+        trial costs little."""
+        known = max(self._verify.largest, num_requests)
+        return max(_FIRST_DRAFTS, int(_GROWTH * known) - num_requests)
 
     def step(self, num_requests: int, most_drafts: int) -> NDArray[np.float64]:
         """[most_drafts + 1]: seconds of the next step with 0, 1, ... drafts. Raises `ValueError` before any step

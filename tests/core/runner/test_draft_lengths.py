@@ -41,8 +41,8 @@ class World:
     """Spread of a step's seconds; where there is any, one step in a hundred takes five times as long."""
     seed: int = 0
 
-    def run(self, setting: LengthSetting, num_steps: int = 1500) -> float:
-        """Tokens per second of the second half."""
+    def run(self, setting: LengthSetting, num_steps: int = 1500, skip: float = 0.5) -> float:
+        """Tokens per second after the first part of the steps."""
         draw = random.Random(self.seed)
         lengths = DraftLengths({"it": setting}, strict=False, disable_by_batch_size=None)
         keys = list(range(self.num_requests))
@@ -53,7 +53,7 @@ class World:
         clock = tokens = 0.0
         half = (0.0, 0.0)
         for step in range(num_steps):
-            if step == num_steps // 2:
+            if step == int(num_steps * skip):
                 half = (clock, tokens)
             chance = self.chance(step / num_steps)
             num_rows = self.num_requests + sum(len(draft.token_ids) for draft in drafts.values())
@@ -116,6 +116,13 @@ def test_never_far_from_the_best_fixed_length(world: World) -> None:
 def test_hopeless_drafts_cost_next_to_nothing(num_requests: int, offers: float) -> None:
     world = World(dear_rows, num_requests, lambda _: 0.02, offers=offers, noise=0.0)
     assert world.run(ADAPTIVE) > 0.97 * rate(world, 0)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_finding_out_costs_little(num_requests: int) -> None:
+    """The first 100 steps of an engine, everything that it has to learn included."""
+    world = World(dear_rows, num_requests, lambda _: 0.05, noise=0.0)
+    assert world.run(ADAPTIVE, 100, skip=0.0) > 0.93 * rate(world, 0)
 
 
 @pytest.mark.parametrize("num_requests", [1, 16])
