@@ -49,7 +49,7 @@ class ReferenceBackend(AttentionBackend):
     bits depend neither on other rows nor on how its prompt was cut into chunks.
     """
 
-    contract = (1, 1)
+    contract = (1, 2)
     preference: ClassVar[int] = -10
     stability = "stable"
     capabilities = AttentionCapabilities(

@@ -60,12 +60,45 @@ class RequestMetrics:
     """Of the completions that have ended."""
     num_generated_tokens: int = 0
     """Output tokens of the completions that have ended, those that `best_of` drops included."""
+    drafter: str | None = None
+    """Name of the drafter that guesses for the request; None: none does."""
+    num_draft_rounds: int = 0
+    """Rounds: steps in which at least one guess was verified. A round yields the guesses that stand and one token
+    more, the bonus token, which the target draws itself; so there are as many bonus tokens as rounds."""
     num_drafted: int = 0
+    """Guesses that were verified. Those that the drafter gave and nobody verified do not count."""
     num_accepted: int = 0
+    """Of these, how many stood by the verdict of the acceptance rule, those behind a token or stop string that ended
+    the request included. Bonus tokens do not count."""
+    drafted_per_position: list[int] = field(default_factory=list)
+    """Rounds in which at least this many guesses in a row were verified (of a tree: its depth): entry 0 for one, ..."""
     accepted_per_position: list[int] = field(default_factory=list)
     """Rounds in which at least this many drafts stood: entry 0 for one draft, entry 1 for two, ..."""
     drafter_error: str | None = None
     """Why the request went on without its drafter."""
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """num_accepted / num_drafted; None where nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens of a round, the bonus token included: 1 + num_accepted / num_draft_rounds; None without a round."""
+        return 1 + self.num_accepted / self.num_draft_rounds if self.num_draft_rounds else None
+
+
+@dataclass(slots=True)
+class SpeculationTotals:
+    """What became of one drafter's guesses since the engine started; counted as in `RequestMetrics`."""
+
+    num_draft_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    num_drafter_errors: int = 0
+    """Completions that went on without the drafter."""
 
 
 @dataclass(slots=True)

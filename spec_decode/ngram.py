@@ -36,9 +36,9 @@ class NgramOptions(PluginOptions):
 class NgramDrafter(DraftWorker):
     """Looks the last tokens up in the request's own prompt and output. Keeps no state and needs no weights."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = NgramOptions
-    capabilities = DraftCapabilities()
+    capabilities = DraftCapabilities(stateless=True)
     options: NgramOptions
 
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:

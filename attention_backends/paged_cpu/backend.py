@@ -15,7 +15,7 @@ from dovetail.attention_backends.paged_cpu.kernels import (
     PlanStruct,
     address,
 )
-from dovetail.attention_backends.paged_cpu.plan import ROWS, Tokens, Units, create_units
+from dovetail.attention_backends.paged_cpu.plan import ROWS, Tokens, Units, create_fixed_units, create_units
 from dovetail.contracts.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -49,7 +49,7 @@ class PagedCPUBackend(AttentionBackend):
     each of the two is followed by one float16 scale per token. Compiled once per machine, with its own C compiler.
     """
 
-    contract = (1, 1)
+    contract = (1, 2)
     preference: ClassVar[int] = 10
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cpu"}),
@@ -59,12 +59,20 @@ class PagedCPUBackend(AttentionBackend):
         soft_cap=True,
         alibi=True,
         trees=True,
+        batch_invariant=True,
     )
 
     @classmethod
     def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
         """What the capabilities leave open, and a compiler."""
-        return super().check(need, options, environment) or native.reasons_against(SOURCE)
+        reasons = super().check(need, options, environment)
+        if need.batch_invariant and need.sliding_window:
+            # Chunks of keys begin where the oldest window of neighbouring tokens does.
+            reasons.append("paged_cpu has no batch-invariant mode for sliding windows.")
+        if need.batch_invariant and need.trees:
+            # Keys are summed in the order of their slots, which in a tree is not that of their positions.
+            reasons.append("paged_cpu has no batch-invariant mode for trees.")
+        return reasons or native.reasons_against(SOURCE)
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
         super().__init__(options, setup)
@@ -102,10 +110,13 @@ class PagedCPUBackend(AttentionBackend):
         items = _ITEMS_PER_THREAD * num_threads if num_threads > 1 else 1
         tokens = Tokens.of(batch, setup.block_size)
         units_wanted = items / setup.spec.num_kv_heads
-        units_of = {
-            window: create_units(tokens, window, setup.block_size, self._tokens_per_unit, units_wanted)
-            for window in self._plans
-        }
+        if setup.batch_invariant:
+            units_of = {window: create_fixed_units(tokens, self._tokens_per_unit) for window in self._plans}
+        else:
+            units_of = {
+                window: create_units(tokens, window, setup.block_size, self._tokens_per_unit, units_wanted)
+                for window in self._plans
+            }
         self._reserve(max(int(units.part_start[-1]) for units in units_of.values()), num_threads)
         for window, units in units_of.items():
             self._fill(self._plans[window], tokens, units, num_threads)

@@ -21,6 +21,8 @@ ROWS = 96
 cache."""
 MIN_SPLIT = 128
 """Keys below which a range is not cut: putting parts together would cost more."""
+FIXED_SPLIT = 256
+"""Keys of a range where the cuts must not depend on the step."""
 MIN_SHARING = 4
 MIN_PREFIX = 128
 """Requests, and tokens, from which on a common prefix has units of its own."""
@@ -209,6 +211,29 @@ def _units_of_one(tokens: Tokens, window: int | None, units_wanted: float) -> Un
         units=np.array(rows, dtype=np.int32),
         merged=every[:-1] if count > 1 else every[:0],
         part_start=every * np.int32(count),
+    )
+
+
+def create_fixed_units(tokens: Tokens, tokens_per_unit: int) -> Units:
+    """As `create_units`, without windows, shared prefixes or regard to how much work there is: keys are cut at
+    multiples of `FIXED_SPLIT`, so that the order of a token's sums depends on its own keys alone. Parts that come to a
+    token because its neighbours see more keys than it does add zeros."""
+    first_key = np.zeros(len(tokens.slots), dtype=np.int32)
+    own = _own_units(tokens, first_key, tokens_per_unit)
+    splits = -(-own[:, 4] // FIXED_SPLIT)
+    index = np.arange(splits.sum(), dtype=np.int32) - np.repeat(np.cumsum(splits) - splits, splits).astype(np.int32)
+    units = np.repeat(own, splits, axis=0)
+    units[:, 3] = index * FIXED_SPLIT
+    units[:, 4] = np.minimum(units[:, 4], units[:, 3] + FIXED_SPLIT)
+    units[:, 5] = np.where(np.repeat(splits, splits) == 1, -1, index)
+    num_parts = np.repeat(splits, own[:, 1])
+    order = np.argsort(units[:, 1] * (units[:, 3] - units[:, 4]), kind="stable")
+    return Units(
+        first_key=first_key,
+        unit_tokens=np.arange(len(first_key), dtype=np.int32),
+        units=np.ascontiguousarray(units[order]),
+        merged=np.flatnonzero(num_parts > 1).astype(np.int32),
+        part_start=np.concatenate(([0], np.cumsum(num_parts))).astype(np.int32),
     )
 
 

@@ -9,7 +9,7 @@ import typer
 from dovetail.cli.errors import create_console, print_error
 from dovetail.cli.options import takes_config
 from dovetail.cli.sampling import refuse_unseen, sampling_params
-from dovetail.cli.streaming import print_rates, stream
+from dovetail.cli.streaming import print_rates, print_speculation, stream
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import RequestError
 
@@ -27,6 +27,7 @@ def chat(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Most tokens per answer (512).")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Say after each answer what became of guesses.")] = False,
 ) -> None:
     """Chat with a model. An empty line or end of input ends the conversation; Ctrl-C ends an answer."""
     from dovetail.llm import LLM
@@ -61,4 +62,6 @@ def chat(
                 messages.pop()
                 continue
             print_rates(output)
+            if stats:
+                print_speculation([output])
             messages.append({"role": "assistant", "content": output.outputs[0].text})

@@ -13,7 +13,7 @@ import typer
 
 from dovetail.cli.options import takes_config_option
 from dovetail.cli.sampling import refuse_unseen, sampling_params
-from dovetail.cli.streaming import print_rates, stream
+from dovetail.cli.streaming import print_rates, print_speculation, stream
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import RequestError
 from dovetail.outputs import PositionLogprobs, RequestOutput
@@ -39,6 +39,9 @@ def generate(
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Most tokens per prompt (128).")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, when it is done.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Say on stderr what became of guesses; with --json, in each object.")
+    ] = False,
 ) -> None:
     """Complete prompts. One prompt streams to the terminal; several come out in order when they are done.
 
@@ -64,19 +67,27 @@ def generate(
         if chat:
             items = [llm.render_chat(_messages(item, system)) for item in items]
         if len(items) == 1 and not as_json:
-            print_rates(stream(llm.engine, items[0], params))
+            output = stream(llm.engine, items[0], params)
+            print_rates(output)
+            if stats:
+                print_speculation([output])
             return
-        for output in llm.generate(items, params):
+        outputs = llm.generate(items, params)
+        for output in outputs:
             texts = [completion.text for completion in output.outputs]
             if as_json:
                 line: dict[str, Any] = {"prompt": output.prompt, "texts": texts}
                 line["token_ids"] = [completion.token_ids for completion in output.outputs]
                 line["finish_reasons"] = [completion.finish_reason for completion in output.outputs]
                 line |= _logprobs(output)
+                if stats:
+                    line["metrics"] = asdict(output.metrics)
                 print(json.dumps(line, ensure_ascii=False))
             else:
                 print(f"--- {output.prompt if output.prompt is not None else output.prompt_token_ids}")
                 print("\n".join(texts))
+        if stats and not as_json:
+            print_speculation(outputs)
 
 
 def _logprobs(output: RequestOutput) -> dict[str, Any]:

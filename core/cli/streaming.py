@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from dovetail.cli.errors import create_console
 from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.input_processor import Prompt
-from dovetail.outputs import RequestOutput
+from dovetail.outputs import RequestMetrics, RequestOutput
 
 
 def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
@@ -52,3 +54,40 @@ def print_rates(output: RequestOutput) -> None:
     create_console(stderr=True).print(
         f"[dim]{len(output.prompt_token_ids)} tokens in, {generated} out, first after {first:.0f} ms{rate}[/dim]"
     )
+
+
+def print_speculation(outputs: Iterable[RequestOutput]) -> None:
+    """What became of guesses, one line for each drafter, on stderr."""
+    console = create_console(stderr=True)
+    by_drafter: dict[str, list[RequestMetrics]] = {}
+    for output in outputs:
+        if output.metrics.drafter is not None:
+            by_drafter.setdefault(output.metrics.drafter, []).append(output.metrics)
+    if not by_drafter:
+        console.print("[dim]speculation: no request had a drafter[/dim]")
+    for name, metrics in by_drafter.items():
+        console.print(f"[dim]{_speculation_line(name, metrics)}[/dim]")
+
+
+def _speculation_line(name: str, metrics: Sequence[RequestMetrics]) -> str:
+    rounds = sum(one.num_draft_rounds for one in metrics)
+    drafted = sum(one.num_drafted for one in metrics)
+    accepted = sum(one.num_accepted for one in metrics)
+    errors = [one.drafter_error for one in metrics if one.drafter_error is not None]
+    line = f"speculation by {name}: {drafted} drafted, {accepted} accepted"
+    if drafted:
+        by_position = zip_longest(
+            _summed([one.accepted_per_position for one in metrics]),
+            _summed([one.drafted_per_position for one in metrics]),
+            fillvalue=0,
+        )
+        shares = " ".join(f"{stood / verified:.0%}" for stood, verified in by_position)
+        line += (
+            f" ({accepted / drafted:.0%}; by position {shares}) in {rounds} rounds, "
+            f"{1 + accepted / rounds:.2f} tokens a round with the bonus token"
+        )
+    return f"{line}; failed: {errors[0]}" if errors else line
+
+
+def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]

@@ -91,18 +91,22 @@ def _refused_requests(resolved: ResolvedConfig, estimate: MemoryEstimate | None)
     if resolved.speculation is None:
         refused.append("a drafter by name (no section speculative)")
     else:
-        refused += _refused_by_rule(resolved)
+        refused += _refused_by_speculation(resolved)
     if not resolved.logits_processors:
         refused.append("processors by name (logits_processors is empty)")
     return tuple(refused)
 
 
-def _refused_by_rule(resolved: ResolvedConfig) -> Sequence[str]:
+def _refused_by_speculation(resolved: ResolvedConfig) -> Sequence[str]:
     if resolved.speculation is None:
         return []
     rule, _ = create_class(resolved.speculation.acceptance)
-    greedy_only = issubclass(rule, AcceptanceRule) and rule.greedy_only
-    return [f"temperature above 0 with a drafter ({resolved.speculation.acceptance.name})"] if greedy_only else []
+    refused = []
+    if issubclass(rule, AcceptanceRule) and rule.greedy_only:
+        refused.append(f"temperature above 0 with a drafter ({resolved.speculation.acceptance.name})")
+    if resolved.speculation.disable_logprobs:
+        refused.append("logprobs, and best_of above n, with a drafter (speculative.disable_logprobs)")
+    return refused
 
 
 def as_data(explanation: Explanation) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class Resolution:
         """The tree so far: what was asked, with decisions in its place."""
 
     @property
+    def is_strict(self) -> bool:
+        """Whether a request's tokens must not depend on what else is in the batch."""
+        return self.config.reproducibility == "strict"
+
+    @property
     def decisions(self) -> tuple[Decision, ...]:
         """What came out other than it was asked for, in the order in which it was decided."""
         dropped = [

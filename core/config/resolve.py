@@ -90,6 +90,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         quantization=quantization,
         operators=operators,
         speculation=speculation,
+        reproducibility=config.reproducibility,
         logits_processors=processors,
         telemetry=telemetry,
         decisions=state.decisions,

@@ -84,6 +84,10 @@ class ResolvedDrafter:
     name: str
     component: Component
     num_tokens: int
+    length: str
+    """"adaptive", "fixed" or "confidence"."""
+    min_confidence: float
+    """0 where drafts are not cut by confidence."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class ResolvedSpeculation:
     drafters: Mapping[str, ResolvedDrafter]
     default: str | None
     acceptance: Component
+    disable_by_batch_size: int | None
+    disable_logprobs: bool
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ class ResolvedConfig:
     operators: Component | None
     """None: plain torch, the building blocks' own."""
     speculation: ResolvedSpeculation | None
+    reproducibility: str
+    """"default" or "strict"."""
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
     decisions: tuple[Decision, ...]
@@ -127,7 +135,12 @@ class ResolvedConfig:
 
     def quantization_need(self) -> QuantizationNeed:
         """What the quantization method is asked for, at its creation as at its check."""
-        return QuantizationNeed(self.device_type, self.model.dtype, self.model.packed_formats)
+        return QuantizationNeed(self.device_type, self.model.dtype, self.model.packed_formats, self.is_strict)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a request's tokens must not depend on what else is in the batch."""
+        return self.reproducibility == "strict"
 
     def components(self) -> list[Component]:
         """Every chosen component, for bootstrap and hashing."""

@@ -174,6 +174,8 @@ def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -
         listed = not plugin.architectures or any(name in plugin.architectures for name in architectures)
         if section.name == AUTO and not listed:
             return [f"it does not build {' or '.join(architectures) or 'a model without architectures in its config'}"]
+        if state.is_strict and not plugin.batch_invariant:
+            return ["its rows do not keep apart, which reproducibility: strict needs; leave reproducibility at default"]
         return plugin.check(need, options, state.environment)
 
     def last_resort(plugin: type[ModelFamily]) -> bool:

@@ -43,7 +43,8 @@ def choose_quantization(
     if is_auto and state.config.model.dtype != AUTO:
         go_without(state, _PATH, section, "model.dtype is given: auto changes no precision")
         return None, frozenset()
-    need = QuantizationNeed(state.environment.device_type, dtype, _packed_formats(weight_format, files))
+    packed = _packed_formats(weight_format, files)
+    need = QuantizationNeed(state.environment.device_type, dtype, packed, state.is_strict)
     if is_auto and not need.packed_formats:
         go_without(state, _PATH, section, "auto does not round weights; name a method")
         return None, frozenset()
@@ -64,6 +65,8 @@ def _ask(state: Resolution, section: ComponentSection, need: QuantizationNeed) -
     def against(plugin: type[QuantizationMethod], options: PluginOptions) -> Sequence[str]:
         if section.name == AUTO and not plugin.holds & need.packed_formats:
             return [f"the checkpoint's weights are {formats}, which it does not hold as they are"]
+        if need.batch_invariant and not plugin.batch_invariant:
+            return ["its results depend on the rows beside a row, which reproducibility: strict does not allow"]
         return plugin.check(need, options, state.environment)
 
     otherwise = f"no method can hold the checkpoint's {formats} as they are here"

@@ -10,7 +10,7 @@ from dovetail.config.choose import Chosen, any_fits, choose, choose_or_none, go_
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedCache, ResolvedDrafter, ResolvedSpeculation
 from dovetail.config.rules_model import text_config
-from dovetail.config.schema import AUTO, OFF, SpeculativeSection
+from dovetail.config.schema import AUTO, OFF, DrafterSection, SpeculativeSection
 from dovetail.config.tree import nearest
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError
@@ -28,6 +28,8 @@ _CPU_KV_SHARE = 0.4
 _GPU_FRACTION = 0.9
 _MIN_BATCHED_TOKENS = 2048
 _LONG_PROMPT_SHARE = 0.04
+_MIN_CONFIDENCE = 0.4
+_MOST_STRICT_RANKS = 2
 
 
 def choose_device(state: Resolution) -> str:
@@ -222,6 +224,12 @@ def choose_executor(state: Resolution) -> Component:
             f"executor.pipeline_parallel {section.pipeline_parallel} ({origin}): layers are not split over ranks yet; "
             "use executor.tensor_parallel"
         )
+    if state.is_strict and section.tensor_parallel > _MOST_STRICT_RANKS:
+        raise ConfigError(
+            f"executor.tensor_parallel {section.tensor_parallel} ({state.layered.origin('executor.tensor_parallel')}): "
+            f"with reproducibility: strict at most {_MOST_STRICT_RANKS} ranks may share a layer, since the order in "
+            "which more of them are summed depends on the batch; lower it, or leave reproducibility at default"
+        )
     need = ExecutorNeed(state.environment.device_type, section.tensor_parallel, section.pipeline_parallel)
     return choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
@@ -242,6 +250,7 @@ def attention_need(
         soft_cap=bool(text.get("attn_logit_softcapping")),
         alibi=bool(text.get("alibi")) or text.get("position_embedding_type") == "alibi",
         trees=trees,
+        batch_invariant=state.is_strict,
         kv_dtype=dtype,
     )
 
@@ -318,10 +327,23 @@ def choose_speculation(
     trees = any(_is_tree_drafter(drafter) for drafter in drafters.values())
     acceptance = _choose_acceptance(state, section, need, trees=trees)
     resolved = {
-        name: ResolvedDrafter(name, drafter.component, section.drafters[name].num_tokens)
+        name: ResolvedDrafter(
+            name,
+            drafter.component,
+            section.drafters[name].num_tokens,
+            section.drafters[name].length,
+            _min_confidence(state, name, section.drafters[name]),
+        )
         for name, drafter in drafters.items()
     }
-    return ResolvedSpeculation(resolved, _default_drafter(state, section), acceptance), trees
+    speculation = ResolvedSpeculation(
+        resolved,
+        _default_drafter(state, section),
+        acceptance,
+        section.disable_by_batch_size,
+        section.disable_logprobs,
+    )
+    return speculation, trees
 
 
 def _choose_drafter(state: Resolution, section: SpeculativeSection, name: str, need: SpeculationNeed) -> Chosen:
@@ -331,13 +353,29 @@ def _choose_drafter(state: Resolution, section: SpeculativeSection, name: str, n
         )
     drafter = section.drafters[name]
     own_need = dataclasses.replace(need, num_tokens=drafter.num_tokens)
-    return choose(
-        state,
-        ("speculative", "drafters", name),
-        "draft_worker",
-        drafter,
-        lambda plugin, o: plugin.check(own_need, o, state.environment),
-    )
+
+    def against(plugin: type[DraftWorker], options: PluginOptions) -> Sequence[str]:
+        can, reasons = plugin.capabilities, []
+        if drafter.length == "confidence" and not (can.confidence or can.probabilities):
+            reasons.append("it says nothing of its confidence, so length must be adaptive or fixed")
+        return [*reasons, *plugin.check(own_need, options, state.environment)]
+
+    return choose(state, ("speculative", "drafters", name), "draft_worker", drafter, against)
+
+
+def _min_confidence(state: Resolution, name: str, drafter: DrafterSection) -> float:
+    key = f"speculative.drafters.{name}.min_confidence"
+    asked = drafter.min_confidence
+    if drafter.length != "confidence":
+        if asked is not None:
+            raise ConfigError(
+                f"{key} {asked} ({state.layered.origin(key)}) has no meaning with length {drafter.length!r}: set "
+                "length: confidence, or remove it"
+            )
+        return 0.0
+    if asked is None:
+        state.decide(key, _MIN_CONFIDENCE, "the default with length: confidence")
+    return _MIN_CONFIDENCE if asked is None else asked
 
 
 def _is_tree_drafter(drafter: Chosen) -> bool:
@@ -352,6 +390,8 @@ def _choose_acceptance(
 
     def against(rule: type[AcceptanceRule], options: PluginOptions) -> Sequence[str]:
         reasons = ["a drafter proposes trees, and it judges chains only"] if trees and not rule.trees else []
+        if state.is_strict and not rule.lossless:
+            reasons.append("it is lossy, so that speculation changes tokens, which reproducibility: strict excludes")
         if not named and not rule.lossless:
             reasons.append("it is lossy: it must be asked for by name")
         if not named and rule.greedy_only:

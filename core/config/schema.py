@@ -153,6 +153,17 @@ class DrafterSection(NamedSection):
     """One draft worker."""
 
     num_tokens: int = Field(default=4, ge=1, description="Most guesses per round")
+    length: Literal["adaptive", "fixed", "confidence"] = Field(
+        default="adaptive",
+        description="Guesses per round. adaptive: what is measured to pay, down to none; fixed: always num_tokens; "
+        "confidence: as far as the drafter trusts itself",
+    )
+    min_confidence: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="With length confidence: a draft ends where the product of the drafter's confidences gets smaller",
+    )
 
 
 class SpeculativeSection(Section):
@@ -163,6 +174,12 @@ class SpeculativeSection(Section):
         default=AUTO, description="auto: the only drafter; null: only for requests that name one"
     )
     acceptance: ComponentSection = ComponentSection()
+    disable_by_batch_size: int | None = Field(
+        default=None, ge=0, description="No guesses in steps of more requests than this"
+    )
+    disable_logprobs: bool = Field(
+        default=False, description="Refuse requests that want a drafter and log probabilities of their output"
+    )
 
 
 class EngineConfig(Section):
@@ -177,6 +194,10 @@ class EngineConfig(Section):
     attention: ComponentSection = ComponentSection()
     scheduler: SchedulerSection = SchedulerSection()
     speculative: SpeculativeSection | None = None
+    reproducibility: Literal["default", "strict"] = Field(
+        default="default",
+        description="strict: a request's tokens do not depend on what else is in the batch, nor on speculation",
+    )
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)
 

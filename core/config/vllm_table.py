@@ -204,8 +204,11 @@ _SPECULATION = (
     _refused("speculative_disable_mqa_scorer", "switch", "drafts are always verified in one pass", False),
     _planned("speculative_draft_tensor_parallel_size", "int", _DRAFT_MODEL),
     _planned("speculative_max_model_len", "int", _DRAFT_MODEL),
-    _planned(
-        "speculative_disable_by_batch_size", "int", "drafting that depends on load comes with adaptive speculation"
+    _works(
+        "speculative_disable_by_batch_size",
+        "int",
+        "speculative.disable_by_batch_size",
+        "counts the requests of a step; by default drafting turns itself down where it does not pay",
     ),
     _works("ngram_prompt_lookup_max", "int", f"{_ONE_DRAFTER}.max_match", "an option of the n-gram drafter"),
     _works("ngram_prompt_lookup_min", "int", f"{_ONE_DRAFTER}.min_match", "an option of the n-gram drafter"),
@@ -228,7 +231,12 @@ _SPECULATION = (
         "speculative.acceptance.delta",
         "an option of the rule `typical`",
     ),
-    _refused("disable_logprobs_during_spec_decoding", "switch", "speculation never changes what is reported", False),
+    _works(
+        "disable_logprobs_during_spec_decoding",
+        "on/off",
+        "speculative.disable_logprobs",
+        "requests that ask for them all the same are refused, not answered without",
+    ),
 )
 
 _REST = (

@@ -46,7 +46,9 @@ class AttentionCapabilities:
     """Verify rows may carry `AttentionBatch.tree_masks`; `move_slots` is implemented."""
     graph_capture: bool = False
     batch_invariant: bool = False
-    """A row's output bits do not depend on which other rows are in the batch."""
+    """A row's output bits depend on its query and the keys that it sees, and on nothing else in the step: not on other
+    requests, nor on which of its own tokens are computed with it. A backend that can, but not at full speed, does so
+    where `AttentionSetup.batch_invariant` asks for it."""
     kv_dtypes: frozenset[str] | None = None
     """dtypes in which the pages may hold keys and values, with queries of any of `dtypes`; None: only the queries'
     own. Since 1.1."""
@@ -110,6 +112,8 @@ class AttentionSetup:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    batch_invariant: bool = False
+    """Whether results must be, as `AttentionCapabilities.batch_invariant` has it. Since 1.2."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,11 @@ class ModelFamily(Plugin):
     takes_operators: ClassVar[bool] = True
     """Whether norms, activations and rotations come from `dovetail.nn`, so that a set of operators computes them."""
 
+    batch_invariant: ClassVar[bool] = False
+    """Whether rows meet only in the attention layers: all else is done row by row, or by building blocks of
+    `dovetail.nn`, which see to it that a row's result bits do not depend on the rows beside it where
+    `ModelContext.batch_invariant` asks for that (`reproducibility: strict`). Since 1.2."""
+
     def __init__(self, options: PluginOptions):
         self.options = options
 

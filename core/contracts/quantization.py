@@ -29,6 +29,9 @@ class QuantizationNeed:
     """dtype of activations."""
     packed_formats: frozenset[str] = frozenset()
     """Formats of the checkpoint's packed tensors ("Q4_1", "Q6_K", ...); empty where it stores numbers."""
+    batch_invariant: bool = False
+    """Whether a row's result bits must not depend on the rows beside it (`reproducibility: strict`); asked only of
+    methods that declare `batch_invariant`. Since 1.2."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,10 @@ class QuantizationMethod(Plugin):
     embeddings: ClassVar[bool] = False
     """Whether `create_linear` may be asked for token embeddings too, whose kernels then `lookup` rows, and are shared
     with the output layer where the model ties the two. Otherwise embeddings stay in full precision."""
+
+    batch_invariant: ClassVar[bool] = False
+    """Whether the kernels can multiply so that a row's result bits depend on nothing but the row: not on how many rows
+    there are, nor on where it stands among them. Since 1.2."""
 
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         self.options = options

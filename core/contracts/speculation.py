@@ -35,6 +35,11 @@ class DraftCapabilities:
     """Gives the distribution that each draft was drawn from."""
     needs_hidden_states: bool = False
     """Wants the target's last hidden states."""
+    confidence: bool = False
+    """Gives `Draft.confidence`. Since 1.1."""
+    stateless: bool = False
+    """Guesses from what a `DraftRequest` holds and from nothing that it saw before: requests of which no draft is
+    wanted are left out of the batch, and where none is wanted at all there is no call. Since 1.1."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,10 @@ class Draft:
     probs: torch.Tensor | None = None
     """[k, vocab_size] float32: the distribution that each node was drawn from. None: drafts were not drawn, which
     counts as a distribution with all its mass on the draft."""
+    confidence: Sequence[float] | None = None
+    """[k], each in [0, 1]: how likely the drafter thinks it that the node stands if the node before it on its path
+    does. With `length: confidence` drafts end where the product along every path gets small. None: where there are
+    `probs`, what these say of the token. Since 1.1."""
 
     @property
     def is_tree(self) -> bool:
@@ -95,8 +104,9 @@ class DraftRequest:
     """int32: all known tokens, prompt and output. A view: do not keep it."""
     num_prompt_tokens: int
     max_drafts: int
-    """At most this many nodes are used: the config's length, cut where max_tokens or max_model_len is near. 0 while
-    the prompt is incomplete: nothing to guess yet, only states to take in."""
+    """At most this many nodes are used: the config's length, or fewer where the host expects that fewer pay, cut where
+    max_tokens or max_model_len is near. 0 while the prompt is incomplete, or where no draft would pay: nothing to
+    guess, only states to take in."""
     sampling: SamplingParams
     hidden_rows: np.ndarray
     """int64: rows of `DraftBatch.hidden_states` of the known tokens that this step computed, in order of position.
@@ -150,7 +160,8 @@ class DraftWorker(Plugin):
 
     def on_verified(self, key: int, accepted: Sequence[int], num_drafted: int) -> None:
         """Tells which nodes of the last draft of request `key` were accepted, of the first `num_drafted` that were
-        computed; right before the `propose` that follows."""
+        computed; right before the `propose` that follows. The host may compute fewer nodes than it got, or none
+        (then there is no such call)."""
         return None
 
     def on_finished(self, key: int, token_ids: Sequence[int]) -> None:

@@ -82,6 +82,8 @@ class DraftCounts:
     drafted: int
     accepted: int
     drafter: str
+    depth: int = 0
+    """Guesses that could have stood together: all of a chain, the longest path of a tree. Since 1.1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class StepStats:
     prefix_hit_tokens: int
     """Of these, found."""
     times: StepTimes
+    num_draft_rounds: int = 0
+    """Requests of which guesses were verified in this step; each got a bonus token besides. Since 1.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,15 @@ class RequestStats:
     num_cached_tokens: int
     num_generated_tokens: int
     num_preemptions: int
+    drafter: str | None = None
+    """Name of the drafter that guessed for the request. This and the following since 1.1, defined as in
+    `RequestOutput.metrics`."""
+    num_draft_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafted_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+    drafter_error: str | None = None
 
 
 class TelemetrySink(Plugin):

@@ -24,7 +24,7 @@ from dovetail.engine.telemetry import Telemetry
 from dovetail.kv.hashing import prefix_seed
 from dovetail.kv.manager import KVStatistics
 from dovetail.kv.pool import PrefixCacheReset
-from dovetail.outputs import RequestOutput
+from dovetail.outputs import RequestOutput, SpeculationTotals
 from dovetail.sequence import Sequence
 
 _SEED_MASK = (1 << 64) - 1
@@ -174,6 +174,10 @@ class LLMEngine:
     def cache_statistics(self) -> KVStatistics:
         """Blocks used, cached and in all; prefix tokens looked up and found."""
         return self._parts.kv.statistics()
+
+    def speculation_totals(self) -> dict[str, SpeculationTotals]:
+        """What became of each drafter's guesses since the engine started; empty before the first round."""
+        return self._outputs.speculation_totals()
 
     def shutdown(self) -> None:
         """Stops workers and sinks. Idempotent; pending requests are dropped."""

@@ -80,6 +80,7 @@ class InputProcessor:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         self._check_prompt(token_ids)
         self._check_params(params)
+        drafter = self._drafter(params)
         self._check_min_tokens(params.min_tokens, len(token_ids))
         if params.best_of is not None and params.best_of > params.n and params.logprobs is None:
             params = replace(params, logprobs=0)  # ranking needs the cumulative log probability
@@ -95,7 +96,7 @@ class InputProcessor:
             eos_token_ids=eos,
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             bad_word_ids=self._bad_word_ids(params),
-            drafter=self._drafter(params),
+            drafter=drafter,
             cache_salt=cache_salt,
             shows_logprobs=shows_logprobs,
         )
@@ -209,5 +210,12 @@ class InputProcessor:
             raise RequestError(
                 f"acceptance rule {speculation.acceptance.name!r} serves temperature 0 only: set temperature=0,"
                 " speculation='off', or another speculative.acceptance"
+            )
+        ranks = params.best_of is not None and params.best_of > params.n
+        if speculation.disable_logprobs and (params.logprobs is not None or ranks):
+            what = "logprobs were asked for" if params.logprobs is not None else "best_of ranks by log probabilities"
+            raise RequestError(
+                f"{what}, and speculative.disable_logprobs leaves them out: set speculation='off', or"
+                " speculative.disable_logprobs to false"
             )
         return name

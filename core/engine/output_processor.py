@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from dovetail.contracts.step import DraftCounts, TokenLogprobs
 from dovetail.engine.core import Ending, StepOutcome
 from dovetail.engine.input_processor import ProcessedInput
-from dovetail.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from dovetail.outputs import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+    SpeculationTotals,
+)
 from dovetail.sequence import Sequence
 from dovetail.tokenization import IncrementalDetokenizer, StopChecker, Tokenizer
 
@@ -77,6 +84,7 @@ class OutputProcessor:
         self._by_key: dict[int, tuple[RequestRecord, CompletionRecord]] = {}
         self._eager: set[int] = set()
         """Keys of sequences to look at after every step; the others are looked at when they end."""
+        self._totals: dict[str, SpeculationTotals] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -88,7 +96,7 @@ class OutputProcessor:
 
     def add(self, request_id: str, processed: ProcessedInput, arrival_time: float, sequences: list[Sequence]) -> None:
         """Takes in an accepted request with one sequence per completion."""
-        record = RequestRecord(request_id, processed, RequestMetrics(arrival_time))
+        record = RequestRecord(request_id, processed, RequestMetrics(arrival_time, drafter=processed.drafter))
         params = processed.params
         for index, sequence in enumerate(sequences):
             completion = CompletionRecord(
@@ -108,6 +116,17 @@ class OutputProcessor:
         if params.prompt_logprobs is not None:
             record.prompt_logprobs = [None]
         self._requests[request_id] = record
+
+    def speculation_totals(self) -> dict[str, SpeculationTotals]:
+        """By drafter, a copy of what was counted so far."""
+        return {
+            name: replace(
+                totals,
+                drafted_per_position=totals.drafted_per_position[:],
+                accepted_per_position=totals.accepted_per_position[:],
+            )
+            for name, totals in self._totals.items()
+        }
 
     def sequences(self, request_id: str) -> list[Sequence]:
         """The sequences of a request that have not ended."""
@@ -187,8 +206,12 @@ class OutputProcessor:
                 record.prompt_logprobs.extend(self._position(entry) for entry in entries[known:])
         for index, counts in result.draft_counts.items():
             _count_drafts(self._by_key[requests[index].key][0].metrics, counts)
+            _count_drafts(self._totals.setdefault(counts.drafter, SpeculationTotals()), counts)
         for index, message in result.drafter_errors.items():
-            self._by_key[requests[index].key][0].metrics.drafter_error = message
+            metrics = self._by_key[requests[index].key][0].metrics
+            metrics.drafter_error = message
+            if metrics.drafter is not None:
+                self._totals.setdefault(metrics.drafter, SpeculationTotals()).num_drafter_errors += 1
 
     def _add_logprobs(self, sequence: Sequence, logprobs: list[TokenLogprobs]) -> None:
         completion = self._by_key[sequence.key][1]
@@ -273,7 +296,11 @@ class OutputProcessor:
         params = record.input.params
         metrics = record.metrics
         if record.finished:
-            metrics = replace(metrics, accepted_per_position=metrics.accepted_per_position[:])
+            metrics = replace(
+                metrics,
+                drafted_per_position=metrics.drafted_per_position[:],
+                accepted_per_position=metrics.accepted_per_position[:],
+            )
         completions: Iterable[CompletionRecord] = record.completions
         if record.finished and params.num_sequences > params.n:
             ranked = sorted(record.completions, key=lambda c: c.cumulative_logprob or 0.0, reverse=True)
@@ -330,10 +357,15 @@ def _cut(completion: CompletionRecord, num_tokens: int) -> None:
     sequence.num_tokens = num_tokens
 
 
-def _count_drafts(metrics: RequestMetrics, counts: DraftCounts) -> None:
-    metrics.num_drafted += counts.drafted
-    metrics.num_accepted += counts.accepted
-    while len(metrics.accepted_per_position) < counts.accepted:
-        metrics.accepted_per_position.append(0)
-    for position in range(counts.accepted):
-        metrics.accepted_per_position[position] += 1
+def _count_drafts(sums: RequestMetrics | SpeculationTotals, counts: DraftCounts) -> None:
+    sums.num_draft_rounds += 1
+    sums.num_drafted += counts.drafted
+    sums.num_accepted += counts.accepted
+    _count_positions(sums.drafted_per_position, counts.depth)
+    _count_positions(sums.accepted_per_position, counts.accepted)
+
+
+def _count_positions(rounds: list[int], count: int) -> None:
+    rounds += [0] * (count - len(rounds))
+    for position in range(count):
+        rounds[position] += 1

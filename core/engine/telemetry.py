@@ -91,6 +91,7 @@ class Telemetry:
             prefix_query_tokens=kv.prefix_query_tokens,
             prefix_hit_tokens=kv.prefix_hit_tokens,
             times=result.times,
+            num_draft_rounds=len(result.draft_counts),
         )
 
 
@@ -107,4 +108,11 @@ def _request_stats(output: RequestOutput, finish_reason: str) -> RequestStats:
         num_cached_tokens=metrics.num_cached_tokens,
         num_generated_tokens=metrics.num_generated_tokens,
         num_preemptions=metrics.num_preemptions,
+        drafter=metrics.drafter,
+        num_draft_rounds=metrics.num_draft_rounds,
+        num_drafted=metrics.num_drafted,
+        num_accepted=metrics.num_accepted,
+        drafted_per_position=tuple(metrics.drafted_per_position),
+        accepted_per_position=tuple(metrics.accepted_per_position),
+        drafter_error=metrics.drafter_error,
     )

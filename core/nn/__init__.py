@@ -11,7 +11,7 @@ from dovetail.nn.attention import Attention
 from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
 from dovetail.nn.context import ModelContext
 from dovetail.nn.embedding import LMHead, VocabEmbedding
-from dovetail.nn.kernels import PackedLinear, TorchLinear, plain_kernel
+from dovetail.nn.kernels import PackedLinear, TiledLinear, TorchLinear, plain_kernel
 from dovetail.nn.linear import (
     ColumnLinear,
     Linear,
@@ -51,6 +51,7 @@ __all__ = [
     "SingleProcess",
     "SparseMoE",
     "SparseShape",
+    "TiledLinear",
     "TorchDistributed",
     "TorchLinear",
     "TorchOperators",

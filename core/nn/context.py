@@ -35,6 +35,8 @@ class ModelContext:
     """dtype of cached keys and values, in torch's spelling."""
     communicator: Communicator = field(default_factory=SingleProcess)
     quantization: QuantizationMethod | None = None
+    batch_invariant: bool = False
+    """Whether a row's result bits must not depend on the rows beside it; linear layers see to it."""
     operators: Operators = field(default_factory=torch_operators)
     """What norms, gated activations and rotations are computed with."""
     keeper: KernelKeeper | None = None
@@ -82,4 +84,5 @@ class ModelContext:
 
     def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
         """Full precision, whatever the quantization method says."""
-        return plain_kernel(self.empty(shape.out_features, shape.in_features))
+        weight = self.empty(shape.out_features, shape.in_features)
+        return plain_kernel(weight, batch_invariant=self.batch_invariant)

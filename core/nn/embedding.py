@@ -38,6 +38,13 @@ class VocabEmbedding(WeightHolder):
         )
         self._communicator = context.communicator
         self._sharded = context.tp_size > 1
+        self._batch_invariant = context.batch_invariant
+
+    def output_kernel(self) -> LinearKernel:
+        """The kernel that multiplies with the table, for an output layer that is tied to it."""
+        if self.kernel is not None:
+            return self.kernel
+        return plain_kernel(self.weight, batch_invariant=self._batch_invariant)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden_size], on every rank the whole."""
@@ -95,7 +102,7 @@ class LMHead(WeightHolder):
         num_rows = -(-vocab_size // context.tp_size)
         shape = LinearShape(name, hidden_size, num_rows, has_bias=False)
         self._tied = tied
-        self.kernel = context.create_kernel(shape) if tied is None else _shared_kernel(tied)
+        self.kernel = context.create_kernel(shape) if tied is None else tied.output_kernel()
         self._num_rows = num_rows
         self._communicator = context.communicator
         self._sharded = context.tp_size > 1
@@ -118,13 +125,9 @@ class LMHead(WeightHolder):
     def finish(self) -> None:
         """Lets the kernel pack its weights; tied ones are packed from the embedding, which keeps its own."""
         if self._tied is not None:
-            self.kernel = _shared_kernel(self._tied)
+            self.kernel = self._tied.output_kernel()
         if self._tied is None or self._tied.kernel is None:
             self.kernel.finish()
-
-
-def _shared_kernel(embedding: VocabEmbedding) -> LinearKernel:
-    return plain_kernel(embedding.weight) if embedding.kernel is None else embedding.kernel
 
 
 def _load_rows(kernel: LinearKernel, tensor: torch.Tensor | PackedTensor, rows: slice, num_rows: int) -> None:

@@ -7,6 +7,11 @@ import torch
 from dovetail.contracts.quantization import LinearKernel
 from dovetail.contracts.weights import PackedTensor
 
+_ALIGNMENT = 64
+"""Bytes at whose multiples torch's own tensors begin."""
+TILE_ROWS = 8
+"""Rows of a tile. More would make decoding of one request dearer, fewer prompts."""
+
 
 class TorchLinear(LinearKernel):
     """Weights as they are, multiplied by torch."""
@@ -64,6 +69,54 @@ class PackedLinear(LinearKernel):
         return output
 
 
+class TiledLinear(LinearKernel):
+    """Another kernel on tiles of `TILE_ROWS` rows, the last one filled up with zeros, so that a row's result bits
+    depend on nothing but the row: libraries multiply one row, few rows and many rows in different ways.
+
+    Whether the other kernel treats all places of a tile alike is tried out, not believed; where it does not, rows are
+    multiplied one by one, which is slow for prompts.
+    """
+
+    def __init__(self, kernel: LinearKernel, in_features: int, like: torch.Tensor):
+        self._kernel = kernel
+        self._in_features = in_features
+        self._like = like.new_empty(0)
+        self._tile_rows = TILE_ROWS
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether weights must come unpacked."""
+        return isinstance(self._kernel, TorchLinear | PackedLinear)
+
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """As the other kernel."""
+        self._kernel.load(rows, weight)
+
+    def finish(self) -> None:
+        """Lets the other kernel pack, and tries it out."""
+        self._kernel.finish()
+        self._tile_rows = TILE_ROWS if self._treats_places_alike() else 1
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Tile by tile."""
+        num_rows, size = x.shape[0], self._tile_rows
+        if num_rows == size and x.is_contiguous() and x.data_ptr() % _ALIGNMENT == 0:
+            return self._kernel.apply(x, bias)
+        # A tensor of its own, so that tiles lie in memory as they always do: libraries look at that as well.
+        padded = x.new_zeros(-(-num_rows // size) * size, x.shape[1])
+        padded[:num_rows] = x
+        tiles = [self._kernel.apply(padded[start : start + size], bias) for start in range(0, len(padded), size)]
+        return torch.cat(tiles)[:num_rows] if tiles else self._kernel.apply(x, bias)
+
+    def _treats_places_alike(self) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        tile = torch.randn(TILE_ROWS, self._in_features, generator=generator).to(self._like)
+        first = self._kernel.apply(tile, None)[0]
+        return all(
+            torch.equal(self._kernel.apply(tile.roll(place, 0), None)[place], first) for place in range(1, TILE_ROWS)
+        )
+
+
 def unpacked(weight: torch.Tensor | PackedTensor) -> torch.Tensor:
     """The numbers that a weight stands for."""
     return weight.dequantized() if isinstance(weight, PackedTensor) else weight
@@ -74,9 +127,13 @@ def share_of(
 ) -> torch.Tensor | PackedTensor:
     """Rows and columns of `weight` for `kernel`. For plain kernels a packed weight is unpacked first, so that columns
     may cut through its blocks; for others that raises `ModelError`."""
-    return (unpacked(weight) if isinstance(kernel, TorchLinear | PackedLinear) else weight)[take]
+    is_plain = kernel.is_plain if isinstance(kernel, TiledLinear) else isinstance(kernel, TorchLinear | PackedLinear)
+    return (unpacked(weight) if is_plain else weight)[take]
 
 
-def plain_kernel(weight: torch.Tensor) -> LinearKernel:
-    """The kernel that holds `weight`, or what is loaded into it, in full precision on its device."""
-    return PackedLinear(weight) if PackedLinear.serves(weight.device, weight.dtype) else TorchLinear(weight)
+def plain_kernel(weight: torch.Tensor, *, batch_invariant: bool = False) -> LinearKernel:
+    """The kernel that holds `weight`, or what is loaded into it, in full precision on its device. `batch_invariant`: a
+    row's result bits do not depend on the other rows."""
+    packs = PackedLinear.serves(weight.device, weight.dtype)
+    kernel: LinearKernel = PackedLinear(weight) if packs else TorchLinear(weight)
+    return TiledLinear(kernel, weight.shape[1], weight) if batch_invariant else kernel

@@ -115,6 +115,7 @@ class ModelRunner:
         drawn = time.perf_counter()
         num_next_drafts: dict[int, int] = {}
         if self._speculation is not None:
+            self._note_cost(plan, inputs, drawn - started)
             num_next_drafts = self._speculation.propose(plan, inputs, self._batch, self._sampler, hidden, sampled)
         ended = time.perf_counter()
         return StepResult(
@@ -134,6 +135,12 @@ class ModelRunner:
                 draft=1e3 * (ended - drawn),
             ),
         )
+
+    def _note_cost(self, plan: StepPlan, inputs: StepInputs, seconds: float) -> None:
+        """Tells what a step of decodes and drafts cost; steps with parts of prompts tell nothing about those."""
+        num_rows, num_requests = int(inputs.query_start[-1]), len(plan.keys)
+        if self._samples and self._speculation is not None and num_rows == num_requests + int(inputs.num_drafts.sum()):
+            self._speculation.lengths.measured(num_requests, num_rows, seconds)
 
     def _forget(self, plan: StepPlan) -> None:
         for key in plan.finished:

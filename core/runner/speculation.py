@@ -6,6 +6,7 @@ Rank 0 drafts and judges; the other ranks are told, in one small tensor each way
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dovetail.config.resolved import ResolvedConfig
+from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
 from dovetail.config.rules_model import text_config
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.kv import KVLayout
@@ -31,9 +32,10 @@ from dovetail.nn.attention import Attention
 from dovetail.nn.context import ModelContext
 from dovetail.nn.hf_config import required
 from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
-from dovetail.runner.verifier import DraftedRequest, Verifier, draft_problem, first_nodes
+from dovetail.runner.verifier import DraftedRequest, Verifier, draft_depth, draft_problem, first_nodes
 
 if TYPE_CHECKING:
     from dovetail.runner.model_runner import StepTokens
@@ -46,7 +48,7 @@ class ActiveDrafter:
     """One configured drafter in this worker."""
 
     worker: DraftWorker
-    num_tokens: int
+    setting: LengthSetting
 
 
 @dataclass(slots=True)
@@ -86,12 +88,29 @@ def create_speculation(
             raise ConfigError(
                 f"drafter {name!r} has attention layers of its own; this version runs drafters that keep no KV cache"
             )
-        drafters[name] = ActiveDrafter(worker, chosen.num_tokens)
+        drafters[name] = ActiveDrafter(worker, _length_setting(chosen, worker))
     rule: AcceptanceRule = plugins.create(config.speculation.acceptance)
     layers = [
         (group.group_id, context.attention_layers[layer_id]) for group in layout.groups for layer_id in group.layer_ids
     ]
-    return Speculation(drafters, rule, model, context, layers, config.model.max_model_len)
+    lengths = DraftLengths(
+        {name: drafter.setting for name, drafter in drafters.items()},
+        strict=config.is_strict,
+        disable_by_batch_size=config.speculation.disable_by_batch_size,
+    )
+    return Speculation(drafters, rule, model, context, layers, config.model.max_model_len, lengths)
+
+
+def _length_setting(chosen: ResolvedDrafter, worker: DraftWorker) -> LengthSetting:
+    can = worker.capabilities
+    return LengthSetting(
+        num_tokens=chosen.num_tokens,
+        length=chosen.length,
+        min_confidence=chosen.min_confidence,
+        stateless=can.stateless,
+        trees=can.trees,
+        draws=can.probabilities,
+    )
 
 
 def _on_one_rank(
@@ -121,6 +140,7 @@ class Speculation:
         context: ModelContext,
         layers: Sequence[tuple[int, Attention]],
         max_model_len: int,
+        lengths: DraftLengths,
     ):
         self._drafters = dict(drafters)
         self._rule = rule
@@ -129,7 +149,9 @@ class Speculation:
         self._layers = layers
         self._device = context.device
         self._max_model_len = max_model_len
-        self.max_drafts = max(drafter.num_tokens for drafter in self._drafters.values())
+        self.lengths = lengths
+        """How many drafts are worth their while; looked at on rank 0 alone."""
+        self.max_drafts = max(drafter.setting.num_tokens for drafter in self._drafters.values())
         self._requests: dict[int, DraftedFor] = {}
         """By key, those that have or had a drafter."""
         self._accepted: dict[int, tuple[list[int], int]] = {}
@@ -146,6 +168,7 @@ class Speculation:
             if request.sampling.max_tokens is not None:
                 limit = min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
             self._requests[request.key] = DraftedFor(request.drafter, limit)
+            self.lengths.add(request.key, request.drafter, request.sampling)
 
     def verify(
         self,
@@ -195,8 +218,13 @@ class Speculation:
                     places.setdefault(request.drafter, []).append(place)
             for name, chosen in places.items():
                 requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled)
-                drafts |= self._draft(name, chosen, requests, hidden, sampler.vocab_size, sampled.drafter_errors)
+                if requests:
+                    drafts |= self._draft(name, requests, hidden, sampler.vocab_size, sampled.drafter_errors)
             self._switch_off(plan, sampled.drafter_errors)
+            if drafts:
+                keys = {place: plan.keys[place] for place in drafts}
+                known = {place: int(batch.num_tokens[inputs.rows[place]]) for place in drafts}
+                drafts = self.lengths.keep(drafts, keys, known, len(plan.keys))
         self._accepted.clear()
         drafts = self._share_drafts(drafts, plan)
         for place, key in enumerate(plan.keys):
@@ -212,6 +240,7 @@ class Speculation:
     def finish(self, key: int, batch: InputBatch) -> None:
         """Tells the request's drafter that it ended, in the batch or out of it."""
         request = self._requests.pop(key, None)
+        self.lengths.forget(key)
         if request is None or self._communicator.rank != 0:
             return
         token_ids = batch.known_tokens(key).tolist() if key in batch.requests else request.token_ids
@@ -272,8 +301,10 @@ class Speculation:
         batch.extend(entry.row, tokens)
         sampled.put(place, tokens)
         drafted = len(request.draft.token_ids)
-        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), self._requests[request.key].drafter)
+        drafter = self._requests[request.key].drafter
+        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), drafter, draft_depth(request.draft))
         self._accepted[request.key] = (nodes, drafted)
+        self.lengths.judged(request.key, drafted, nodes)
 
     def _compact(self, place: int, request: DraftedRequest, nodes: list[int], inputs: StepInputs) -> None:
         """Moves the KV of an accepted path through a tree to the slots right behind the known tokens."""
@@ -287,35 +318,39 @@ class Speculation:
     def _draft(
         self,
         name: str,
-        places: list[int],
-        requests: list[DraftRequest],
+        requests: dict[int, DraftRequest],
         hidden: torch.Tensor,
         vocab_size: int,
         errors: dict[int, str],
     ) -> dict[int, Draft]:
-        """One drafter's guesses for its requests. A drafter that raises, or guesses what cannot be, loses them."""
+        """One drafter's guesses for its requests, by place. A drafter that raises, or guesses what cannot be, loses
+        them."""
         worker = self._drafters[name].worker
+        started = time.perf_counter()
         try:
-            for request in requests:
+            for request in requests.values():
                 if request.key in self._accepted:
                     worker.on_verified(request.key, *self._accepted[request.key])
             states = hidden if worker.capabilities.needs_hidden_states else None
-            proposed = list(worker.propose(DraftBatch(requests, states)))
+            proposed = list(worker.propose(DraftBatch(list(requests.values()), states)))
             if len(proposed) != len(requests):
                 raise ValueError(f"{len(proposed)} drafts for {len(requests)} requests")
         except Exception as error:
             logger.warning("drafter %s raised; its requests go on without it", type(worker).__name__, exc_info=True)
-            errors |= dict.fromkeys(places, f"{type(worker).__name__} raised {type(error).__name__}: {error}")
+            errors |= dict.fromkeys(requests, f"{type(worker).__name__} raised {type(error).__name__}: {error}")
             return {}
+        self.lengths.called(name, [request.max_drafts for request in requests.values()], time.perf_counter() - started)
         drafts = {}
-        for place, request, draft in zip(places, requests, proposed, strict=True):
-            if draft is None:
-                continue
-            problem = draft_problem(draft, vocab_size)
+        for (place, request), draft in zip(requests.items(), proposed, strict=True):
+            problem = None if draft is None else draft_problem(draft, vocab_size)
             if problem is not None:
                 errors[place] = f"{type(worker).__name__} proposed a draft that cannot be: {problem}"
                 logger.warning("request %d goes on without its drafter: %s", request.key, errors[place])
-            elif len(draft.token_ids) and request.max_drafts:
+                continue
+            given = 0 if draft is None else len(draft.token_ids)
+            if request.max_drafts:
+                self.lengths.offered(request.key, request.max_drafts, given)
+            if draft is not None and given and request.max_drafts:
                 drafts[place] = first_nodes(draft, request.max_drafts)
         return drafts
 
@@ -328,31 +363,37 @@ class Speculation:
         batch: InputBatch,
         sampler: Sampler,
         sampled: StepTokens,
-    ) -> list[DraftRequest]:
+    ) -> dict[int, DraftRequest]:
+        """What one drafter is shown, by place: all its requests, or of a stateless one those that want drafts."""
+        setting = self._drafters[name].setting
         keys = [plan.keys[place] for place in places]
-        rows = inputs.rows[places]
-        known = batch.num_tokens[rows].astype(np.int64)
+        known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
         limits = np.array([self._requests[key].max_total_tokens for key in keys])
         # A round yields at least one token, so the last one that fits is never a draft.
-        num_tokens = self._drafters[name].num_tokens
-        rooms = np.clip(limits - known - 1, 0, num_tokens) * (sampled.counts[places] > 0)
-        uniforms = sampler.draft_uniforms(keys, known, num_tokens)
+        rooms = np.clip(limits - known - 1, 0, setting.num_tokens) * (sampled.counts[places] > 0)
+        if self.lengths.adapts:
+            for key in keys:
+                self.lengths.compare(key, batch.known_tokens(key))
+        wanted = self.lengths.ask(name, keys, rooms, len(plan.keys))
+        if setting.stateless:
+            chosen = np.flatnonzero(wanted)
+            if not len(chosen):
+                return {}
+            places, keys = [places[i] for i in chosen], [keys[i] for i in chosen]
+            known, wanted = known[chosen], wanted[chosen]
+        uniforms = sampler.draft_uniforms(keys, known, setting.num_tokens)
         hidden_rows = self._standing_rows(keys, places, inputs)
-        requests = []
-        for i, (key, row, length, room) in enumerate(
-            zip(keys, rows.tolist(), known.tolist(), rooms.tolist(), strict=True)
-        ):
+        requests = {}
+        for i, (place, key, room) in enumerate(zip(places, keys, wanted.tolist(), strict=True)):
             request = batch.requests[key].request
-            requests.append(
-                DraftRequest(
-                    key=key,
-                    token_ids=batch.token_ids[row, :length],
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    max_drafts=room,
-                    sampling=request.sampling,
-                    hidden_rows=hidden_rows[i],
-                    uniforms=uniforms[i, :room],
-                )
+            requests[place] = DraftRequest(
+                key=key,
+                token_ids=batch.known_tokens(key),
+                num_prompt_tokens=request.num_prompt_tokens,
+                max_drafts=room,
+                sampling=request.sampling,
+                hidden_rows=hidden_rows[i],
+                uniforms=uniforms[i, :room],
             )
         return requests
 

@@ -181,12 +181,24 @@ def draft_paths(draft: Draft) -> list[list[int]]:
     return paths
 
 
+def draft_depth(draft: Draft) -> int:
+    """Nodes of the longest path from the root."""
+    if draft.parents is None:
+        return len(draft.token_ids)
+    depths: list[int] = []
+    for parent in draft.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
+
+
 def first_nodes(draft: Draft, count: int) -> Draft:
     """The draft cut to its first `count` nodes, which hold the parents of each other."""
     if count >= len(draft.token_ids):
         return draft
     parents = None if draft.parents is None else draft.parents[:count]
-    return Draft(draft.token_ids[:count], parents, None if draft.probs is None else draft.probs[:count])
+    probs = None if draft.probs is None else draft.probs[:count]
+    confidence = None if draft.confidence is None else draft.confidence[:count]
+    return Draft(draft.token_ids[:count], parents, probs, confidence)
 
 
 def draft_problem(draft: object, vocab_size: int) -> str | None:
@@ -222,6 +234,11 @@ def _draft_problem(draft: Draft, vocab_size: int) -> str | None:
                 return f"the parent of node {i} is {parent}; parents come before their children, -1 is the root"
     if draft.probs is not None and tuple(draft.probs.shape) != (count, vocab_size):
         return f"probs have shape {tuple(draft.probs.shape)}, expected {(count, vocab_size)}"
+    if draft.confidence is not None:
+        if len(draft.confidence) != count:
+            return f"{len(draft.confidence)} confidences for {count} nodes"
+        if not all(0 <= confidence <= 1 for confidence in draft.confidence):
+            return "a confidence lies outside [0, 1]"
     return None
 
 

@@ -59,6 +59,7 @@ class ModelWorker:
             kv_dtype=config.cache.dtype,
             communicator=self._communicator,
             quantization=quantization,
+            batch_invariant=config.is_strict,
             operators=self._create_operators(),
             keeper=keeper,
         )
@@ -188,6 +189,7 @@ class ModelWorker:
             max_num_seqs=config.limits.max_num_seqs,
             max_num_batched_tokens=config.limits.max_num_batched_tokens,
             max_model_len=config.model.max_model_len,
+            batch_invariant=config.is_strict,
         )
         self._check_attention(setup, environment)
         backend: AttentionBackend = self._plugins.create(config.attention, setup)
@@ -208,6 +210,7 @@ class ModelWorker:
             soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
             alibi=any(layer.alibi_slopes is not None for layer in setup.layers),
             kv_dtype=setup.spec.dtype,
+            batch_invariant=setup.batch_invariant,
         )
         reasons = backend.check(need, options, environment)
         if reasons:

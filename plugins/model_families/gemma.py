@@ -31,7 +31,8 @@ from dovetail.plugins.model_families.decoder import AttentionStyle, SelfAttentio
 class GemmaFamily(ModelFamily):
     """Gemma 2 and 3, text only."""
 
-    contract = (1, 0)
+    contract = (1, 2)
+    batch_invariant = True
     stability = "provisional"
     preference: ClassVar[int] = 10
     architectures = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")

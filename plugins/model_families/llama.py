@@ -19,7 +19,8 @@ from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
 class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
-    contract = (1, 0)
+    contract = (1, 2)
+    batch_invariant = True
     stability = "provisional"
     preference: ClassVar[int] = 10
     architectures = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

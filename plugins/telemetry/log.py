@@ -30,6 +30,7 @@ class LogSink(TelemetrySink):
         self._interval = options.interval_s
         self._since: float | None = None
         self._num_prompt = self._num_generated = self._num_preempted = 0
+        self._num_drafted = self._num_accepted = 0
 
     def on_step(self, stats: StepStats) -> None:
         """Counts, and writes a line when the interval is over."""
@@ -38,13 +39,15 @@ class LogSink(TelemetrySink):
         self._num_prompt += stats.num_prompt_tokens
         self._num_generated += stats.num_generated_tokens
         self._num_preempted += stats.num_preempted
+        self._num_drafted += stats.num_drafted
+        self._num_accepted += stats.num_accepted
         seconds = stats.time - self._since
         if seconds < self._interval:
             return
         looked_up = stats.prefix_query_tokens
         logger.info(
             "prompt %.1f tok/s, generated %.1f tok/s, running %d, waiting %d, preempted %d, KV blocks %d of %d used,"
-            " prefix hits %.1f%%",
+            " prefix hits %.1f%%%s",
             self._num_prompt / seconds,
             self._num_generated / seconds,
             stats.num_running,
@@ -53,6 +56,8 @@ class LogSink(TelemetrySink):
             stats.kv_blocks_used,
             stats.kv_blocks_total,
             100 * stats.prefix_hit_tokens / looked_up if looked_up else 0.0,
+            f", drafts accepted {self._num_accepted} of {self._num_drafted}" if self._num_drafted else "",
         )
         self._since = stats.time
         self._num_prompt = self._num_generated = self._num_preempted = 0
+        self._num_drafted = self._num_accepted = 0

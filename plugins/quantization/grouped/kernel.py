@@ -15,7 +15,7 @@ from dovetail.contracts.quantization import LinearKernel, LinearShape
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
-from dovetail.nn.kernels import TorchLinear
+from dovetail.nn.kernels import TiledLinear, TorchLinear
 from dovetail.plugins.quantization.grouped.formats import GroupFormat, Groups, groups_of
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight
 
@@ -215,26 +215,34 @@ class GroupedLinear(LinearKernel):
 class MixedLinear(LinearKernel):
     """One linear layer whose packed parts are multiplied in groups, and all others in full precision."""
 
-    def __init__(self, shape: LinearShape, memory: WeightMemory, dtype: torch.dtype):
+    def __init__(self, shape: LinearShape, memory: WeightMemory, dtype: torch.dtype, batch_invariant: bool = False):
         self._shape = shape
+        self._batch_invariant = batch_invariant
         self._dtype = dtype
         self._grouped = GroupedLinear(shape, memory)
-        self._plain: dict[int, tuple[slice, TorchLinear]] = {}
+        self._plain: dict[int, tuple[slice, TorchLinear, LinearKernel]] = {}
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Nothing is rounded."""
         if isinstance(weight, PackedTensor):
             self._grouped.load(rows, weight)
             return
-        self._plain[rows.start] = (rows, TorchLinear(weight.to(self._dtype, copy=True)))
+        self._hold(rows, weight.to(self._dtype, copy=True))
+
+    def _hold(self, rows: slice, weight: torch.Tensor) -> None:
+        plain = TorchLinear(weight)
+        multiplies = TiledLinear(plain, weight.shape[1], plain.weight) if self._batch_invariant else plain
+        self._plain[rows.start] = (rows, plain, multiplies)
 
     def finish(self) -> None:
         """Packs what came packed."""
         self._grouped.finish()
+        for _, _, kernel in self._plain.values():
+            kernel.finish()
 
     def packed(self) -> Mapping[str, torch.Tensor]:
         """The packed parts, and the others by their first row."""
-        plain = {f"{_PLAIN}{rows.start}": kernel.weight for rows, kernel in self._plain.values()}
+        plain = {f"{_PLAIN}{rows.start}": kernel.weight for rows, kernel, _ in self._plain.values()}
         return {**self._grouped.packed(), **plain}
 
     def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
@@ -242,20 +250,21 @@ class MixedLinear(LinearKernel):
         for name, weight in packed.items():
             if name.startswith(_PLAIN):
                 first = int(name.removeprefix(_PLAIN))
-                self._plain[first] = (slice(first, first + len(weight)), TorchLinear(weight))
+                self._hold(slice(first, first + len(weight)), weight)
         self._grouped.restore({name: data for name, data in packed.items() if not name.startswith(_PLAIN)})
+        self.finish()
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias."""
         y = self._grouped.apply(x, bias)
-        for rows, kernel in self._plain.values():
+        for rows, _, kernel in self._plain.values():
             y[:, rows] = kernel.apply(x, None if bias is None else bias[rows])
         return y
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """As `LinearKernel.lookup`."""
         found = self._grouped.lookup(ids, dtype)
-        for rows, kernel in self._plain.values():
+        for rows, kernel, _ in self._plain.values():
             own = (ids >= rows.start) & (ids < rows.stop)
             found[own] = kernel.weight[ids[own] - rows.start].to(dtype)
         return found

@@ -38,6 +38,7 @@ class GroupedMethod(QuantizationMethod):
     contract: ClassVar[tuple[int, int]] = (1, 2)
     stability = "provisional"
     embeddings = True
+    batch_invariant = True
 
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         super().__init__(options, need)
@@ -115,7 +116,7 @@ class GGUFMethod(GroupedMethod):
         """Every layer; parts that the file does not pack stay in full precision."""
         if shape.in_features % BLOCK:
             return None
-        return MixedLinear(shape, self.memory, getattr(torch, self.need.dtype))
+        return MixedLinear(shape, self.memory, getattr(torch, self.need.dtype), self.need.batch_invariant)
 
     def bytes_per_weight(self) -> float:
         """Of the most usual format, 4 bits with a scale and a minimum."""

@@ -138,6 +138,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "scheduler.max_long_partial_prefills": limits.max_long_partial_prefills,
         "scheduler.long_prefill_token_threshold": limits.long_prefill_token_threshold,
         "speculative": None,
+        "reproducibility": resolved.reproducibility,
         "logits_processors": {},
         "telemetry": [],
     }
@@ -158,9 +159,13 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         chosen["model.operators"] = resolved.operators
     if resolved.speculation is not None:
         values["speculative.default"] = resolved.speculation.default
+        values["speculative.disable_by_batch_size"] = resolved.speculation.disable_by_batch_size
+        values["speculative.disable_logprobs"] = resolved.speculation.disable_logprobs
         chosen["speculative.acceptance"] = resolved.speculation.acceptance
         for name, drafter in resolved.speculation.drafters.items():
             values[f"speculative.drafters.{name}.num_tokens"] = drafter.num_tokens
+            values[f"speculative.drafters.{name}.length"] = drafter.length
+            values[f"speculative.drafters.{name}.min_confidence"] = drafter.min_confidence or None
             chosen[f"speculative.drafters.{name}"] = drafter.component
     for path, found in chosen.items():
         values |= component_values(path, found)

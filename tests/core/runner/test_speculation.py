@@ -170,7 +170,8 @@ def make_speculative(target: tuple[Path, Any, Any]) -> Iterator[Callable[..., LL
     directory = target[0]
 
     def make(name: str, *, rule: str = "greedy", num_tokens: int = 6, **sections: Any) -> LLM:
-        drafter: dict[str, Any] = {"name": name, "num_tokens": num_tokens}
+        # Of a fixed length, so that what is drafted does not hang on the machine's speed.
+        drafter: dict[str, Any] = {"name": name, "num_tokens": num_tokens, "length": sections.pop("length", "fixed")}
         if ".py:" in name:
             drafter |= {"answers": str(directory / "answers.json")} | sections.pop("options", {})
         model = {"path": str(directory), "tokenizer_mode": "none", "dtype": "float32"}

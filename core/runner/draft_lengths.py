@@ -1,0 +1,309 @@
+"""The length of speculation: how many guesses are asked of a drafter, and how many of those it gives are verified.
+
+`fixed` asks for `num_tokens` and verifies what comes. `confidence` cuts a draft where the drafter itself doubts it.
+`adaptive` chooses both numbers per request, at every step, by what steps and drafts were measured to cost
+(`step_costs`), how often drafts stood (`acceptance_history`) and what yields the most tokens per second (`goodput`).
+
+Where drafts do not pay, none are asked for, and evidence that they would pay again comes from two purses, each of which
+may spend `_PURSE` of the time: one buys drafts that are not verified but compared with the tokens that come anyway, the
+other verifies one draft of one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.speculation import Draft
+from dovetail.runner.acceptance_history import AcceptanceHistory, RequestAcceptance, shared_history
+from dovetail.runner.confidence import confident_part
+from dovetail.runner.goodput import choose_lengths
+from dovetail.runner.step_costs import DraftCosts, StepCosts
+from dovetail.runner.verifier import first_nodes
+
+_PURSE = 0.004
+"""Share of the time that each kind of probe may cost."""
+_MARGIN = 0.02
+"""Share by which tokens per second must be expected to rise before anything is drafted."""
+_RECHECK, _ASK_ANEW = 16, 8
+"""Steps after which it is asked again whether drafts would pay at all, while they do not, and while they do."""
+_PLAIN_EVERY, _SURE_FACTOR = 256, 1.3
+"""After so many steps with drafts there is one without, to see what it costs now, unless drafts pay by this factor."""
+
+
+@dataclass(frozen=True)
+class LengthSetting:
+    """What the config and the drafter say about the length of its drafts."""
+
+    num_tokens: int
+    length: str = "fixed"
+    """"fixed", "confidence" or "adaptive"."""
+    min_confidence: float = 0.0
+    stateless: bool = False
+    trees: bool = False
+    draws: bool = False
+    """Whether drafts come with probabilities: the tokens of a sampled request then depend on how many there are."""
+
+
+@dataclass(slots=True)
+class _Shadow:
+    """A draft that was not verified, to be compared with the tokens that come."""
+
+    start: int
+    token_ids: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Request:
+    drafter: str
+    acceptance: RequestAcceptance
+    adapts: bool
+    shows: bool
+    """Whether a token equal to the draft means that the draft would have stood."""
+    shadow: _Shadow | None = None
+    wanted: int | None = None
+    """Longest draft to ask for, as last decided; None: not yet."""
+
+
+class _Drafter:
+    """What is known of one drafter."""
+
+    def __init__(self, setting: LengthSetting) -> None:
+        self.setting = setting
+        self.history: AcceptanceHistory = shared_history()
+        self.costs = DraftCosts()
+        self.asleep_at = 0
+        """Number of requests at which drafts were found not to pay; 0: they pay, or nobody looked."""
+        self.awake_at = 0
+        """Number of requests at which they were found to pay."""
+        self.steps = 0
+        """Since that was found."""
+        self.has_news = False
+
+
+class DraftLengths:
+    """Lives on the rank that samples. `strict`: no token may depend on the clock."""
+
+    def __init__(self, settings: Mapping[str, LengthSetting], *, strict: bool, disable_by_batch_size: int | None):
+        self._drafters = {name: _Drafter(setting) for name, setting in settings.items()}
+        self._strict = strict
+        self._most_requests = disable_by_batch_size
+        self._requests: dict[int, _Request] = {}
+        self._costs = StepCosts()
+        self.adapts = any(setting.length == "adaptive" for setting in settings.values())
+        """Whether anything is measured at all."""
+        self._ask_purse = self._verify_purse = 0.0
+        self._since_plain = 0
+        self._turn = 0
+
+    def add(self, key: int, drafter: str, sampling: SamplingParams) -> None:
+        """A request of `drafter` comes; one that comes back is known."""
+        if key in self._requests:
+            return
+        chosen = self._drafters[drafter]
+        setting = chosen.setting
+        is_bound = setting.draws and not sampling.is_greedy
+        # With drafts that were drawn, another length gives other tokens of the same distribution; a seed promises
+        # the same ones.
+        frozen = is_bound and (self._strict or sampling.seed is not None)
+        self._requests[key] = _Request(
+            drafter,
+            RequestAcceptance(chosen.history, trees=setting.trees),
+            adapts=setting.length == "adaptive" and not frozen,
+            shows=not is_bound and not setting.trees,
+        )
+
+    def forget(self, key: int) -> None:
+        """A request ended."""
+        self._requests.pop(key, None)
+
+    def measured(self, num_requests: int, num_rows: int, seconds: float) -> None:
+        """A step that computed one known token of each request and `num_rows - num_requests` drafts, drafting itself
+        not included."""
+        if not self.adapts:
+            return
+        self._costs.observe(num_requests, num_rows, seconds)
+        self._since_plain = 0 if num_rows == num_requests else self._since_plain + 1
+        self._ask_purse = min(self._ask_purse + _PURSE * seconds, seconds)
+        self._verify_purse = min(self._verify_purse + _PURSE * seconds, seconds)
+
+    def judged(self, key: int, drafted: int, nodes: Sequence[int]) -> None:
+        """Of `drafted` nodes those of `nodes` stood."""
+        request = self._requests[key]
+        request.shadow = None
+        if self.adapts:
+            request.acceptance.judged(drafted, nodes)
+            self._drafters[request.drafter].has_news = True
+
+    def compare(self, key: int, token_ids: NDArray[np.int32]) -> None:
+        """All known tokens of a request, for the draft that was kept to be compared with them."""
+        request = self._requests[key]
+        shadow = request.shadow
+        if shadow is None:
+            return
+        come: list[int] = token_ids[shadow.start : shadow.start + len(shadow.token_ids)].tolist()
+        for position, (token, guess) in enumerate(zip(come, shadow.token_ids, strict=False)):
+            if token != guess:
+                self.judged(key, len(shadow.token_ids), range(position))
+                return
+        if len(come) == len(shadow.token_ids):
+            self.judged(key, len(come), range(len(come)))
+
+    def ask(self, name: str, keys: Sequence[int], rooms: NDArray[np.int64], num_requests: int) -> NDArray[np.int64]:
+        """How many drafts to ask for, for requests of one drafter.
+
+        Args:
+            rooms: int64, for each of `keys`: the most that it can use, 0 while its prompt is incomplete.
+            num_requests: of the whole step, those without drafters included.
+        """
+        if self._most_requests is not None and num_requests > self._most_requests:
+            return np.zeros_like(rooms)
+        drafter = self._drafters[name]
+        if drafter.setting.length != "adaptive":
+            return rooms
+        free = np.array([self._requests[key].adapts for key in keys]) & (rooms > 0)
+        lengths = np.where(free, 0, rooms)
+        if not free.any() or not self._may_draft(num_requests):
+            return lengths
+        places = np.flatnonzero(free)
+        if self._is_asleep(drafter, num_requests):
+            self._buy_shadows(drafter, keys, rooms, places, lengths)
+            return lengths
+        requests = [self._requests[keys[place]] for place in places]
+        if not self._is_awake(drafter, requests, num_requests):
+            wanted = self._best_asks(drafter, requests, rooms[places], num_requests)
+            for request, length in zip(requests, wanted, strict=True):
+                request.wanted = length
+            pays = any(wanted)
+            drafter.awake_at, drafter.asleep_at = (num_requests, 0) if pays else (0, num_requests)
+            drafter.steps, drafter.has_news = 0, False
+        lengths[places] = np.minimum([request.wanted or 0 for request in requests], rooms[places])
+        self._buy_shadows(drafter, keys, rooms, places[lengths[places] == 0], lengths)
+        return lengths
+
+    def called(self, name: str, lengths: Sequence[int], seconds: float) -> None:
+        """A drafter took `seconds` for requests of which it was asked for drafts of up to these lengths."""
+        if self.adapts:
+            asked = [length for length in lengths if length > 0]
+            self._drafters[name].costs.observe(len(asked) or len(lengths), max(asked, default=0), seconds)
+
+    def keep(
+        self, drafts: Mapping[int, Draft], keys: Mapping[int, int], known: Mapping[int, int], num_requests: int
+    ) -> dict[int, Draft]:
+        """The part of each draft that is worth verifying. `keys` and `known` (number of known tokens) are by the same
+        places as `drafts`, which are not empty."""
+        kept = dict(drafts)
+        for place, draft in drafts.items():
+            setting = self._drafters[self._requests[keys[place]].drafter].setting
+            if setting.length == "confidence":
+                kept[place] = confident_part(draft, setting.min_confidence)
+        places = [place for place in drafts if self._requests[keys[place]].adapts]
+        if places:
+            self._keep_best(kept, places, keys, known, num_requests)
+        return {place: draft for place, draft in kept.items() if len(draft.token_ids)}
+
+    def offered(self, key: int, asked: int, given: int) -> None:
+        """A drafter that was asked for `asked` tokens gave `given`."""
+        request = self._requests[key]
+        if request.adapts:
+            request.acceptance.offered(asked, given)
+
+    def _may_draft(self, num_requests: int) -> bool:
+        """Not before it is known what a step of this size costs without drafts."""
+        return self._costs.knows_plain(num_requests) and self._since_plain < _PLAIN_EVERY
+
+    def _is_asleep(self, drafter: _Drafter, num_requests: int) -> bool:
+        drafter.steps += 1
+        return drafter.asleep_at == num_requests and not drafter.has_news and drafter.steps < _RECHECK
+
+    def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
+        """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""
+        is_fresh = drafter.awake_at == num_requests and drafter.steps < _ASK_ANEW
+        return is_fresh and all(request.wanted is not None for request in requests)
+
+    def _best_asks(
+        self, drafter: _Drafter, requests: Sequence[_Request], rooms: NDArray[np.int64], num_requests: int
+    ) -> list[int]:
+        """The longest useful draft for the requests that should have any, 0 for the others."""
+        gains = []
+        for request, room in zip(requests, rooms.tolist(), strict=True):
+            share = request.acceptance.share_offered
+            gains.append([share * gain for gain in request.acceptance.gains(room)])
+        seconds = self._costs.step(num_requests, sum(map(len, gains)))
+        longest = int(rooms.max())
+        calls = [drafter.costs.call(len(requests), length) for length in range(longest + 1)]
+        # Told or not, a drafter that is called anyway costs what it costs without drafts.
+        unasked = 0.0 if drafter.setting.stateless else calls[0]
+        first = longest if calls[longest] - calls[1] < 0.01 * seconds[0] else 1
+        best, best_factor, best_length = [0] * len(requests), 1.0, 0
+        for length in range(first, longest + 1):
+            whole = seconds + calls[length]
+            whole[0] = seconds[0] + unasked
+            lengths, factor = choose_lengths([own[:length] for own in gains], num_requests, whole, _MARGIN)
+            if factor > best_factor:
+                best, best_factor, best_length = lengths, factor, length
+        if best_factor > _SURE_FACTOR:
+            self._since_plain = 0
+        return [best_length if length else 0 for length in best]
+
+    def _buy_shadows(
+        self,
+        drafter: _Drafter,
+        keys: Sequence[int],
+        rooms: NDArray[np.int64],
+        places: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """Asks for drafts of requests that are to have none, as far as the purse goes, each request in its turn."""
+        if not len(places):
+            return
+        self._turn += 1
+        for place in np.roll(places, -(self._turn % len(places))).tolist():
+            if self._requests[keys[place]].shadow is not None:
+                continue
+            length = int(rooms[place]) if drafter.setting.stateless else 1
+            price = drafter.costs.call(1, length)
+            if price > self._ask_purse:
+                return
+            self._ask_purse -= price
+            lengths[place] = length
+
+    def _keep_best(
+        self,
+        kept: dict[int, Draft],
+        places: Sequence[int],
+        keys: Mapping[int, int],
+        known: Mapping[int, int],
+        num_requests: int,
+    ) -> None:
+        """Cuts the drafts at `places`, which are those of requests that adapt; the others are verified in any case."""
+        others = [place for place in kept if not self._requests[keys[place]].adapts]
+        num_fixed = sum(len(kept[place].token_ids) for place in others)
+        gains = [self._requests[keys[place]].acceptance.gains(len(kept[place].token_ids)) for place in places]
+        seconds = self._costs.step(num_requests, num_fixed + sum(map(len, gains)))[num_fixed:]
+        tokens = num_requests + sum(
+            sum(self._requests[keys[place]].acceptance.gains(len(kept[place].token_ids))) for place in others
+        )
+        most = self._costs.most_drafts(num_requests) - num_fixed
+        lengths, _ = choose_lengths(gains, tokens, seconds, _MARGIN, most)
+        if not any(lengths):
+            index = self._turn % len(places)
+            lengths[index] = self._bought(self._requests[keys[places[index]]], seconds)
+        for place, length in zip(places, lengths, strict=True):
+            request, draft = self._requests[keys[place]], kept[place]
+            if not length and request.shows:
+                request.shadow = _Shadow(known[place], draft.token_ids)
+            kept[place] = first_nodes(draft, length)
+
+    def _bought(self, request: _Request, seconds: NDArray[np.float64]) -> int:
+        """1 where the purse has a verification of one draft left, though it is not expected to pay."""
+        # Comparing tells how often drafts stand, where it does; what verification costs, only doing it tells.
+        price = float(seconds[0]) if request.shows else float(seconds[1] - seconds[0])
+        if max(price, 0.0) > self._verify_purse:
+            return 0
+        self._verify_purse = 0.0
+        return 1

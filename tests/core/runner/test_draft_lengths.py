@@ -1,0 +1,166 @@
+"""The policy against simulated machines and texts, with a clock that only the simulation turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.speculation import Draft
+from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
+
+GREEDY = SamplingParams(temperature=0)
+ADAPTIVE = LengthSetting(num_tokens=6, length="adaptive", stateless=True)
+
+
+def cheap_rows(num_requests: int, num_rows: int) -> float:
+    """As on an accelerator: rows are nearly free, until there are many."""
+    return max(0.010, 0.0001 * num_rows) + 0.0001 * (num_rows > num_requests)
+
+
+def dear_rows(num_requests: int, num_rows: int) -> float:
+    """As on a CPU with packed weights: every row is work."""
+    return 0.004 + 0.003 * num_rows
+
+
+@dataclass
+class World:
+    """Requests that decode for ever, of which each draft stands with a chance that may change."""
+
+    cost: Callable[[int, int], float]
+    num_requests: int
+    chance: Callable[[float], float]
+    draft_cost: float = 0.00003
+    offers: float = 1.0
+    """Chance that the drafter has anything to offer."""
+    noise: float = 0.03
+    """Spread of a step's seconds; where there is any, one step in a hundred takes five times as long."""
+    seed: int = 0
+
+    def run(self, setting: LengthSetting, num_steps: int = 1500, skip: float = 0.5) -> float:
+        """Tokens per second after the first part of the steps."""
+        draw = random.Random(self.seed)
+        lengths = DraftLengths({"it": setting}, strict=False, disable_by_batch_size=None)
+        keys = list(range(self.num_requests))
+        for key in keys:
+            lengths.add(key, "it", GREEDY)
+        known = np.full(self.num_requests, 100)
+        drafts: dict[int, Draft] = {}
+        clock = tokens = 0.0
+        half = (0.0, 0.0)
+        for step in range(num_steps):
+            if step == int(num_steps * skip):
+                half = (clock, tokens)
+            chance = self.chance(step / num_steps)
+            num_rows = self.num_requests + sum(len(draft.token_ids) for draft in drafts.values())
+            seconds = self.cost(self.num_requests, num_rows) * draw.gauss(1, self.noise)
+            seconds *= 5 if self.noise and draw.random() < 0.01 else 1
+            clock += seconds
+            lengths.measured(self.num_requests, num_rows, seconds)
+            for key in keys:
+                come = 1
+                if key in drafts:
+                    count = len(drafts[key].token_ids)
+                    stood = next((i for i in range(count) if draw.random() >= chance), count)
+                    lengths.judged(key, count, range(stood))
+                    come += stood
+                known[key] += come
+                tokens += come
+            # Token 1 is what comes; a guess is 1 where it would stand.
+            text = np.ones(int(known.max()), dtype=np.int32)
+            for key in keys:
+                lengths.compare(key, text[: known[key]])
+            asked = lengths.ask("it", keys, np.full(len(keys), setting.num_tokens), len(keys))
+            called = [key for key in keys if asked[key]]
+            if called:
+                clock += self.draft_cost * len(called)
+                lengths.called("it", [int(asked[key]) for key in called], self.draft_cost * len(called))
+            offered = {}
+            for key in called:
+                has = draw.random() < self.offers
+                lengths.offered(key, int(asked[key]), int(asked[key]) if has else 0)
+                if has:
+                    offered[key] = Draft([1 if draw.random() < chance else 2 for _ in range(asked[key])])
+            drafts = lengths.keep(offered, {k: k for k in offered}, {k: int(known[k]) for k in offered}, len(keys))
+        return (tokens - half[1]) / (clock - half[0])
+
+
+def rate(world: World, length: int) -> float:
+    """Of a fixed length; 0 is plain decoding."""
+    if length == 0:
+        disturbed = 1.04 if world.noise else 1.0
+        return world.num_requests / (world.cost(world.num_requests, world.num_requests) * disturbed)
+    return world.run(LengthSetting(num_tokens=length, stateless=True))
+
+
+WORLDS = {
+    f"{cost.__name__} {num_requests} {chance}": World(cost, num_requests, lambda _, c=chance: c)  # type: ignore[misc]
+    for cost in (cheap_rows, dear_rows)
+    for num_requests in (1, 4, 16)
+    for chance in (0.05, 0.3, 0.6, 0.95)
+}
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_never_far_from_the_best_fixed_length(world: World) -> None:
+    best = max(rate(world, length) for length in (0, 1, 2, 4, 6))
+    assert world.run(ADAPTIVE) > 0.93 * best
+
+
+@pytest.mark.parametrize("offers", [0.1, 1.0])
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_hopeless_drafts_cost_next_to_nothing(num_requests: int, offers: float) -> None:
+    world = World(dear_rows, num_requests, lambda _: 0.02, offers=offers, noise=0.0)
+    assert world.run(ADAPTIVE) > 0.97 * rate(world, 0)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_finding_out_costs_little(num_requests: int) -> None:
+    """The first 100 steps of an engine, everything that it has to learn included."""
+    world = World(dear_rows, num_requests, lambda _: 0.05, noise=0.0)
+    assert world.run(ADAPTIVE, 100, skip=0.0) > 0.93 * rate(world, 0)
+
+
+@pytest.mark.parametrize("num_requests", [1, 16])
+def test_it_turns_itself_up_again_when_text_gets_easy(num_requests: int) -> None:
+    world = World(cheap_rows, num_requests, lambda part: 0.02 if part < 0.5 else 0.95)
+    assert world.run(ADAPTIVE) > 0.9 * rate(replace(world, chance=lambda _: 0.95), 6)
+
+
+def test_a_drafter_that_is_dear_is_called_where_it_pays_and_not_elsewhere() -> None:
+    good = World(cheap_rows, 1, lambda _: 0.9, draft_cost=0.004)
+    bad = World(cheap_rows, 1, lambda _: 0.2, draft_cost=0.02)
+    assert good.run(ADAPTIVE) > 1.5 * rate(good, 0)
+    assert bad.run(ADAPTIVE) > 0.96 * rate(bad, 0)
+
+
+def asked(setting: LengthSetting, sampling: SamplingParams, *, strict: bool = False) -> Sequence[int]:
+    lengths = DraftLengths({"it": setting}, strict=strict, disable_by_batch_size=None)
+    lengths.add(0, "it", sampling)
+    found: list[int] = lengths.ask("it", [0], np.array([setting.num_tokens]), 1).tolist()
+    return found
+
+
+def test_nothing_is_asked_before_it_is_known_what_a_step_costs() -> None:
+    assert asked(ADAPTIVE, GREEDY) == [0]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "strict", "frozen"),
+    [
+        (GREEDY, True, False),
+        (SamplingParams(temperature=1.0), False, False),
+        (SamplingParams(temperature=1.0, seed=1), False, True),
+        (SamplingParams(temperature=1.0), True, True),
+    ],
+)
+def test_where_tokens_would_hang_on_the_clock_the_length_is_fixed(
+    sampling: SamplingParams, strict: bool, frozen: bool
+) -> None:
+    drawn = replace(ADAPTIVE, draws=True)
+    assert asked(drawn, sampling, strict=strict) == ([6] if frozen else [0])
+    assert asked(ADAPTIVE, sampling, strict=strict) == [0], "drafts that are not drawn change no token"
