@@ -118,6 +118,7 @@ class PagedTritonBackend(AttentionBackend):
         self._table_room = -(-(setup.max_model_len + _DRAFT_ROOM) // setup.block_size) * setup.max_num_seqs
         self._arrays = self._create_arrays(device)
         self._passes: dict[_Kind, list[_Pass]] = {}
+        self._merged: set[tuple[int, KernelConfig]] = set()
         with torch.inference_mode(False):
             self._partials, self._sums = self._create_partials(device)
 
@@ -170,7 +171,10 @@ class PagedTritonBackend(AttentionBackend):
         is_captured = query.is_cuda and torch.cuda.is_current_stream_capturing()
         for step in self._passes[self._kind_of[layer.layer_id]]:
             launcher.attend(layer, query, kv_cache, output, step.arrays, step.config, step.num_items)
-            if step.has_parts or is_captured:
+            # The first launch compiles, which must not happen while a graph is captured.
+            is_first = (layer.layer_id, step.config) not in self._merged
+            if step.has_parts or is_captured or is_first:
+                self._merged.add((layer.layer_id, step.config))
                 launcher.merge(
                     layer, output, step.merges, step.arrays, step.config, step.tokens_per_tile, step.num_merges
                 )

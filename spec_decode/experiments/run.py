@@ -64,6 +64,9 @@ class Bench:
             self.close()
             raise
         self._names = 0
+        gc.collect()
+        # What is there now stays; collections between groups need not look at it again.
+        gc.freeze()
 
     @property
     def variants(self) -> list[Variant]:
@@ -114,6 +117,7 @@ class Bench:
 
     def close(self) -> None:
         """Stops the engines. Idempotent."""
+        gc.unfreeze()
         for engine in self.engines:
             engine.shutdown()
 

@@ -85,9 +85,6 @@ class TestBlockSparse(AttentionBackendSuite):
     options = {"local_blocks": 1000}  # noqa: RUF012
     num_cases = 3
 
-    def need(self, **changes):
-        return super().need(**{"block_size": 16, **changes})
-
 
 def create(case, **chosen):
     return BlockSparseBackend(BlockSparseOptions(**chosen), case.setup)
