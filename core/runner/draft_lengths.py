@@ -29,8 +29,9 @@ _PURSE = 0.004
 """Share of the time that each kind of probe may cost."""
 _MARGIN = 0.02
 """Share by which tokens per second must be expected to rise before anything is drafted."""
-_RECHECK, _ASK_ANEW = 16, 8
-"""Steps after which it is asked again whether drafts would pay at all, while they do not, and while they do."""
+_RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
+"""Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
+something is), and while they do."""
 _PLAIN_EVERY, _SURE_FACTOR = 256, 1.3
 """After so many steps with drafts there is one without, to see what it costs now, unless drafts pay by this factor."""
 
@@ -218,7 +219,8 @@ class DraftLengths:
 
     def _is_asleep(self, drafter: _Drafter, num_requests: int) -> bool:
         drafter.steps += 1
-        return drafter.asleep_at == num_requests and not drafter.has_news and drafter.steps < _RECHECK
+        patience = _RECHECK_NEWS if drafter.has_news else _RECHECK
+        return drafter.asleep_at == num_requests and drafter.steps < patience
 
     def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
         """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""

@@ -68,3 +68,23 @@ def test_a_sink_that_cannot_write_is_refused_before_weights_are_read(
 ) -> None:
     with pytest.raises(ConfigError, match=r"telemetry\.0.*\n.*there is no folder .*: create it"):
         make_llm(telemetry=[{"name": "jsonl", "path": str(tmp_path / "none" / "stats.jsonl")}])
+
+
+def test_guesses_add_up_from_steps_to_requests_to_totals(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    file = tmp_path / "stats.jsonl"
+    drafters = {"lookup": {"name": "ngram", "min_match": 1, "length": "fixed"}}
+    llm = make_llm(telemetry=[{"name": "jsonl", "path": str(file)}], speculative={"drafters": drafters})
+    outputs = llm.generate([[5, 6, 7] * 5, [8, 9] * 6], SamplingParams(n=2, seed=1, max_tokens=20), use_tqdm=False)
+    steps, requests = read(file)
+    totals = llm.engine.speculation_totals()["lookup"]
+    for name in ("num_draft_rounds", "num_drafted", "num_accepted"):
+        counted = {
+            sum(step[name] for step in steps),
+            sum(request[name] for request in requests.values()),
+            sum(getattr(output.metrics, name) for output in outputs),
+            getattr(totals, name),
+        }
+        assert len(counted) == 1
+        assert counted != {0}
+    assert {request["drafter"] for request in requests.values()} == {"lookup"}
+    assert sum(sum(request["accepted_per_position"]) for request in requests.values()) == totals.num_accepted
