@@ -176,7 +176,7 @@ class DraftLengths:
         if self._is_asleep(drafter, num_requests):
             self._buy_shadows(drafter, keys, rooms, places, lengths)
             return lengths
-        requests = [self._requests[keys[place]] for place in places]
+        requests = [self._requests[keys[place]] for place in places.tolist()]
         if not self._is_awake(drafter, requests, num_requests):
             wanted = self._best_asks(drafter, requests, rooms[places], num_requests)
             for request, length in zip(requests, wanted, strict=True):

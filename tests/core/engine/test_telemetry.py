@@ -85,6 +85,6 @@ def test_guesses_add_up_from_steps_to_requests_to_totals(make_llm: Callable[...,
             getattr(totals, name),
         }
         assert len(counted) == 1
-        assert counted != {0}
+    assert totals.num_drafted >= totals.num_draft_rounds > 0
     assert {request["drafter"] for request in requests.values()} == {"lookup"}
     assert sum(sum(request["accepted_per_position"]) for request in requests.values()) == totals.num_accepted
