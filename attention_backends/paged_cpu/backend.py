@@ -85,7 +85,7 @@ class PagedCPUBackend(AttentionBackend):
                 raise ConfigError(f"paged_cpu has no {dtype}; set {key} to one of {', '.join(sorted(served))}.")
         if setup.batch_invariant and any(layer.window is not None for layer in setup.layers):
             raise ConfigError(
-                "paged_cpu has no batch-invariant mode for sliding windows; use another attention backend."
+                "paged_cpu has no batch-invariant mode for sliding windows; choose another attention."
             )
         self._kernels = library()
         self._layers = {layer.layer_id: _layer_struct(layer, setup) for layer in setup.layers}
