@@ -82,6 +82,8 @@ class PagedCPUBackend(AttentionBackend):
         ):
             if dtype not in served:
                 raise ConfigError(f"paged_cpu has no {dtype}; set {key} to one of {', '.join(sorted(served))}.")
+        if setup.batch_invariant and any(layer.window is not None for layer in setup.layers):
+            raise ConfigError("paged_cpu has no batch-invariant mode for sliding windows; choose another attention.")
         self._kernels = Kernels()
         self._layers = {layer.layer_id: _layer_struct(layer, setup) for layer in setup.layers}
         self._layer_pointers = {layer_id: ctypes.addressof(struct) for layer_id, struct in self._layers.items()}
@@ -110,13 +112,12 @@ class PagedCPUBackend(AttentionBackend):
         items = _ITEMS_PER_THREAD * num_threads if num_threads > 1 else 1
         tokens = Tokens.of(batch, setup.block_size)
         units_wanted = items / setup.spec.num_kv_heads
-        if setup.batch_invariant:
-            units_of = {window: create_fixed_units(tokens, self._tokens_per_unit) for window in self._plans}
-        else:
-            units_of = {
-                window: create_units(tokens, window, setup.block_size, self._tokens_per_unit, units_wanted)
-                for window in self._plans
-            }
+        units_of: dict[int | None, Units] = {}
+        for window in self._plans:
+            if setup.batch_invariant:
+                units_of[window] = create_fixed_units(tokens, self._tokens_per_unit)
+            else:
+                units_of[window] = create_units(tokens, window, setup.block_size, self._tokens_per_unit, units_wanted)
         self._reserve(max(int(units.part_start[-1]) for units in units_of.values()), num_threads)
         for window, units in units_of.items():
             self._fill(self._plans[window], tokens, units, num_threads)

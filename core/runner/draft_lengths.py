@@ -6,7 +6,7 @@
 
 Where drafts do not pay, none are asked for, and evidence that they would pay again comes from two purses, each of which
 may spend `_PURSE` of the time: one buys drafts that are not verified but compared with the tokens that come anyway, the
-other verifies one draft of one request.
+other verifies a draft of one request.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from dovetail.runner.verifier import first_nodes
 
 _PURSE = 0.004
 """Share of the time that each kind of probe may cost."""
+_MOST_SAVED = 4
+"""Steps whose seconds the purse for verification may hold."""
 _MARGIN = 0.02
 """Share by which tokens per second must be expected to rise before anything is drafted."""
-_RECHECK, _ASK_ANEW = 16, 8
-"""Steps after which it is asked again whether drafts would pay at all, while they do not, and while they do."""
+_RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
+"""Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
+something is), and while they do."""
 _PLAIN_EVERY, _SURE_FACTOR = 256, 1.3
 """After so many steps with drafts there is one without, to see what it costs now, unless drafts pay by this factor."""
 
@@ -129,7 +132,7 @@ class DraftLengths:
         self._costs.observe(num_requests, num_rows, seconds)
         self._since_plain = 0 if num_rows == num_requests else self._since_plain + 1
         self._ask_purse = min(self._ask_purse + _PURSE * seconds, seconds)
-        self._verify_purse = min(self._verify_purse + _PURSE * seconds, seconds)
+        self._verify_purse = min(self._verify_purse + _PURSE * seconds, _MOST_SAVED * seconds)
 
     def judged(self, key: int, drafted: int, nodes: Sequence[int]) -> None:
         """Of `drafted` nodes those of `nodes` stood."""
@@ -173,7 +176,7 @@ class DraftLengths:
         if self._is_asleep(drafter, num_requests):
             self._buy_shadows(drafter, keys, rooms, places, lengths)
             return lengths
-        requests = [self._requests[keys[place]] for place in places]
+        requests = [self._requests[keys[place]] for place in places.tolist()]
         if not self._is_awake(drafter, requests, num_requests):
             wanted = self._best_asks(drafter, requests, rooms[places], num_requests)
             for request, length in zip(requests, wanted, strict=True):
@@ -218,7 +221,8 @@ class DraftLengths:
 
     def _is_asleep(self, drafter: _Drafter, num_requests: int) -> bool:
         drafter.steps += 1
-        return drafter.asleep_at == num_requests and not drafter.has_news and drafter.steps < _RECHECK
+        patience = _RECHECK_NEWS if drafter.has_news else _RECHECK
+        return drafter.asleep_at == num_requests and drafter.steps < patience
 
     def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
         """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""
@@ -292,18 +296,19 @@ class DraftLengths:
         lengths, _ = choose_lengths(gains, tokens, seconds, _MARGIN, most)
         if not any(lengths):
             index = self._turn % len(places)
-            lengths[index] = self._bought(self._requests[keys[places[index]]], seconds)
+            lengths[index] = self._bought(self._requests[keys[places[index]]], seconds, len(gains[index]))
         for place, length in zip(places, lengths, strict=True):
             request, draft = self._requests[keys[place]], kept[place]
             if not length and request.shows:
                 request.shadow = _Shadow(known[place], draft.token_ids)
             kept[place] = first_nodes(draft, length)
 
-    def _bought(self, request: _Request, seconds: NDArray[np.float64]) -> int:
-        """1 where the purse has a verification of one draft left, though it is not expected to pay."""
+    def _bought(self, request: _Request, seconds: NDArray[np.float64], length: int) -> int:
+        """As much of a draft as the purse has verification for, though none is expected to pay."""
         # Comparing tells how often drafts stand, where it does; what verification costs, only doing it tells.
-        price = float(seconds[0]) if request.shows else float(seconds[1] - seconds[0])
-        if max(price, 0.0) > self._verify_purse:
+        length = length if request.shows else 1
+        price = float(seconds[length] - seconds[0])
+        if max(price, float(seconds[0]) if request.shows else 0.0) > self._verify_purse:
             return 0
         self._verify_purse = 0.0
-        return 1
+        return length

@@ -16,15 +16,21 @@ from numpy.typing import NDArray
 
 WINDOW = 15
 """Measurements kept for each count; their median is what counts."""
+_OLD = 600
+"""Steps after which a measurement is forgotten when a new one comes."""
 EXACT = 16
 """Counts up to here have a point of their own; larger ones share it with neighbours up to an eighth away."""
-_OPTIMISM = 0.25
+_OPTIMISM = 0.1
 """Share of proportional growth that is assumed where nothing was measured. What is thought too cheap is tried, and then
 known; what is thought too dear would never be tried."""
 _DRIFT_RATE, _MOST_DRIFT = 0.3, 0.7
 """Share of a step's deviation (in log) that the drift takes over, and the most deviation that counts."""
 _GROWTH, _FIRST_DRAFTS = 1.5, 4
 """Rows of a step may be so many times those of the largest step with drafts that was measured; or drafts so many."""
+_MOST_GROWTH = 1.2
+"""Times the growth of its rows by which a step can be dearer than one without drafts."""
+_DRIFT_MEMORY = 0.98
+"""What is left of the drift a step later: what lasts is the curve's, or curve and drift would wander off together."""
 _KEEP = 8
 """Steps for which a reading of the curves is kept, unless they got a new point."""
 _NOTHING: NDArray[np.float64] = np.empty(0)
@@ -34,7 +40,8 @@ class CostCurve:
     """Seconds over a count: the median of recent measurements at each count, straight lines between."""
 
     def __init__(self) -> None:
-        self._samples: dict[int, list[tuple[int, float]]] = {}
+        self._samples: dict[int, list[tuple[int, int, float]]] = {}
+        """By bucket: when, count, seconds."""
         self._buckets: list[int] = []
         self._counts: list[int] = []
         self._seconds: list[float] = []
@@ -54,13 +61,17 @@ class CostCurve:
         """Whether something was measured at this count or, where it shares its point, near it."""
         return _bucket(count) in self._samples
 
-    def add(self, count: int, seconds: float) -> None:
-        """One measurement."""
+    def is_sure(self, count: int) -> bool:
+        """Whether something was measured there more than once."""
+        return len(self._samples.get(_bucket(count), ())) > 1
+
+    def add(self, count: int, seconds: float, now: int = 0, most: float = math.inf) -> None:
+        """One measurement. `now` counts measurements of all curves, and those that are long ago are dropped. Of a
+        single measurement at a count no more than `most` is believed."""
         bucket = _bucket(count)
-        ring = self._samples.setdefault(bucket, [])
-        ring.append((count, seconds))
-        if len(ring) > WINDOW:
-            del ring[0]
+        ring = [sample for sample in self._samples.get(bucket, ()) if now - sample[0] < _OLD][-WINDOW + 1 :]
+        ring.append((now, count, seconds))
+        self._samples[bucket] = ring
         place = bisect_left(self._buckets, bucket)
         if place == len(self._buckets) or self._buckets[place] != bucket:
             self._buckets.insert(place, bucket)
@@ -68,8 +79,9 @@ class CostCurve:
             self._seconds.insert(place, seconds)
         # The middle; of two the faster, since disturbances only slow down.
         middle = (len(ring) - 1) // 2
-        self._counts[place] = sorted(one for one, _ in ring)[middle]
-        self._seconds[place] = sorted(one for _, one in ring)[middle]
+        self._counts[place] = sorted(one for _, one, _ in ring)[middle]
+        found = sorted(one for _, _, one in ring)[middle]
+        self._seconds[place] = min(found, most) if len(ring) == 1 else found
 
     def at(self, count: int) -> float:
         """Seconds at a count. Raises `ValueError` on an empty curve."""
@@ -102,13 +114,24 @@ class StepCosts:
     def observe(self, num_requests: int, num_rows: int, seconds: float) -> None:
         """A step that computed the last known token of each of `num_requests`, and drafts in the other rows."""
         curve = self._verify if num_rows > num_requests else self._plain
-        if curve.has(num_rows):
+        self._age += 1
+        most = math.inf
+        if curve.is_sure(num_rows):
             deviation = math.log(seconds / curve.at(num_rows)) - self._drift
             self._drift += _DRIFT_RATE * max(-_MOST_DRIFT, min(_MOST_DRIFT, deviation))
-            self._age += 1
-        else:
+            self._drift *= _DRIFT_MEMORY
+        elif not curve.has(num_rows) and not self._plain.is_empty:
+            most = self._credible(num_requests, num_rows, seconds) * math.exp(-self._drift)
             self._read.clear()
-        curve.add(num_rows, seconds * math.exp(-self._drift))
+        curve.add(num_rows, seconds * math.exp(-self._drift), self._age, most)
+
+    def _credible(self, num_requests: int, num_rows: int, seconds: float) -> float:
+        """What is believed of the first measurement at a number of rows. It may have been disturbed, and what is
+        thought dear is not tried again soon: it cannot be much more than rows cost one by one, and half of what it says
+        beyond what was expected (in log) is put down to chance."""
+        known = self.step(num_requests, num_rows - num_requests)
+        bounded = min(seconds, _MOST_GROWTH * float(known[0]) * num_rows / num_requests)
+        return math.sqrt(bounded * min(bounded, float(known[-1])))
 
     def knows_plain(self, num_requests: int) -> bool:
         """Whether a step without drafts was measured at this number of requests."""

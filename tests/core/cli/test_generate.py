@@ -45,6 +45,19 @@ def test_files_of_prompts_come_out_as_json_in_order(tmp_path: Path) -> None:
     assert "four" in outputs[0]["texts"][0]
 
 
+def test_stats_tell_what_became_of_guesses() -> None:
+    speculative = "speculative={drafters: {lookup: {name: ngram, length: fixed}}}"
+    prompt = "one two three four one two three four one two three"
+    arguments = ["generate", prompt, "--max-tokens", "12", "--temperature", "0", "--stats", "-o", speculative, *SMALL]
+    completed = dovetail(*arguments)
+    assert completed.returncode == 0, completed.stderr
+    told = re.search(r"speculation by lookup: (\d+) drafted, (\d+)\s+accepted", completed.stderr)
+    assert told is not None, completed.stderr
+    assert 0 < int(told[2]) <= int(told[1])
+    line = json.loads(dovetail(*arguments, "--json").stdout)
+    assert (line["metrics"]["drafter"], line["metrics"]["num_drafted"]) == ("lookup", int(told[1]))
+
+
 def test_a_conversation_remembers() -> None:
     turns = "Name a colour.\nName another.\n\n"
     completed = dovetail("chat", "--max-tokens", "16", "--temperature", "0", *SMALL, stdin=turns)

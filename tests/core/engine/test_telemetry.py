@@ -96,3 +96,23 @@ def test_a_callers_own_sink_hears_of_what_comes_after(make_llm: Callable[..., LL
     assert sum(step.num_generated_tokens for step in keeper.steps) == 3
     llm.shutdown()
     assert keeper.closed == 1
+
+
+def test_guesses_add_up_from_steps_to_requests_to_totals(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    file = tmp_path / "stats.jsonl"
+    drafters = {"lookup": {"name": "ngram", "min_match": 1, "length": "fixed"}}
+    llm = make_llm(telemetry=[{"name": "jsonl", "path": str(file)}], speculative={"drafters": drafters})
+    outputs = llm.generate([[5, 6, 7] * 5, [8, 9] * 6], SamplingParams(n=2, seed=1, max_tokens=20), use_tqdm=False)
+    steps, requests = read(file)
+    totals = llm.engine.speculation_totals()["lookup"]
+    for name in ("num_draft_rounds", "num_drafted", "num_accepted"):
+        counted = {
+            sum(step[name] for step in steps),
+            sum(request[name] for request in requests.values()),
+            sum(getattr(output.metrics, name) for output in outputs),
+            getattr(totals, name),
+        }
+        assert len(counted) == 1
+    assert totals.num_drafted >= totals.num_draft_rounds > 0
+    assert {request["drafter"] for request in requests.values()} == {"lookup"}
+    assert sum(sum(request["accepted_per_position"]) for request in requests.values()) == totals.num_accepted

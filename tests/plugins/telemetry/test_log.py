@@ -44,3 +44,12 @@ def test_each_line_counts_anew(step_stats: MakeStats, caplog: pytest.LogCaptureF
 def test_the_interval_must_be_positive() -> None:
     with pytest.raises(ValidationError, match="interval_s"):
         LogOptions(interval_s=0)
+
+
+def test_guesses_are_told_where_there_were_any(step_stats: MakeStats, caplog: pytest.LogCaptureFixture) -> None:
+    sink = LogSink(LogOptions(interval_s=1))
+    with caplog.at_level(logging.INFO):
+        sink.on_step(step_stats(time=100.0, duration=2.0, num_drafted=8, num_accepted=5))
+        sink.on_step(step_stats(time=104.0))
+    assert caplog.messages[0].endswith("prefix hits 25.0%, drafts accepted 5 of 8")
+    assert "drafts" not in caplog.messages[1]
