@@ -103,7 +103,9 @@ class DraftWorkerSuite:
                     uniforms=random.random(count),
                 )
             )
-        hidden = torch.randn(num_requests, self.hidden_size, generator=torch.Generator().manual_seed(1))
+        # numpy's rows do not depend on how many are drawn, torch's do.
+        states = np.random.default_rng(1).standard_normal((num_requests, self.hidden_size), dtype=np.float32)
+        hidden = torch.from_numpy(states)
         return DraftBatch(requests, hidden if self.worker_class.capabilities.needs_hidden_states else None)
 
     def test_declares_its_contract(self) -> None:
