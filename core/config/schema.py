@@ -141,6 +141,9 @@ class DrafterSection(NamedSection):
     """One draft worker."""
 
     num_tokens: int = Field(default=4, ge=1, description="Most guesses per round")
+    attention: ComponentSection | None = Field(
+        default=None, description="Backend of the drafter's own attention layers; null: auto where it has any"
+    )
 
 
 class SpeculativeSection(Section):
@@ -207,6 +210,7 @@ PLACES: tuple[Place, ...] = (
     Place(("scheduler",), SchedulerSection, "scheduler", "name"),
     Place(("speculative",), SpeculativeSection, nullable=True),
     Place(("speculative", "drafters", "*"), DrafterSection, "draft_worker", "name"),
+    Place(("speculative", "drafters", "*", "attention"), ComponentSection, "attention_backend", "name", nullable=True),
     Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),

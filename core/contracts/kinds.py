@@ -28,11 +28,12 @@ class Kind:
 
 _V1 = ContractVersion(1, 0)
 _V1_1 = ContractVersion(1, 1)
+_V1_2 = ContractVersion(1, 2)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("executor", "dovetail.contracts.executor:Executor", _V1, "where workers run and how steps reach them"),
+        Kind("executor", "dovetail.contracts.executor:Executor", _V1_1, "where workers run and how steps reach them"),
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
@@ -41,7 +42,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1, "which requests run next, and who gives way"),
         Kind(
-            "model_family", "dovetail.contracts.model:ModelFamily", _V1_1, "a config to a module that calls attention"
+            "model_family", "dovetail.contracts.model:ModelFamily", _V1_2, "a config to a module that calls attention"
         ),
         Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_1, "named tensors from a path, lazily"),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),
@@ -53,7 +54,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("operators", "dovetail.contracts.operators:Operators", _V1, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
-        Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1, "guessed tokens, chain or tree"),
+        Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_1, "guessed tokens, chain or tree"),
         Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1, "which drafts stand"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1, "where measurements go"),

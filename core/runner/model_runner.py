@@ -6,15 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch
-from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
-from dovetail.contracts.model import CausalLM
+from dovetail.contracts.model import CausalLM, LayeredCausalLM
 from dovetail.contracts.step import DraftCounts, StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn.context import ModelContext
 from dovetail.runner.input_batch import InputBatch, StepInputs
@@ -66,11 +66,11 @@ class ModelRunner:
         config: ResolvedConfig,
         model: CausalLM,
         context: ModelContext,
-        layout: KVLayout,
         storage: KVStorage,
-        backends: list[AttentionBackend],
+        backends: Mapping[int, AttentionBackend],
         processors: Mapping[str, LogitsProcessor],
         speculation: Speculation | None,
+        batch: InputBatch,
     ):
         self._model = model
         self._device = context.device
@@ -78,15 +78,8 @@ class ModelRunner:
         self._storage = storage
         self._backends = backends
         self._speculation = speculation
-        limits = config.limits
-        self._batch = InputBatch(
-            limits.max_num_seqs,
-            config.model.max_model_len,
-            layout.block_size,
-            len(layout.groups),
-            speculation.max_drafts if speculation is not None else 0,
-        )
-        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors)
+        self._batch = batch
+        self._sampler = Sampler(config.model.vocab_size, config.limits.max_num_seqs, processors)
         self._prompt_scored: set[int] = set()
         """Requests that ask for log probabilities of their prompts."""
         self._samples = context.communicator.rank == 0
@@ -105,7 +98,7 @@ class ModelRunner:
         inputs = self._batch.prepare(plan)
         self._plan_attention(inputs)
         prepared = time.perf_counter()
-        hidden = self._model.forward(self._to_device(inputs.input_ids), self._to_device(inputs.positions))
+        hidden, layer_states = self._forward(inputs)
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
         sampled = self._sample(plan, inputs, hidden)
@@ -113,7 +106,9 @@ class ModelRunner:
         drawn = time.perf_counter()
         num_next_drafts: dict[int, int] = {}
         if self._speculation is not None:
-            num_next_drafts = self._speculation.propose(plan, inputs, self._batch, self._sampler, hidden, sampled)
+            num_next_drafts = self._speculation.propose(
+                plan, inputs, self._batch, self._sampler, hidden, layer_states, sampled
+            )
         ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
@@ -132,6 +127,15 @@ class ModelRunner:
                 draft=1e3 * (ended - drawn),
             ),
         )
+
+    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The last states, and those between layers that some drafter wants."""
+        input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        if self._speculation is None or not self._speculation.hidden_layers:
+            return self._model.forward(input_ids, positions), None
+        # Resolution saw to it that the target's family is one that hands them out.
+        model = cast(LayeredCausalLM, self._model)
+        return model.forward_with_layers(input_ids, positions, self._speculation.hidden_layers)
 
     def _forget(self, plan: StepPlan) -> None:
         for key in plan.finished:
@@ -166,7 +170,7 @@ class ModelRunner:
     def _plan_attention(self, inputs: StepInputs) -> None:
         longest_query = int(np.diff(inputs.query_start).max())
         longest = int(inputs.seq_lens.max())
-        for group, backend in enumerate(self._backends):
+        for group, backend in self._backends.items():
             backend.plan(
                 AttentionBatch(
                     query_start=inputs.query_start,
