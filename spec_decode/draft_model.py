@@ -24,6 +24,7 @@ from dovetail.contracts.speculation import (
     DraftWorker,
     SpeculationNeed,
 )
+from dovetail.spec_decode.chains import Chains
 
 
 class DraftModelOptions(PluginOptions):
@@ -41,55 +42,6 @@ class DraftModelOptions(PluginOptions):
     min_confidence: float = Field(default=0.0, ge=0, lt=1)
     """A chain ends before the token with which the product of the draft model's highest probabilities (those at
     temperature 1) falls below this; 0: each is as long as it may be."""
-
-
-class _Chains:
-    """The chains of one round: row i is that of the i-th request that drafts."""
-
-    def __init__(self, requests: Sequence[DraftRequest], limits: Sequence[int]):
-        self._requests = requests
-        self._limits = np.array(limits)
-        self._tokens = np.zeros((len(requests), max(limits, default=0)), dtype=np.int64)
-        self.lengths = np.zeros(len(requests), dtype=np.int64)
-        self._sureness = np.ones(len(requests))
-        self._probs: list[list[torch.Tensor]] = [[] for _ in requests]
-        self.active = np.arange(len(requests))
-        """Chains that go on."""
-
-    @property
-    def active_requests(self) -> list[DraftRequest]:
-        """The requests of the active chains."""
-        return [self._requests[i] for i in self.active.tolist()]
-
-    @property
-    def last_tokens(self) -> np.ndarray:
-        """int64: the newest token of each active chain."""
-        return self._tokens[self.active, self.lengths[self.active] - 1]
-
-    def keep(self, is_kept: np.ndarray) -> None:
-        """Ends the active chains that are not kept (bool, one per active chain)."""
-        self.active = self.active[is_kept]
-
-    def grow_less_sure(self, highest: np.ndarray) -> np.ndarray:
-        """Multiplies in the highest probability of each active chain's next token; the products."""
-        self._sureness[self.active] *= highest
-        return self._sureness[self.active]
-
-    def append(self, tokens: np.ndarray, probs: Mapping[int, torch.Tensor]) -> None:
-        """One token for each active chain, and by place among these the distributions that were drawn from; chains that
-        have reached their limit end."""
-        self._tokens[self.active, self.lengths[self.active]] = tokens
-        self.lengths[self.active] += 1
-        for place, row in probs.items():
-            self._probs[self.active[place]].append(row)
-        self.keep(self.lengths[self.active] < self._limits[self.active])
-
-    def draft(self, index: int) -> Draft | None:
-        """What one chain has come to."""
-        if self.lengths[index] == 0:
-            return None
-        token_ids: list[int] = self._tokens[index, : self.lengths[index]].tolist()
-        return Draft(token_ids, probs=torch.stack(self._probs[index]) if self._probs[index] else None)
 
 
 class DraftModelDrafter(DraftWorker):
@@ -152,9 +104,9 @@ class DraftModelDrafter(DraftWorker):
         logits = self._catch_up(batch.requests, limits)
         self._right.clear()
         drafting = [i for i, limit in enumerate(limits) if limit > 0]
-        chains = _Chains([batch.requests[i] for i in drafting], [limits[i] for i in drafting])
+        chains = Chains([batch.requests[i] for i in drafting], [limits[i] for i in drafting])
         while logits is not None:
-            self._extend(chains, logits)
+            chains.extend(self.setup, logits, self.options.min_confidence)
             logits = self._step(chains) if len(chains.active) else None
         drafts: list[Draft | None] = [None] * len(limits)
         for i, place in enumerate(drafting):
@@ -193,31 +145,7 @@ class DraftModelDrafter(DraftWorker):
         wanted = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=hidden.device)]
         return self._module.compute_logits(wanted)
 
-    def _extend(self, chains: _Chains, logits: torch.Tensor) -> None:
-        """One more token for each active chain that is sure enough, which is decided before the token is drawn: the
-        length of a chain must tell nothing of its last token."""
-        if self.options.min_confidence > 0:
-            highest = (logits.amax(-1).float() - logits.float().logsumexp(-1)).exp().cpu().numpy()
-            is_sure = chains.grow_less_sure(highest) >= self.options.min_confidence
-            chains.keep(is_sure)
-            logits = logits if is_sure.all() else logits[torch.from_numpy(np.flatnonzero(is_sure)).to(logits.device)]
-        if not len(chains.active):
-            return
-        requests = chains.active_requests
-        drawn = [place for place, request in enumerate(requests) if not request.sampling.is_greedy]
-        tokens = logits.max(-1).indices
-        probs: dict[int, torch.Tensor] = {}
-        if drawn:
-            index = torch.tensor(drawn, device=logits.device)
-            wanted = logits if len(drawn) == len(logits) else logits[index]
-            rows = self.setup.distributions(wanted, [requests[place].sampling for place in drawn])
-            depths = chains.lengths[chains.active]
-            uniforms = np.array([requests[place].uniforms[depths[place]] for place in drawn])
-            tokens[index] = self.setup.draw(rows, uniforms)
-            probs = dict(zip(drawn, rows, strict=True))
-        chains.append(tokens.cpu().numpy(), probs)
-
-    def _step(self, chains: _Chains) -> torch.Tensor:
+    def _step(self, chains: Chains) -> torch.Tensor:
         """Logits after the last token of each active chain."""
         requests = chains.active_requests
         starts = np.array([len(request.token_ids) - 1 for request in requests]) + chains.lengths[chains.active]

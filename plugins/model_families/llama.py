@@ -19,8 +19,9 @@ from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
 class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
-    contract = (1, 0)
+    contract = (1, 2)
     stability = "provisional"
+    gives_hidden_layers = True
     preference: ClassVar[int] = 10
     architectures = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 

@@ -20,8 +20,9 @@ from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
 class MoEFamily(ModelFamily):
     """Decoders whose feed-forward blocks are mixtures of experts."""
 
-    contract = (1, 0)
+    contract = (1, 2)
     stability = "provisional"
+    gives_hidden_layers = True
     preference: ClassVar[int] = 10
     architectures = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 
