@@ -109,7 +109,8 @@ def _choose_drafter(
 
 
 def _is_tree_drafter(drafter: Chosen) -> bool:
-    return cast(type[DraftWorker], drafter.plugin).capabilities.trees
+    plugin = cast(type[DraftWorker], drafter.plugin)
+    return plugin.capabilities.trees and plugin.proposes_trees(drafter.options)
 
 
 def _choose_acceptance(

@@ -33,7 +33,8 @@ class DraftCapabilities:
     """What a drafter gives and what it needs."""
 
     trees: bool = False
-    """Proposes trees; the attention backend must then serve tree masks."""
+    """Can propose trees; the attention backend must then serve tree masks, unless `DraftWorker.proposes_trees` says
+    that the options ask for none."""
     probabilities: bool = False
     """Gives the distribution that each draft was drawn from."""
     needs_hidden_states: bool = False
@@ -235,6 +236,12 @@ class DraftWorker(Plugin):
     def __init__(self, options: PluginOptions, setup: DraftSetup):
         self.options = options
         self.setup = setup
+
+    @classmethod
+    def proposes_trees(cls, options: PluginOptions) -> bool:
+        """Whether a drafter with these options, an instance of `cls.Options`, proposes trees. Asked only of classes
+        whose capabilities name trees. Without override: yes. Since contract 1.1."""
+        return True
 
     @classmethod
     def model_section(cls, options: Any) -> Mapping[str, Any] | None:

@@ -16,7 +16,7 @@ import torch
 from dovetail.contracts.speculation import Draft, DraftModel, DraftSetup, DraftWorker
 from dovetail.nn.context import ModelContext
 from dovetail.testing.draft_pages import SuitePages
-from dovetail.testing.draft_suite import DraftWorkerSuite, parent_of
+from dovetail.testing.draft_suite import DraftWorkerSuite, assert_same_draft, parent_of
 
 
 class PagedDraftWorkerSuite(DraftWorkerSuite):
@@ -79,11 +79,3 @@ def first_path(draft: Draft) -> list[int]:
         if parent_of(draft, node) == (path[-1] if path else -1):
             path.append(node)
     return path
-
-
-def assert_same_draft(draft: Draft | None, other: Draft | None) -> None:
-    """Asserts that two drafts are equal, probabilities but for rounding."""
-    tokens = [(list(d.token_ids), d.parents) if d is not None else None for d in (draft, other)]
-    assert tokens[0] == tokens[1], "what it has in its pages differs from what it computes at once"
-    if draft is not None and other is not None and draft.probs is not None and other.probs is not None:
-        torch.testing.assert_close(draft.probs, other.probs, rtol=1e-4, atol=1e-5)

@@ -34,7 +34,7 @@ from dovetail.spec_decode.eagle.trees import GrowingTree
 class EagleOptions(PluginOptions):
     """Where the head is, and what shape its guesses have."""
 
-    path: str = Field(min_length=1)
+    path: Path
     """Folder with config.json and the head's weights."""
     top_k: int = Field(default=1, ge=1)
     """1: chains. More: trees, in which so many nodes of each depth get so many children, and of which the
@@ -69,7 +69,7 @@ class EagleDrafter(DraftWorker):
     @classmethod
     def check(cls, need: SpeculationNeed, options: EagleOptions, environment: Environment) -> list[str]:
         """The head must be made for this target."""
-        directory = _directory(options)
+        directory = options.path
         try:
             head, names = read_config(directory), tensor_names(directory)
         except ModelError as error:
@@ -101,20 +101,25 @@ class EagleDrafter(DraftWorker):
         return reasons
 
     @classmethod
+    def proposes_trees(cls, options: PluginOptions) -> bool:
+        assert isinstance(options, EagleOptions)
+        return options.top_k > 1
+
+    @classmethod
     def caches(cls, options: EagleOptions, need: SpeculationNeed) -> Sequence[KVSpec]:
         """One entry per layer of the head."""
-        head = read_config(_directory(options))
+        head = read_config(options.path)
         return [KVSpec(num_kv_heads(head.layer), head_size(head.layer), need.kv_dtype)] * head.num_layers
 
     @classmethod
     def hidden_layers(cls, options: EagleOptions, need: SpeculationNeed) -> Sequence[int]:
         """EAGLE-3's low, middle and high layers."""
-        return _with_layers(read_config(_directory(options)), need.num_layers).hidden_layers or ()
+        return _with_layers(read_config(options.path), need.num_layers).hidden_layers or ()
 
     def __init__(self, options: EagleOptions, setup: DraftSetup):
         super().__init__(options, setup)
         context = setup.create_context()
-        directory = _directory(options)
+        directory = options.path
         self._head: EagleHead = load_head(context, _with_layers(read_config(directory), setup.num_layers), directory)
         self._layers = context.attention_layers
         self._reads_layers = self._head.config.version == 3
@@ -205,7 +210,9 @@ class EagleDrafter(DraftWorker):
                     inputs[i] = torch.cat((inputs[i], results[i][parents]))
             growing = [i for i, tree in enumerate(trees) if tree.inner]
             new_features, new_outputs = self._run_inner([(requests[i], trees[i], inputs[i]) for i in growing])
-            end, branches, rows = 0, [], []
+            end = 0
+            rows: list[int] = []
+            branches: list[tuple[GrowingTree, int]] = []
             for i in growing:
                 start, end = end, end + len(trees[i].inner)
                 results[i] = torch.cat((results[i][:1], new_features[start:end]))
@@ -250,10 +257,6 @@ class EagleDrafter(DraftWorker):
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.setup.device)
-
-
-def _directory(options: EagleOptions) -> Path:
-    return Path(options.path).expanduser()
 
 
 def _with_layers(head: HeadConfig, num_layers: int) -> HeadConfig:
