@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlocks:
+    """What a drafter with pages of its own asks of the blocks of its sequences."""
+
+    seed: bytes
+    """What block hashes start from (`dovetail.kv.hashing.drafter_seed`)."""
+    hash_ahead: int
+    """Tokens behind a block that its content depends on; see `dovetail.kv.hashing.extend_block_hashes`."""
+    num_lookahead_tokens: int
+    """Tokens beyond the wanted ones for which the drafter needs slots."""
 
 
 class Sequence(RequestState):
@@ -19,10 +33,13 @@ class Sequence(RequestState):
         "drafter",
         "eos_token_ids",
         "fork_parent",
+        "hash_ahead",
         "hash_seed",
         "host_block_ids",
         "key",
         "max_total_tokens",
+        "num_lookahead_tokens",
+        "plain_hash_seed",
         "retain_blocks",
         "sampling",
         "seed",
@@ -46,13 +63,19 @@ class Sequence(RequestState):
         eos_token_ids: tuple[int, ...] = (),
         seed: int = 0,
         drafter: str | None = None,
+        draft_blocks: DraftBlocks | None = None,
     ):
         super().__init__(request_id, len(prompt_token_ids), priority, arrival_time)
         self.key = key
         self.token_ids = list(prompt_token_ids)
         self.sampling = sampling
-        self.hash_seed = hash_seed
-        """What the block hashes start from; see `dovetail.kv.hashing.prefix_seed`."""
+        self.plain_hash_seed = hash_seed
+        """What the block hashes start from where no drafter fills pages of its own; see
+        `dovetail.kv.hashing.prefix_seed`."""
+        self.hash_seed = hash_seed if draft_blocks is None else draft_blocks.seed
+        """What they start from as things stand."""
+        self.hash_ahead = 0 if draft_blocks is None else draft_blocks.hash_ahead
+        self.num_lookahead_tokens = 0 if draft_blocks is None else draft_blocks.num_lookahead_tokens
         self.fork_parent = fork_parent
         """A sequence with the same prompt whose blocks this one may share when it is admitted."""
         self.block_ids: list[list[int]] = []
@@ -74,6 +97,16 @@ class Sequence(RequestState):
         self.drafter = drafter
         self.retain_blocks = False
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
+
+    def leave_drafter(self) -> None:
+        """Goes on without its drafter. Blocks that are filled from now on lack the drafter's pages, so they are found
+        by other hashes."""
+        self.drafter = None
+        self.num_lookahead_tokens = 0
+        if self.hash_seed != self.plain_hash_seed:
+            self.hash_seed = self.plain_hash_seed
+            self.hash_ahead = 0
+            self.block_hashes = []
 
     @property
     def num_output_tokens(self) -> int:

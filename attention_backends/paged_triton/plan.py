@@ -127,7 +127,7 @@ def create_items(
     place = np.argsort(-(lengths // splits), kind="stable")
     splits = splits[place]
     if (splits == 1).all():
-        index, of, part = 0, 1, np.int32(-1)
+        index, of, part = np.zeros(1, np.int64), np.ones(1, np.int64), np.full(1, -1, np.int64)
         merges[:] = 0
         num_parts = 0
     else:

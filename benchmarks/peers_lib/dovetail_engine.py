@@ -39,7 +39,7 @@ class DovetailEngine(ScoringEngine):
         worker: Any = self._llm.engine._parts.executor._worker  # type: ignore[attr-defined]
         model, runner = worker._model, worker._runner
         recorded: list[torch.Tensor] = []
-        forward = runner._forward
+        forward = runner._forward_pass
 
         def recording(*arguments: Any, **keywords: Any) -> torch.Tensor:
             hidden: torch.Tensor = forward(*arguments, **keywords)
@@ -47,11 +47,11 @@ class DovetailEngine(ScoringEngine):
             return hidden
 
         self._llm.reset_prefix_cache()
-        runner._forward = recording
+        runner._forward_pass = recording
         try:
             self.generate([token_ids], 1)
         finally:
-            runner._forward = forward
+            runner._forward_pass = forward
         hidden = torch.cat(recorded) if recorded else torch.empty(0)
         if len(hidden) != len(token_ids):
             raise RuntimeError(f"recorded {len(hidden)} hidden states for {len(token_ids)} tokens")

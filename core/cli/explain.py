@@ -125,6 +125,12 @@ def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
         ("weights", _size(estimate.weight_bytes)),
         ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes"),
     ]
+    if estimate.draft_weight_bytes:
+        rows.append(("draft models", _size(estimate.draft_weight_bytes)))
+    if estimate.draft_bytes_per_token:
+        share = estimate.draft_bytes_per_token / estimate.kv_bytes_per_token
+        text = f"{estimate.draft_bytes_per_token:,} bytes of these per token ({share:.1%} of the KV memory)"
+        rows.append(("KV of drafters", text))
     if estimate.kv_bytes is None or estimate.kv_tokens is None or estimate.max_concurrency is None:
         rows.append(("KV memory", "known when the weights are loaded"))
     else:

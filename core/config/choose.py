@@ -95,7 +95,7 @@ def any_fits(state: Resolution, path: KeyPath, kind: str, section: ComponentSect
     if section.name == AUTO:
         return bool(_ask_all(state, path, kind, section, reasons).fitting)
     plugin = state.registry.load(kind, section.name, state.layered.base_dir((*path, "name")))
-    return not _ask(state, section.name, plugin, section, reasons)
+    return not _ask(state, path, section.name, plugin, section, reasons)
 
 
 def go_without(

@@ -22,13 +22,16 @@ def config_schema(registry: Registry) -> tuple[dict[str, Any], list[str]]:
     warnings: list[str] = []
     for place in PLACES:
         if place.kind is not None:
-            name = f"component.{'.'.join(place.path).replace('*', 'any')}"
-            definitions[name] = _component(registry, place, definitions, warnings)
-            _slot(schema, definitions, place, {"$ref": f"#/$defs/{name}"})
+            definitions[_definition_name(place)] = _component(registry, place, definitions, warnings)
+            _slot(schema, definitions, place, {"$ref": f"#/$defs/{_definition_name(place)}"})
     schema["properties"]["model"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ModelSection"}]}
     _loosen_processors(schema["properties"]["logits_processors"])
     schema.pop("title", None)
     return {"$schema": DIALECT, "title": "Dovetail engine config", **schema}, warnings
+
+
+def _definition_name(place: Place) -> str:
+    return f"component.{'.'.join(place.path).replace('*', 'any')}"
 
 
 def _loosen_processors(mapping: dict[str, Any]) -> None:
@@ -47,6 +50,8 @@ def _slot(schema: dict[str, Any], definitions: dict[str, Any], place: Place, ref
         ("model",): definitions["ModelSection"],
         ("speculative",): definitions["SpeculativeSection"],
     }
+    if place.path[:-1] not in owners and place.path[-1] != "*":
+        return  # inside another component, whose own properties refer to it
     if place.path[-1] == "*":
         holder = owners[place.path[:-2]]["properties"][place.path[-2]]
         holder["items" if holder["type"] == "array" else "additionalProperties"] = reference
@@ -96,6 +101,11 @@ def _form(properties: dict[str, Any], name: dict[str, Any], required: list[str])
 
 def _own_properties(place: Place) -> dict[str, Any]:
     properties: dict[str, Any] = place.section.model_json_schema()["properties"]
+    for inner in PLACES:
+        if inner.kind is not None and inner.path[:-1] == place.path and inner.path[-1] in properties:
+            reference = {"$ref": f"#/$defs/{_definition_name(inner)}"}
+            value = {"anyOf": [reference, {"type": "null"}]} if inner.nullable else reference
+            properties[inner.path[-1]] = {**properties[inner.path[-1]], **value}
     return {key: value for key, value in properties.items() if key != "name"}
 
 

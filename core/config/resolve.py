@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from dovetail.config import rules_model, rules_quantization, rules_run
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import ResolvedConfig, ResolvedModel
+from dovetail.config.rules_draft import note_lengths
+from dovetail.config.rules_speculation import Target, choose_speculation
 from dovetail.config.schema import AUTO
-from dovetail.contracts.model import ModelSize
+from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import ModelFiles
 from dovetail.registry.bootstrap import plugin_hash
@@ -60,16 +62,20 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     family, size = rules_model.choose_family(state, hf_config, dtype)
     quantization, packed_formats = rules_quantization.choose_quantization(state, family, opener, files, dtype)
     operators = rules_run.choose_operators(state, family, dtype)
-    speculation, trees = rules_run.choose_speculation(state, hf_config, size, dtype)
-    need = rules_run.attention_need(state, hf_config, size, dtype, trees=trees)
+    need = rules_run.attention_need(state, hf_config, size, dtype, trees=False)
     kv_dtype = rules_run.choose_kv_dtype(state, need, is_quantized=quantization is not None)
     cache = rules_run.plan_cache(state, kv_dtype)
+    target = Target(files, opener, hf_config, size, dtype, cache.dtype, cast(type[ModelFamily], family.plugin))
+    speculation, trees = choose_speculation(state, target)
+    drafters = list(speculation.drafters.values()) if speculation is not None else []
     per_token = rules_run.kv_bytes_per_token(size, cache.dtype, config.executor.tensor_parallel)
+    per_token += sum(drafter.bytes_per_token for drafter in drafters)
     rules_run.refuse_more_than_host(state, cache, per_token)
     max_model_len = rules_model.choose_length(state, size, rules_run.kv_capacity(cache, per_token))
+    note_lengths(state, drafters, max_model_len)
     limits = rules_run.set_limits(state, max_model_len)
     executor = rules_run.choose_executor(state)
-    attention = rules_run.choose_attention(state, replace(need, kv_dtype=kv_dtype))
+    attention = rules_run.choose_attention(state, replace(need, kv_dtype=kv_dtype, trees=trees))
     scheduler = rules_run.choose_scheduler(state, limits)
     processors = rules_run.choose_processors(state)
     telemetry = rules_run.choose_telemetry(state)

@@ -78,6 +78,31 @@ class ResolvedCache:
 
 
 @dataclass(frozen=True)
+class ResolvedDraftModel:
+    """A model of a drafter's own."""
+
+    files: ModelFiles
+    hf_config: Mapping[str, Any]
+    dtype: str
+    max_model_len: int
+    """Its own positions; the target's may be fewer."""
+    source: Component
+    weight_format: Component
+    family: Component
+    quantization: Component | None
+    packed_formats: frozenset[str]
+
+    def quantization_need(self, device_type: str) -> QuantizationNeed:
+        """What the quantization method is asked for."""
+        return QuantizationNeed(device_type, self.dtype, self.packed_formats)
+
+    def components(self) -> list[Component]:
+        """Every chosen component."""
+        chosen = [self.source, self.weight_format, self.family]
+        return chosen if self.quantization is None else [*chosen, self.quantization]
+
+
+@dataclass(frozen=True)
 class ResolvedDrafter:
     """One configured drafter."""
 
@@ -88,6 +113,28 @@ class ResolvedDrafter:
     """"adaptive", "fixed" or "confidence"."""
     min_confidence: float
     """0 where drafts are not cut by confidence."""
+    attention: Component | None = None
+    """Backend of its own layers; None where it has none."""
+    kv_dtype: str = ""
+    """dtype of their pages."""
+    model: ResolvedDraftModel | None = None
+    hidden_layers: tuple[int, ...] = ()
+    """States between the target's layers that it is handed."""
+    reads_next_token: bool = False
+    bytes_per_token: int = 0
+    """Bytes that one token takes in the pages of its layers, as far as configs tell."""
+
+    @property
+    def kv_cache(self) -> bool:
+        """Whether it has layers of its own."""
+        return self.attention is not None
+
+    def components(self) -> list[Component]:
+        """Every chosen component, its own first."""
+        chosen = [self.component]
+        if self.attention is not None:
+            chosen.append(self.attention)
+        return chosen if self.model is None else [*chosen, *self.model.components()]
 
 
 @dataclass(frozen=True)
@@ -156,6 +203,7 @@ class ResolvedConfig:
         ]
         chosen.extend(component for component in (self.quantization, self.operators) if component is not None)
         if self.speculation is not None:
-            chosen.extend(drafter.component for drafter in self.speculation.drafters.values())
+            for drafter in self.speculation.drafters.values():
+                chosen.extend(drafter.components())
             chosen.append(self.speculation.acceptance)
         return chosen

@@ -1,4 +1,4 @@
-"""Rules about how a model runs: device, memory, limits, executor, attention, scheduler, speculation and the rest."""
+"""Rules about how a model runs: device, memory, limits, executor, attention, scheduler and the rest."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import Any, cast
 
 from dovetail.config.choose import Chosen, any_fits, choose, choose_or_none, go_without
 from dovetail.config.resolution import Resolution
-from dovetail.config.resolved import Component, ResolvedCache, ResolvedDrafter, ResolvedSpeculation
+from dovetail.config.resolved import Component, ResolvedCache
 from dovetail.config.rules_model import text_config
-from dovetail.config.schema import AUTO, OFF, DrafterSection, SpeculativeSection
-from dovetail.config.tree import nearest
+from dovetail.config.schema import AUTO
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.operators import OperatorsNeed
-from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.scheduler import SchedulerLimits
-from dovetail.contracts.speculation import AcceptanceRule, DraftWorker, SpeculationNeed
 
 GIB = 2**30
 _CPU_KV_BYTES = 4 * GIB
@@ -28,7 +25,6 @@ _CPU_KV_SHARE = 0.4
 _GPU_FRACTION = 0.9
 _MIN_BATCHED_TOKENS = 2048
 _LONG_PROMPT_SHARE = 0.04
-_MIN_CONFIDENCE = 0.4
 _MOST_STRICT_RANKS = 2
 
 
@@ -306,118 +302,6 @@ def choose_operators(state: Resolution, family: Chosen, dtype: str) -> Component
         "no installed set can be used; the building blocks compute with plain torch",
     )
     return None if chosen is None else chosen.component
-
-
-def choose_speculation(
-    state: Resolution, hf_config: Mapping[str, Any], size: ModelSize, dtype: str
-) -> tuple[ResolvedSpeculation | None, bool]:
-    """Drafters and acceptance rule, and whether some drafter proposes trees."""
-    section = state.config.speculative
-    if section is None:
-        return None, False
-    need = SpeculationNeed(
-        device_type=state.environment.device_type,
-        dtype=dtype,
-        vocab_size=size.vocab_size,
-        hidden_size=int(text_config(hf_config).get("hidden_size", 0)),
-        tensor_parallel=state.config.executor.tensor_parallel,
-        num_tokens=max(drafter.num_tokens for drafter in section.drafters.values()),
-    )
-    drafters = {name: _choose_drafter(state, section, name, need) for name in section.drafters}
-    trees = any(_is_tree_drafter(drafter) for drafter in drafters.values())
-    acceptance = _choose_acceptance(state, section, need, trees=trees)
-    resolved = {
-        name: ResolvedDrafter(
-            name,
-            drafter.component,
-            section.drafters[name].num_tokens,
-            section.drafters[name].length,
-            _min_confidence(state, name, section.drafters[name]),
-        )
-        for name, drafter in drafters.items()
-    }
-    speculation = ResolvedSpeculation(
-        resolved,
-        _default_drafter(state, section),
-        acceptance,
-        section.disable_by_batch_size,
-        section.disable_logprobs,
-    )
-    return speculation, trees
-
-
-def _choose_drafter(state: Resolution, section: SpeculativeSection, name: str, need: SpeculationNeed) -> Chosen:
-    if name == OFF:
-        raise ConfigError(
-            f"speculative.drafters.{name}: requests say {OFF!r} to go without a drafter; name it otherwise"
-        )
-    drafter = section.drafters[name]
-    own_need = dataclasses.replace(need, num_tokens=drafter.num_tokens)
-
-    def against(plugin: type[DraftWorker], options: PluginOptions) -> Sequence[str]:
-        can, reasons = plugin.capabilities, []
-        if drafter.length == "confidence" and not (can.confidence or can.probabilities):
-            reasons.append("it says nothing of its confidence, so length must be adaptive or fixed")
-        return [*reasons, *plugin.check(own_need, options, state.environment)]
-
-    return choose(state, ("speculative", "drafters", name), "draft_worker", drafter, against)
-
-
-def _min_confidence(state: Resolution, name: str, drafter: DrafterSection) -> float:
-    key = f"speculative.drafters.{name}.min_confidence"
-    asked = drafter.min_confidence
-    if drafter.length != "confidence":
-        if asked is not None:
-            raise ConfigError(
-                f"{key} {asked} ({state.layered.origin(key)}) has no meaning with length {drafter.length!r}: set "
-                "length: confidence, or remove it"
-            )
-        return 0.0
-    if asked is None:
-        state.decide(key, _MIN_CONFIDENCE, "the default with length: confidence")
-    return _MIN_CONFIDENCE if asked is None else asked
-
-
-def _is_tree_drafter(drafter: Chosen) -> bool:
-    plugin = cast(type[DraftWorker], drafter.plugin)
-    return plugin.capabilities.trees and plugin.proposes_trees(drafter.options)
-
-
-def _choose_acceptance(
-    state: Resolution, section: SpeculativeSection, need: SpeculationNeed, *, trees: bool
-) -> Component:
-    named = section.acceptance.name != AUTO
-
-    def against(rule: type[AcceptanceRule], options: PluginOptions) -> Sequence[str]:
-        reasons = ["a drafter proposes trees, and it judges chains only"] if trees and not rule.trees else []
-        if state.is_strict and not rule.lossless:
-            reasons.append("it is lossy, so that speculation changes tokens, which reproducibility: strict excludes")
-        if not named and not rule.lossless:
-            reasons.append("it is lossy: it must be asked for by name")
-        if not named and rule.greedy_only:
-            reasons.append("it serves greedy requests only: it must be asked for by name")
-        return [*reasons, *rule.check(need, options, state.environment)]
-
-    path = ("speculative", "acceptance")
-    return choose(state, path, "acceptance_rule", section.acceptance, against).component
-
-
-def _default_drafter(state: Resolution, section: SpeculativeSection) -> str | None:
-    names = list(section.drafters)
-    asked = section.default
-    if asked is None or asked in section.drafters:
-        return asked
-    origin = state.layered.origin("speculative.default")
-    if asked != AUTO:
-        raise ConfigError(
-            f"speculative.default {asked!r} ({origin}) is no drafter of the config; {nearest(asked, names)}"
-        )
-    if len(names) > 1:
-        raise ConfigError(
-            f"speculative.default: which of {', '.join(names)} should requests get that name none? Write one, or null"
-        )
-    state.decide("speculative.default", names[0], "the only drafter")
-    return names[0]
 
 
 def choose_processors(state: Resolution) -> dict[str, Component]:

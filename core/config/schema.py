@@ -164,6 +164,9 @@ class DrafterSection(NamedSection):
         le=1,
         description="With length confidence: a draft ends where the product of the drafter's confidences gets smaller",
     )
+    attention: ComponentSection | None = Field(
+        default=None, description="Backend of the drafter's own attention layers; null: auto where it has any"
+    )
 
 
 class SpeculativeSection(Section):
@@ -240,6 +243,7 @@ PLACES: tuple[Place, ...] = (
     Place(("scheduler",), SchedulerSection, "scheduler", "name"),
     Place(("speculative",), SpeculativeSection, nullable=True),
     Place(("speculative", "drafters", "*"), DrafterSection, "draft_worker", "name"),
+    Place(("speculative", "drafters", "*", "attention"), ComponentSection, "attention_backend", "name", nullable=True),
     Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),

@@ -16,7 +16,7 @@ _LORA = "adapters come with LoRA serving; merge the adapter into the weights unt
 _PROMPT_ADAPTER = "vLLM itself has dropped prompt adapters; use a prompt prefix, which prefix caching makes cheap"
 _TOKENIZER_POOL = "prompts are tokenized once, in the engine's process; leave it out"
 _MULTI_STEP = "overlapping steps is the engine's business, not a setting; leave it out"
-_DRAFT_MODEL = "draft models come with further draft workers; the n-gram drafter is `[ngram]`"
+_DRAFT_MODEL = "a draft model is a drafter of the section `speculative`, with its path beside the name"
 _ONE_DRAFTER = "speculative.drafters.draft"
 
 
@@ -196,14 +196,16 @@ _SPECULATION = (
         "speculative_model",
         "str",
         f"{_ONE_DRAFTER}.name",
-        f"the name of a draft worker; a path of a draft model is planned: {_DRAFT_MODEL}",
+        f"the name of a draft worker; {_DRAFT_MODEL}",
         values={"[ngram]": "ngram"},
     ),
-    _planned("speculative_model_quantization", "str", _DRAFT_MODEL),
+    _works("speculative_model_quantization", "str", f"{_ONE_DRAFTER}.quantization", "an option of `draft_model`"),
     _works("num_speculative_tokens", "int", f"{_ONE_DRAFTER}.num_tokens"),
     _refused("speculative_disable_mqa_scorer", "switch", "drafts are always verified in one pass", False),
-    _planned("speculative_draft_tensor_parallel_size", "int", _DRAFT_MODEL),
-    _planned("speculative_max_model_len", "int", _DRAFT_MODEL),
+    _refused("speculative_draft_tensor_parallel_size", "int", "draft models run on one rank, whatever the target's", 1),
+    _refused(
+        "speculative_max_model_len", "int", "a draft model drafts as far as its own positions and the target's go"
+    ),
     _works(
         "speculative_disable_by_batch_size",
         "int",

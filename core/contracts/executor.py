@@ -16,8 +16,9 @@ After a `WorkerError` an executor is dead: every later call raises it again, and
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.contracts.kv import LayerCache
@@ -54,6 +55,8 @@ class WorkerReport:
     """What each attention layer caches on this rank, by layer_id."""
     available_bytes: int
     """Bytes for KV pages: what the config gives, or its share of what the device has left after the weights."""
+    draft_caches: Mapping[str, tuple[LayerCache, ...]] = field(default_factory=dict)
+    """By drafter, what each of its own attention layers caches; on the rank that drafts alone."""
 
 
 class Worker(Protocol):

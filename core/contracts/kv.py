@@ -74,11 +74,25 @@ class KVGroup:
 
 
 @dataclass(frozen=True)
+class DraftLanes:
+    """Lanes of one drafter's own attention layers, behind those of the target."""
+
+    drafter: str
+    """Its name in the config."""
+    group_id: int
+    """Group whose block tables its layers go by; it keeps all pages."""
+    page_bytes: tuple[int, ...]
+    """Bytes of a page of each layer."""
+
+
+@dataclass(frozen=True)
 class KVLayout:
     """How the KV memory of one engine is cut up: made once, from the model's layers and the cache config.
 
     All groups draw from one pool of `num_blocks` block ids. Layer i of each group shares the storage of
-    "lane" i, so a block id used by one group is never used by another at the same time.
+    "lane" i, so a block id used by one group is never used by another at the same time. A drafter's layers have
+    lanes of their own and no block tables: they go by those of a group of the target. Only the rank that drafts
+    has such lanes.
     """
 
     block_size: int
@@ -87,11 +101,18 @@ class KVLayout:
     """Bytes of one page of one lane: the largest page of any layer."""
     num_lanes: int
     """Layers of the largest group."""
+    draft_lanes: tuple[DraftLanes, ...] = ()
+    """One entry per drafter with layers of its own."""
 
     @property
     def block_bytes(self) -> int:
-        """Bytes that one block id costs: a page in each lane."""
-        return self.page_bytes * self.num_lanes
+        """Bytes that one block id costs: a page in each lane, those of drafters included."""
+        return self.page_bytes * self.num_lanes + self.draft_bytes
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of each block that drafters take."""
+        return sum(sum(lanes.page_bytes) for lanes in self.draft_lanes)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks of one group that hold `num_tokens` tokens."""

@@ -50,6 +50,16 @@ class CausalLM(Protocol):
         `ModelError` that lists tensors that are missing or that nobody wants."""
 
 
+class LayeredCausalLM(CausalLM, Protocol):
+    """What a family with `gives_hidden_layers` builds. Since 1.2."""
+
+    def forward_with_layers(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`, and besides [T, len(layers) * hidden_size]: for each of `layers`, which ascend, the residual
+        stream that enters that layer (number of layers: that enters the final norm), side by side."""
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """Estimates made from the config alone."""
@@ -79,6 +89,9 @@ class ModelFamily(Plugin):
     """Whether rows meet only in the attention layers: all else is done row by row, or by building blocks of
     `dovetail.nn`, which see to it that a row's result bits do not depend on the rows beside it where
     `ModelContext.batch_invariant` asks for that (`reproducibility: strict`). Since 1.2."""
+
+    gives_hidden_layers: ClassVar[bool] = False
+    """Whether its modules are `LayeredCausalLM`s, so that drafters can look between the layers. Since 1.2."""
 
     def __init__(self, options: PluginOptions):
         self.options = options

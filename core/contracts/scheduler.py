@@ -106,7 +106,8 @@ class KVMemory(Protocol):
         """
 
     def allocate(self, request: Any, num_new_tokens: int, reserve: int = 0) -> bool:
-        """Takes the blocks that `request` needs to hold its computed tokens and `num_new_tokens` more.
+        """Takes the blocks that `request` needs to hold its computed tokens and `num_new_tokens` more, and those that
+        its drafter writes to before its guesses are verified, where that keeps keys and values of its own.
 
         With `reserve`, answers False unless that many blocks stay free besides.
         """

@@ -11,17 +11,21 @@ Drafters and rules run on the rank that samples; their results are sent to the o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.contracts.attention import AttentionLayer
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.model import CausalLM, ModelSize
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from dovetail.nn.attention import Attention
+    from dovetail.nn.context import ModelContext
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,26 @@ class DraftCapabilities:
     stateless: bool = False
     """Guesses from what a `DraftRequest` holds and from nothing that it saw before: requests of which no draft is
     wanted are left out of the batch, and where none is wanted at all there is no call. Since 1.1."""
+    kv_cache: bool = False
+    """Has attention layers of its own, whose keys and values stand in further lanes of the requests' KV blocks. Since
+    1.1; see `DraftWorker` for what that asks of it."""
+    reads_next_token: bool = False
+    """Its keys and values at a position depend on the token at the next position too (EAGLE): cached prefixes are
+    then told apart by that token as well. Since 1.1."""
+
+
+@dataclass(frozen=True)
+class DraftModelInfo:
+    """The model that a drafter asked for (`DraftWorker.model_section`), as far as it is known before weights are read.
+    Since 1.1."""
+
+    config: Mapping[str, Any]
+    """The keys of Hugging Face's config.json."""
+    size: ModelSize
+    dtype: str
+    vocabulary_difference: str | None = None
+    """How its tokens differ from the target's, as a phrase; None where they agree or one of the two has no tokenizer
+    to compare."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +77,55 @@ class SpeculationNeed:
     tensor_parallel: int
     num_tokens: int
     """Most drafts per round that the config allows."""
+    num_layers: int = 0
+    """Of the target. Since 1.1."""
+    kv_dtype: str = ""
+    """dtype in which the drafter's own layers, if it has any, are to cache keys and values. Since 1.1."""
+    gives_hidden_layers: bool = False
+    """Whether the target's family hands out the states between its layers (`DraftWorker.hidden_layers`). Since 1.1."""
+    model: DraftModelInfo | None = None
+    """The drafter's own model, where it asks for one. Since 1.1."""
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A model of a drafter's own, loaded by the host on the rank that drafts. Since 1.1."""
+
+    module: CausalLM
+    layers: Sequence[Attention]
+    """Its attention layers, for `DraftWorker.attention_layers`."""
+    max_model_len: int
+    """Positions that it serves: its own, at most the target's."""
+
+
+class DraftPages:
+    """Pages of a drafter's own attention layers. They lie in the KV blocks of the requests, so what the target's pages
+    go through (sharing of prefixes, copies, preemption, swapping) happens to them as well. Since 1.1."""
+
+    def plan(
+        self,
+        keys: Sequence[int],
+        starts: np.ndarray,
+        counts: np.ndarray,
+        tree_masks: Mapping[int, np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Prepares one forward pass over all layers of the drafter, with its own attention backend.
+
+        Request keys[r] has counts[r] >= 1 query tokens, flat and in order of requests, at slots starts[r] ..
+        starts[r] + counts[r] - 1, which the pass writes. Slot i is the place of position i, and each query token sees
+        all slots before starts[r] and the query tokens of its request up to itself, or those that `tree_masks` names
+        (as in `AttentionBatch`, by r). A `DraftRequest` has slots below `len(token_ids) + max_drafts - 1`, and below
+        `first_position + len(hidden_rows)`. Call it from `propose` only, for requests of that batch. numpy integers,
+        [R] each.
+
+        Returns:
+            int64 [T]: the slot of each query token, which is its position where there is no tree.
+        """
+        raise TypeError("this drafter declares no `kv_cache`, so it has no pages")
+
+
+def _without_host(*_: object) -> Any:
+    raise TypeError("this DraftSetup was made without a host; dovetail.testing.draft_suite makes one with all it takes")
 
 
 @dataclass(frozen=True)
@@ -72,6 +145,21 @@ class DraftSetup:
     compute_logits: Callable[[torch.Tensor], torch.Tensor]
     """The target's unembedding: [N, hidden_size] -> [N, vocab_size]. Raises `PluginError` likewise; a drafter that
     needs either refuses `SpeculationNeed.tensor_parallel` above 1 in `check`."""
+    num_layers: int = 0
+    """Of the target. Since 1.1, as all that follows."""
+    model: DraftModel | None = None
+    """The model that `DraftWorker.model_section` asked for."""
+    pages: DraftPages = field(default_factory=DraftPages)
+    """Where `DraftWorker.attention_layers` keep keys and values."""
+    create_context: Callable[[], ModelContext] = _without_host
+    """A fresh context to build a module of `dovetail.nn` with: one rank, the target's device, dtypes, length and set of
+    operators, full precision."""
+    distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor] = _without_host
+    """Draft logits [N, vocab_size] and the parameters of each row's request -> float32 [N, vocab_size]: probabilities
+    after temperature, min_p, top_k and top_p, as the host computes them for the target's logits; all the mass on the
+    most likely token where the temperature is 0. Penalties and biases stay out: acceptance makes up for them."""
+    draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor] = _without_host
+    """Such probabilities [N, vocab_size] and float64 [N] uniforms -> int64 [N] tokens, none of probability 0."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +202,9 @@ class DraftRequest:
     uniforms: np.ndarray
     """float64 [max_drafts] in [0, 1): this request's random stream for drafting. Use it, and nothing else,
     to draw, so that a seeded request repeats."""
+    first_position: int = 0
+    """Position of the first of `hidden_rows`: the target computed the `len(hidden_rows)` positions from here on in this
+    step, and before them everything (in earlier steps, or as a cached prefix). Since 1.1."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +215,9 @@ class DraftBatch:
     hidden_states: torch.Tensor | None
     """[N, hidden_size], None unless the drafter declares `needs_hidden_states`. The row of a position is the
     target's state that predicted the token at the next position."""
+    layer_states: torch.Tensor | None = None
+    """[N, len(hidden_layers) * hidden_size], the states that `DraftWorker.hidden_layers` asks for side by side; None
+    where it asks for none. Since 1.1."""
 
 
 class DraftWorker(Plugin):
@@ -133,6 +227,18 @@ class DraftWorker(Plugin):
     once, on the rank that samples. A request that gives way to others (preemption) keeps its key: until it is back
     there are no proposals for it, its last draft may go without verdict, and positions that were computed before may
     be computed again. So there may be state of more than `max_num_seqs` requests at a time.
+
+    **Layers of its own** (capability `kv_cache`). Blocks of finished and running requests are found by their content
+    and shared, so a drafter keeps this promise: when `propose` returns, its pages are right for every position that
+    the target computed, below `first_position + len(hidden_rows)` of each request of the batch, incomplete prompts
+    and requests with `max_drafts` 0 included; it may rely on those below `first_position`. Positions from there on
+    are its scratch: what it writes for drafts that do not stand it overwrites later, and it is lost when the request
+    gives way. `propose` is called after every step that computes something of its requests. The host does not
+    share blocks of a request whose drafter failed it.
+
+    Order of calls: `check`, `model_section`, `caches`, `hidden_layers` before any weight is read; then on the rank that
+    drafts `__init__`, which reads the drafter's weights, and `attention_layers`; the host makes the pages and binds the
+    layers to an attention backend of the drafter's own (`attention` beside its name in the config).
     """
 
     capabilities: ClassVar[DraftCapabilities] = DraftCapabilities()
@@ -147,10 +253,32 @@ class DraftWorker(Plugin):
         whose capabilities name trees. Without override: yes. Since contract 1.1."""
         return True
 
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """Layers of the drafter's own that cache keys and values. Contract 1.0 does not serve them: a drafter that
-        names any is refused at start-up. Without override: none."""
+    @classmethod
+    def model_section(cls, options: Any) -> Mapping[str, Any] | None:
+        """The model that the host shall find and load for the drafter: keys of the config's section `model` (path,
+        revision, dtype, quantization, source, weight_format, family, hf_overrides), read from options of the same
+        names, so that paths count from the file that gives them; None: none. What was found comes in
+        `SpeculationNeed.model`, the module in `DraftSetup.model`. Since 1.1."""
+        return None
+
+    @classmethod
+    def caches(cls, options: Any, need: SpeculationNeed) -> Sequence[KVSpec]:
+        """What its attention layers will cache, one entry per layer, told from configs alone: for memory estimates and
+        the choice of its attention backend. Asked only of drafters with `kv_cache`, after `check` had nothing against
+        `need`. Since 1.1."""
         return ()
+
+    @classmethod
+    def hidden_layers(cls, options: Any, need: SpeculationNeed) -> Sequence[int]:
+        """Which states between the target's layers it wants in `DraftBatch.layer_states`: entry i is what enters layer
+        i (0: the embeddings), residual included; `need.num_layers`: what enters the final norm. Asked after `check`.
+        Since 1.1."""
+        return ()
+
+    def attention_layers(self) -> Sequence[Attention]:
+        """The drafter's own attention layers, of capability `kv_cache`, in an order of its choice; without override
+        those of `DraftSetup.model`. The host binds them before the first `propose`."""
+        return () if self.setup.model is None else self.setup.model.layers
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:

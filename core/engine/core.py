@@ -237,6 +237,9 @@ class EngineCore:
 
     def _commit(self, plan: StepPlan, outcome: StepOutcome) -> None:
         result = outcome.result
+        for index in result.drafter_errors:
+            # Before blocks are shared, which lack the drafter's pages; or it would be back after a preemption.
+            outcome.schedule.requests[index].leave_drafter()
         if self._awaiting_first:
             self._count_prompt_tokens(outcome)
         if result.counts is None and plan.num_drafts is None and not result.failed:
@@ -245,8 +248,6 @@ class EngineCore:
             self._commit_rows(plan, outcome)
         for index, num_drafts in result.num_next_drafts.items():
             outcome.schedule.requests[index].num_draft_tokens = num_drafts
-        for index in result.drafter_errors:
-            outcome.schedule.requests[index].drafter = None  # or it would be back after a preemption
         if self._awaiting_first:
             self._note_first_tokens(outcome)
         for sequence, _ in outcome.endings:

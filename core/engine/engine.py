@@ -21,11 +21,11 @@ from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prom
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.setup import EngineParts, create_parts
 from dovetail.engine.telemetry import Telemetry
-from dovetail.kv.hashing import prefix_seed
+from dovetail.kv.hashing import drafter_seed, prefix_seed
 from dovetail.kv.manager import KVStatistics
 from dovetail.kv.pool import PrefixCacheReset
 from dovetail.outputs import RequestOutput, SpeculationTotals
-from dovetail.sequence import Sequence
+from dovetail.sequence import DraftBlocks, Sequence
 
 _SEED_MASK = (1 << 64) - 1
 _WEIGHT_VERSION = 0
@@ -210,6 +210,7 @@ class LLMEngine:
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         hash_seed = prefix_seed(_WEIGHT_VERSION, None, cache_salt)
+        draft_blocks = self._draft_blocks(processed.drafter, hash_seed)
         return [
             Sequence(
                 next(self._keys),
@@ -224,6 +225,16 @@ class LLMEngine:
                 eos_token_ids=processed.eos_token_ids,
                 seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
                 drafter=processed.drafter,
+                draft_blocks=draft_blocks,
             )
             for index in range(params.num_sequences)
         ]
+
+    def _draft_blocks(self, name: str | None, hash_seed: bytes) -> DraftBlocks | None:
+        """Blocks also hold pages of a drafter's own layers, if it has any, which only its requests fill."""
+        if name is None or self.config.speculation is None:
+            return None
+        drafter = self.config.speculation.drafters[name]
+        if not drafter.kv_cache:
+            return None
+        return DraftBlocks(drafter_seed(hash_seed, name), int(drafter.reads_next_token), drafter.num_tokens)

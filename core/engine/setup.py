@@ -87,11 +87,14 @@ def _compare_plugin_sets(config: ResolvedConfig, executor: Executor) -> None:
 
 def _create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
     reports: list[WorkerReport] = executor.call("describe")
-    layout = build_layout(reports[0].caches, config.cache.block_size)
+    layout = build_layout(reports[0].caches, config.cache.block_size, reports[0].draft_caches)
     num_blocks = config.cache.num_blocks
     if num_blocks is None:
         num_blocks = min(report.available_bytes for report in reports) // layout.block_bytes
-    check_capacity(layout, num_blocks, config.model.max_model_len, config.limits.max_num_batched_tokens)
+    drafters = config.speculation.drafters.values() if config.speculation is not None else ()
+    lookahead = max((drafter.num_tokens for drafter in drafters if drafter.kv_cache), default=0)
+    num_tokens = config.limits.max_num_batched_tokens + lookahead
+    check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)
     num_host_blocks = config.cache.swap_bytes // layout.block_bytes
     _check_host_blocks(config, layout, num_host_blocks)
     executor.call("initialize_cache", layout, num_blocks, num_host_blocks)

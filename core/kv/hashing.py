@@ -14,16 +14,29 @@ def prefix_seed(weight_version: int, adapter: str | None, cache_salt: str | None
     return blake2b(repr((weight_version, adapter, cache_salt)).encode(), digest_size=16).digest()
 
 
+def drafter_seed(seed: bytes, drafter: str) -> bytes:
+    """16 bytes: `seed` for sequences whose blocks hold pages of a drafter's own layers besides, filled by that drafter
+    alone."""
+    return blake2b(repr((seed, drafter)).encode(), digest_size=16).digest()
+
+
 def extend_block_hashes(
-    hashes: list[bytes], token_ids: list[int], num_blocks: int, block_size: int, seed: bytes
+    hashes: list[bytes], token_ids: list[int], num_blocks: int, block_size: int, seed: bytes, ahead: int = 0
 ) -> None:
     """Appends to `hashes` until it covers the first `num_blocks` blocks of `token_ids`, which must be full.
 
     Hash i = BLAKE2b(hash i - 1, tokens of block i as int32). Before the first stands a digest of `seed` made under
     another personalization, so that no choice of seed continues another chain.
+
+    `ahead`: how many tokens behind a block its content depends on. Its hash then covers these as well: each takes in
+    the tokens that lie so much further on, and the first ones of all go into the seed.
     """
-    parent = hashes[-1] if hashes else blake2b(seed, digest_size=DIGEST_BYTES, person=b"dovetail-seed").digest()
-    for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+    if hashes:
+        parent = hashes[-1]
+    else:
+        first = array("i", token_ids[:ahead]).tobytes()
+        parent = blake2b(seed + first, digest_size=DIGEST_BYTES, person=b"dovetail-seed").digest()
+    for start in range(len(hashes) * block_size + ahead, num_blocks * block_size + ahead, block_size):
         tokens = array("i", token_ids[start : start + block_size]).tobytes()
         parent = blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest()
         hashes.append(parent)

@@ -7,22 +7,28 @@ lane, and `num_blocks - 1` blocks can hold tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
-from dovetail.contracts.kv import DTYPE_BYTES, KVGroup, KVLayout, KVSpec, LayerCache, StateSpec
+from dovetail.contracts.kv import DTYPE_BYTES, DraftLanes, KVGroup, KVLayout, KVSpec, LayerCache, StateSpec
 
 MAX_GROUPS = 8
 """Each group costs a block table per request and a plan per step; splitting kinds of layers stops here."""
 
 
-def build_layout(caches: Sequence[LayerCache | None], block_size: int) -> KVLayout:
+def build_layout(
+    caches: Sequence[LayerCache | None], block_size: int, draft_caches: Mapping[str, Sequence[LayerCache]] | None = None
+) -> KVLayout:
     """Cuts the layers into groups and lanes.
 
     `caches[layer_id]` is what that layer caches, None where it caches nothing. Layers of equal caches form a kind
     (full attention comes first, then windows from narrow to wide). A block id costs a page in every lane, so
     a kind with fewer layers than lanes wastes pages; a kind with many layers is therefore split into several groups
     of equal lane count.
+
+    `draft_caches` holds what the layers of drafters cache, by the drafter's name. These get lanes of their own and
+    go by the block tables of the first group that keeps all pages; where the model has none, one without layers is
+    added, whose blocks then serve drafters alone.
 
     Raises `ModelError` for caches that cannot be served, `ConfigError` for a dtype or block size that is unknown.
     """
@@ -43,7 +49,14 @@ def build_layout(caches: Sequence[LayerCache | None], block_size: int) -> KVLayo
         layer_ids = kinds[spec]
         for start in range(0, len(layer_ids), num_lanes):
             groups.append(KVGroup(len(groups), tuple(layer_ids[start : start + num_lanes]), spec.window))
-    return KVLayout(block_size, tuple(groups), page_bytes, num_lanes)
+    if draft_caches and all(group.window is not None for group in groups):
+        groups.append(KVGroup(len(groups), (), None))
+    group_id = next((group.group_id for group in groups if group.window is None), 0)
+    draft_lanes = tuple(
+        DraftLanes(name, group_id, tuple(_checked(i, cache).page_bytes(block_size) for i, cache in enumerate(layers)))
+        for name, layers in (draft_caches or {}).items()
+    )
+    return KVLayout(block_size, tuple(groups), page_bytes, num_lanes, draft_lanes)
 
 
 def _checked(layer_id: int, cache: LayerCache) -> KVSpec:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.contracts.kv import KVLayout
-from dovetail.kv.hashing import extend_block_hashes
 from dovetail.kv.pool import NULL_BLOCK, BlockPool, HostPool, PrefixCacheReset
-from dovetail.kv.prefix import find_cached_prefix, find_fork_prefix, first_live_block
+from dovetail.kv.prefix import extend_hashes_of, find_cached_prefix, find_fork_prefix, first_live_block
 from dovetail.kv.transfers import BlockChanges, PendingTransfers
 from dovetail.sequence import Sequence
 
@@ -120,8 +119,11 @@ class KVCacheManager:
         return num_tokens
 
     def allocate(self, request: Sequence, num_new_tokens: int, reserve: int = 0) -> bool:
-        """Makes the request's tables hold its computed tokens and `num_new_tokens` more; False: nothing changed."""
+        """Makes the request's tables hold its computed tokens, `num_new_tokens` more, and those that its drafter looks
+        ahead; False: nothing changed."""
         end = request.num_computed_tokens + num_new_tokens
+        if request.num_lookahead_tokens:
+            end = max(end, min(end + request.num_lookahead_tokens, request.max_total_tokens))
         if not reserve and end <= self._capacity.get(request.key, 0):
             return True
         return self._grow(request, end, reserve)
@@ -163,9 +165,13 @@ class KVCacheManager:
         sequence.commit_at = commit_at
 
     def trim(self, sequence: Sequence) -> None:
-        """Frees blocks beyond those that the computed tokens and one more need: those of rejected drafts."""
+        """Frees blocks beyond those that the computed tokens and one more need, or that the sequence's drafter has
+        written to for its next guesses: the blocks of rejected drafts."""
         tables = sequence.block_ids
         keep = sequence.num_computed_tokens // self.block_size + 1
+        if sequence.num_lookahead_tokens:
+            ahead = min(sequence.num_tokens + sequence.num_lookahead_tokens - 1, sequence.max_total_tokens)
+            keep = max(keep, self.layout.blocks_for(ahead))
         if not tables or len(tables[0]) <= keep:
             return
         rows = zip(*(table[: keep - 1 : -1] for table in tables), strict=True)
@@ -321,8 +327,8 @@ class KVCacheManager:
         done = self._num_registered[sequence.key]
         if num_full <= done:
             return
+        extend_hashes_of(sequence, num_full, self.block_size)
         hashes = sequence.block_hashes
-        extend_block_hashes(hashes, sequence.token_ids, num_full, self.block_size, sequence.hash_seed)
         for group_id, table in enumerate(sequence.block_ids):
             for index in range(done, num_full):
                 if table[index] != NULL_BLOCK:
@@ -345,8 +351,8 @@ class KVCacheManager:
         if not self.prefix_caching or self._num_registered[request.key] == _NEVER:
             return {}
         num_full = request.num_computed_tokens // self.block_size
+        extend_hashes_of(request, num_full, self.block_size)
         hashes = request.block_hashes
-        extend_block_hashes(hashes, request.token_ids, num_full, self.block_size, request.hash_seed)
         hits: dict[tuple[int, int], int] = {}
         for group_id, host_table in enumerate(request.host_block_ids):
             for index in range(num_full):

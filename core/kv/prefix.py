@@ -24,7 +24,7 @@ def find_cached_prefix(layout: KVLayout, pool: BlockPool, sequence: Sequence) ->
     most = (sequence.num_tokens - 1) // layout.block_size
     tables = [_cached_run(layout, pool, sequence, group, most) for group in layout.groups if group.window is None]
     most = min(map(len, tables), default=most)
-    extend_block_hashes(sequence.block_hashes, sequence.token_ids, most, layout.block_size, sequence.hash_seed)
+    extend_hashes_of(sequence, most, layout.block_size)
     windowed = [group for group in layout.groups if group.window is not None]
     found = [[pool.find(group.group_id, content) for content in sequence.block_hashes[:most]] for group in windowed]
     length = _longest_valid(windowed, found, most, layout.block_size)
@@ -36,13 +36,20 @@ def find_cached_prefix(layout: KVLayout, pool: BlockPool, sequence: Sequence) ->
     return result
 
 
+def extend_hashes_of(sequence: Sequence, num_blocks: int, block_size: int) -> None:
+    """Makes `block_hashes` cover the first `num_blocks` blocks of the sequence, which must be full."""
+    extend_block_hashes(
+        sequence.block_hashes, sequence.token_ids, num_blocks, block_size, sequence.hash_seed, sequence.hash_ahead
+    )
+
+
 def _cached_run(layout: KVLayout, pool: BlockPool, sequence: Sequence, group: KVGroup, most: int) -> list[int]:
     """Leading cached blocks of one group, hashing no further than the first miss."""
     blocks: list[int] = []
     hashes = sequence.block_hashes
     for index in range(most):
         if index == len(hashes):
-            extend_block_hashes(hashes, sequence.token_ids, index + 1, layout.block_size, sequence.hash_seed)
+            extend_hashes_of(sequence, index + 1, layout.block_size)
         block = pool.find(group.group_id, hashes[index])
         if block == NULL_BLOCK:
             break
@@ -72,7 +79,8 @@ def find_fork_prefix(layout: KVLayout, sequence: Sequence) -> int:
     if parent.hash_seed != sequence.hash_seed:
         return 0
     length = min(parent.num_computed_tokens, sequence.num_tokens - 1)
-    length = _common_prefix(parent.token_ids, sequence.token_ids, length)
+    ahead = sequence.hash_ahead
+    length = max(0, _common_prefix(parent.token_ids, sequence.token_ids, length + ahead) - ahead)
     num_blocks = layout.blocks_for(length)
     for group, table in zip(layout.groups, parent.block_ids, strict=True):
         if NULL_BLOCK in table[first_live_block(group, length, layout.block_size) : num_blocks]:

@@ -55,8 +55,11 @@ class KeptKernel(LinearKernel):
 class KernelKeeper:
     """The kernels of one model on one rank, and the file that they are kept in."""
 
-    def __init__(self, cache: PackedCache):
+    def __init__(self, cache: PackedCache, made_by: Sequence[str], bytes_per_weight: float):
+        """`made_by`: all that the packed weights depend on besides the contents of the checkpoint's files."""
         self._cache = cache
+        self._made_by = tuple(made_by)
+        self._bytes_per_weight = bytes_per_weight
         self._kernels: dict[str, KeptKernel] = {}
         self._twice: str | None = None
         self.is_restored = False
@@ -69,18 +72,17 @@ class KernelKeeper:
         self._kernels[shape.name] = KeptKernel(shape, kernel)
         return self._kernels[shape.name]
 
-    def restore(self, files: Sequence[Path], made_by: Sequence[str], bytes_per_weight: float) -> str | None:
-        """Restores every kernel from what an earlier start kept, if it did. `made_by`: all that the packed weights
-        depend on besides the contents of `files`.
+    def restore(self, files: Sequence[Path]) -> str | None:
+        """Restores every kernel from what an earlier start kept of the same `files`, if it did.
 
         Returns the key under which `keep` should store them; None if they are restored, or are not to be kept: no files
         that would identify them, or more than fits.
         """
         sizes = (kernel.shape.in_features * kernel.shape.out_features for kernel in self._kernels.values())
-        if not files or self._twice is not None or not 0 < sum(sizes) * bytes_per_weight <= self._cache.max_bytes:
+        if not files or self._twice is not None or not 0 < sum(sizes) * self._bytes_per_weight <= self._cache.max_bytes:
             return None
         try:
-            key = self._cache.content_key(files, *made_by)
+            key = self._cache.content_key(files, *self._made_by)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             return None

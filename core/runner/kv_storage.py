@@ -13,25 +13,42 @@ from dovetail.contracts.kv import DTYPE_BYTES, KVLayout, KVSpec
 
 
 class KVStorage:
-    """`num_blocks` pages in each lane of a layout, and as many host pages as swapping may use."""
+    """`num_blocks` pages in each lane of a layout, and as many host pages as swapping may use. Lanes of drafters come
+    last, on the rank that `drafts` alone."""
 
-    def __init__(self, layout: KVLayout, num_blocks: int, num_host_blocks: int, device: torch.device):
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, num_host_blocks: int, device: torch.device, *, drafts: bool = True
+    ):
         self._layout = layout
         on_host = device.type == "cpu"
+        page_bytes = [layout.page_bytes] * layout.num_lanes
+        self._first_draft_lane: dict[str, int] = {}
+        for lanes in layout.draft_lanes if drafts else ():
+            self._first_draft_lane[lanes.drafter] = len(page_bytes)
+            page_bytes += lanes.page_bytes
         self._lanes = [
-            _host_pages(num_blocks, layout)
+            _host_pages(num_blocks, size)
             if on_host
-            else torch.zeros(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
-            for _ in range(layout.num_lanes)
+            else torch.zeros(num_blocks, size, dtype=torch.uint8, device=device)
+            for size in page_bytes
         ]
         self._host = [
-            _host_pages(num_host_blocks, layout)
+            _host_pages(num_host_blocks, size)
             if on_host
-            else torch.zeros(num_host_blocks, layout.page_bytes, dtype=torch.uint8, pin_memory=True)
-            for _ in range(layout.num_lanes if num_host_blocks else 0)
+            else torch.zeros(num_host_blocks, size, dtype=torch.uint8, pin_memory=True)
+            for size in (page_bytes if num_host_blocks else ())
         ]
         self._num_blocks = num_blocks
         self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        return self._device
+
+    def draft_view(self, drafter: str, index: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
+        """The cache of a drafter's layer, by its place among the drafter's own; as `view`."""
+        return self.view(self._first_draft_lane[drafter] + index, spec, backend)
 
     def view(self, lane: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
         """One layer's cache in the shape that its backend asks for. Pages keep the lane's distance, which is larger
@@ -49,7 +66,7 @@ class KVStorage:
         strides = [1] * len(shape)
         for dim in range(len(shape) - 2, 0, -1):
             strides[dim] = strides[dim + 1] * shape[dim + 1]
-        strides[0] = self._layout.page_bytes // itemsize
+        strides[0] = self._lanes[lane].shape[1] // itemsize
         return elements.as_strided(shape, strides)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -71,9 +88,9 @@ class KVStorage:
             lane[target] = lane[source]
 
 
-def _host_pages(num_blocks: int, layout: KVLayout) -> torch.Tensor:
+def _host_pages(num_blocks: int, page_bytes: int) -> torch.Tensor:
     """Zeroed pages that the operating system hands over when they are first touched; torch.zeros would touch them."""
-    return torch.from_numpy(np.zeros((num_blocks, layout.page_bytes), dtype=np.uint8))
+    return torch.from_numpy(np.zeros((num_blocks, page_bytes), dtype=np.uint8))
 
 
 def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:

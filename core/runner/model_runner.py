@@ -6,15 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch
-from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
-from dovetail.contracts.model import CausalLM
+from dovetail.contracts.model import CausalLM, LayeredCausalLM
 from dovetail.contracts.step import DraftCounts, StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn.context import ModelContext
 from dovetail.nn.replay import ReplayedForward
@@ -67,28 +67,21 @@ class ModelRunner:
         config: ResolvedConfig,
         model: CausalLM,
         context: ModelContext,
-        layout: KVLayout,
         storage: KVStorage,
-        backends: list[AttentionBackend],
+        backends: Mapping[int, AttentionBackend],
         processors: Mapping[str, LogitsProcessor],
         speculation: Speculation | None,
+        batch: InputBatch,
     ):
         self._model = model
-        self._forward = ReplayedForward(model.forward) if context.device.type == "cpu" else model.forward
+        self._forward_pass = ReplayedForward(model.forward) if context.device.type == "cpu" else model.forward
         self._device = context.device
         self._communicator = context.communicator
         self._storage = storage
         self._backends = backends
         self._speculation = speculation
-        limits = config.limits
-        self._batch = InputBatch(
-            limits.max_num_seqs,
-            config.model.max_model_len,
-            layout.block_size,
-            len(layout.groups),
-            speculation.max_drafts if speculation is not None else 0,
-        )
-        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors)
+        self._batch = batch
+        self._sampler = Sampler(config.model.vocab_size, config.limits.max_num_seqs, processors)
         self._prompt_scored: set[int] = set()
         """Requests that ask for log probabilities of their prompts."""
         self._samples = context.communicator.rank == 0
@@ -107,7 +100,7 @@ class ModelRunner:
         inputs = self._batch.prepare(plan)
         self._plan_attention(inputs)
         prepared = time.perf_counter()
-        hidden = self._forward(self._to_device(inputs.input_ids), self._to_device(inputs.positions))
+        hidden, layer_states = self._forward(inputs)
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
         sampled = self._sample(plan, inputs, hidden)
@@ -116,7 +109,9 @@ class ModelRunner:
         num_next_drafts: dict[int, int] = {}
         if self._speculation is not None:
             self._note_cost(plan, inputs, drawn - started)
-            num_next_drafts = self._speculation.propose(plan, inputs, self._batch, self._sampler, hidden, sampled)
+            num_next_drafts = self._speculation.propose(
+                plan, inputs, self._batch, self._sampler, hidden, layer_states, sampled
+            )
         ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
@@ -141,6 +136,15 @@ class ModelRunner:
         num_rows, num_requests = int(inputs.query_start[-1]), len(plan.keys)
         if self._samples and self._speculation is not None and num_rows == num_requests + int(inputs.num_drafts.sum()):
             self._speculation.lengths.measured(num_requests, num_rows, seconds)
+
+    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The last states, and those between layers that some drafter wants."""
+        input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        if self._speculation is None or not self._speculation.hidden_layers:
+            return self._forward_pass(input_ids, positions), None
+        # Resolution saw to it that the target's family is one that hands them out.
+        model = cast(LayeredCausalLM, self._model)
+        return model.forward_with_layers(input_ids, positions, self._speculation.hidden_layers)
 
     def _forget(self, plan: StepPlan) -> None:
         for key in plan.finished:
@@ -175,7 +179,7 @@ class ModelRunner:
     def _plan_attention(self, inputs: StepInputs) -> None:
         longest_query = int(np.diff(inputs.query_start).max())
         longest = int(inputs.seq_lens.max())
-        for group, backend in enumerate(self._backends):
+        for group, backend in self._backends.items():
             backend.plan(
                 AttentionBatch(
                     query_start=inputs.query_start,

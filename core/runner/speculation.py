@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,6 @@ import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
-from dovetail.config.rules_model import text_config
-from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.speculation import (
@@ -24,15 +22,13 @@ from dovetail.contracts.speculation import (
     Draft,
     DraftBatch,
     DraftRequest,
-    DraftSetup,
-    DraftWorker,
 )
 from dovetail.contracts.step import DraftCounts, NewRequest, StepPlan
 from dovetail.nn.attention import Attention
 from dovetail.nn.context import ModelContext
-from dovetail.nn.hf_config import required
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
+from dovetail.runner.drafters import LoadedDrafter
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.verifier import DraftedRequest, Verifier, draft_depth, draft_problem, first_nodes
@@ -41,14 +37,6 @@ if TYPE_CHECKING:
     from dovetail.runner.model_runner import StepTokens
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ActiveDrafter:
-    """One configured drafter in this worker."""
-
-    worker: DraftWorker
-    setting: LengthSetting
 
 
 @dataclass(slots=True)
@@ -65,68 +53,38 @@ class DraftedFor:
 
 
 def create_speculation(
-    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: ModelContext, layout: KVLayout
+    config: ResolvedConfig,
+    plugins: LoadedPlugins,
+    drafters: Mapping[str, LoadedDrafter],
+    model: CausalLM,
+    context: ModelContext,
+    layout: KVLayout,
 ) -> Speculation | None:
-    """The drafters and the rule of a config; None where it has no speculative section."""
+    """The drafters that were loaded and the rule of a config; None where it has no speculative section."""
     if config.speculation is None:
         return None
-    drafters = {}
-    for name, chosen in config.speculation.drafters.items():
-        setup = DraftSetup(
-            vocab_size=config.model.vocab_size,
-            hidden_size=int(required(text_config(config.model.hf_config), "hidden_size")),
-            max_model_len=config.model.max_model_len,
-            max_num_seqs=config.limits.max_num_seqs,
-            num_tokens=chosen.num_tokens,
-            device=context.device,
-            dtype=context.dtype,
-            embed=_on_one_rank(model.embed, "embed", context),
-            compute_logits=_on_one_rank(model.compute_logits, "compute_logits", context),
-        )
-        worker: DraftWorker = plugins.create(chosen.component, setup)
-        if worker.attention_layers():
-            raise ConfigError(
-                f"drafter {name!r} has attention layers of its own; this version runs drafters that keep no KV cache"
-            )
-        drafters[name] = ActiveDrafter(worker, _length_setting(chosen, worker))
     rule: AcceptanceRule = plugins.create(config.speculation.acceptance)
     layers = [
         (group.group_id, context.attention_layers[layer_id]) for group in layout.groups for layer_id in group.layer_ids
     ]
+    settings = {name: _length_setting(drafter, plugins) for name, drafter in config.speculation.drafters.items()}
     lengths = DraftLengths(
-        {name: drafter.setting for name, drafter in drafters.items()},
-        strict=config.is_strict,
-        disable_by_batch_size=config.speculation.disable_by_batch_size,
+        settings, strict=config.is_strict, disable_by_batch_size=config.speculation.disable_by_batch_size
     )
-    return Speculation(drafters, rule, model, context, layers, config.model.max_model_len, lengths)
+    return Speculation(drafters, settings, rule, model, context, layers, config.model.max_model_len, lengths)
 
 
-def _length_setting(chosen: ResolvedDrafter, worker: DraftWorker) -> LengthSetting:
-    can = worker.capabilities
+def _length_setting(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> LengthSetting:
+    plugin, options = plugins.get(chosen.component)
+    can = plugin.capabilities
     return LengthSetting(
         num_tokens=chosen.num_tokens,
         length=chosen.length,
         min_confidence=chosen.min_confidence,
         stateless=can.stateless,
-        trees=can.trees,
+        trees=can.trees and plugin.proposes_trees(options),
         draws=can.probabilities,
     )
-
-
-def _on_one_rank(
-    function: Callable[[torch.Tensor], torch.Tensor], name: str, context: ModelContext
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What a drafter, which runs on rank 0 alone, may call of a model: nothing that other ranks take part in."""
-    if context.communicator.size == 1:
-        return function
-
-    def refuse(tensor: torch.Tensor) -> torch.Tensor:
-        raise PluginError(
-            f"DraftSetup.{name} needs all {context.communicator.size} tensor-parallel ranks, and drafters run on one; "
-            "set executor.tensor_parallel to 1, or choose a drafter that does without it"
-        )
-
-    return refuse
 
 
 class Speculation:
@@ -134,7 +92,8 @@ class Speculation:
 
     def __init__(
         self,
-        drafters: Mapping[str, ActiveDrafter],
+        drafters: Mapping[str, LoadedDrafter],
+        settings: Mapping[str, LengthSetting],
         rule: AcceptanceRule,
         model: CausalLM,
         context: ModelContext,
@@ -143,6 +102,8 @@ class Speculation:
         lengths: DraftLengths,
     ):
         self._drafters = dict(drafters)
+        """None of them on ranks that do not draft."""
+        self._settings = dict(settings)
         self._rule = rule
         self._model = model
         self._communicator = context.communicator
@@ -151,7 +112,10 @@ class Speculation:
         self._max_model_len = max_model_len
         self.lengths = lengths
         """How many drafts are worth their while; looked at on rank 0 alone."""
-        self.max_drafts = max(drafter.setting.num_tokens for drafter in self._drafters.values())
+        self.max_drafts = max(setting.num_tokens for setting in self._settings.values())
+        wanted = {layer for drafter in self._drafters.values() for layer in drafter.config.hidden_layers}
+        self.hidden_layers = tuple(sorted(wanted))
+        """States between the target's layers that some drafter wants; none on ranks that do not draft."""
         self._requests: dict[int, DraftedFor] = {}
         """By key, those that have or had a drafter."""
         self._accepted: dict[int, tuple[list[int], int]] = {}
@@ -205,6 +169,7 @@ class Speculation:
         batch: InputBatch,
         sampler: Sampler,
         hidden: torch.Tensor,
+        layer_states: torch.Tensor | None,
         sampled: StepTokens,
     ) -> dict[int, int]:
         """Drafts for the next step: how many wait, by place in the plan. Errors of drafters go to `sampled`."""
@@ -219,7 +184,8 @@ class Speculation:
             for name, chosen in places.items():
                 requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled)
                 if requests:
-                    drafts |= self._draft(name, requests, hidden, sampler.vocab_size, sampled.drafter_errors)
+                    states = self._states(name, hidden, layer_states)
+                    drafts |= self._draft(name, requests, states, sampler.vocab_size, sampled.drafter_errors)
             self._switch_off(plan, sampled.drafter_errors)
             if drafts:
                 keys = {place: plan.keys[place] for place in drafts}
@@ -315,11 +281,26 @@ class Speculation:
             target = torch.from_numpy(slots[first : first + len(nodes)].copy()).to(self._device)
             layer.move_slots(source, target)
 
+    def _states(
+        self, name: str, hidden: torch.Tensor, layer_states: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The target's last states and those between its layers, as far as a drafter wants them."""
+        drafter = self._drafters[name]
+        last = hidden if drafter.worker.capabilities.needs_hidden_states else None
+        layers = drafter.config.hidden_layers
+        if layer_states is None or not layers:
+            return last, None
+        if layers == self.hidden_layers:
+            return last, layer_states
+        parts = layer_states.view(len(layer_states), len(self.hidden_layers), -1)
+        index = torch.tensor([self.hidden_layers.index(layer) for layer in layers], device=self._device)
+        return last, parts.index_select(1, index).flatten(1)
+
     def _draft(
         self,
         name: str,
         requests: dict[int, DraftRequest],
-        hidden: torch.Tensor,
+        states: tuple[torch.Tensor | None, torch.Tensor | None],
         vocab_size: int,
         errors: dict[int, str],
     ) -> dict[int, Draft]:
@@ -331,8 +312,7 @@ class Speculation:
             for request in requests.values():
                 if request.key in self._accepted:
                     worker.on_verified(request.key, *self._accepted[request.key])
-            states = hidden if worker.capabilities.needs_hidden_states else None
-            proposed = list(worker.propose(DraftBatch(list(requests.values()), states)))
+            proposed = list(worker.propose(DraftBatch(list(requests.values()), *states)))
             if len(proposed) != len(requests):
                 raise ValueError(f"{len(proposed)} drafts for {len(requests)} requests")
         except Exception as error:
@@ -365,7 +345,7 @@ class Speculation:
         sampled: StepTokens,
     ) -> dict[int, DraftRequest]:
         """What one drafter is shown, by place: all its requests, or of a stateless one those that want drafts."""
-        setting = self._drafters[name].setting
+        setting = self._settings[name]
         keys = [plan.keys[place] for place in places]
         known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
         limits = np.array([self._requests[key].max_total_tokens for key in keys])
@@ -383,6 +363,7 @@ class Speculation:
             known, wanted = known[chosen], wanted[chosen]
         uniforms = sampler.draft_uniforms(keys, known, setting.num_tokens)
         hidden_rows = self._standing_rows(keys, places, inputs)
+        first_positions = inputs.positions[inputs.query_start[places]].tolist()
         requests = {}
         for i, (place, key, room) in enumerate(zip(places, keys, wanted.tolist(), strict=True)):
             request = batch.requests[key].request
@@ -394,6 +375,7 @@ class Speculation:
                 sampling=request.sampling,
                 hidden_rows=hidden_rows[i],
                 uniforms=uniforms[i, :room],
+                first_position=first_positions[i],
             )
         return requests
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import (
     AcceptanceRule,
@@ -27,9 +28,11 @@ from dovetail.contracts.speculation import (
     DraftRequest,
     DraftSetup,
     DraftWorker,
+    SpeculationNeed,
     Verdict,
     VerifyRequest,
 )
+from dovetail.runner.draft_sampling import draft_distributions, draft_draw
 
 NUM_ROUNDS = 10_000
 """Rounds per check of a distribution. If 0.035 of probability moves from one first token to another, the chi-square
@@ -66,11 +69,13 @@ class DraftWorkerSuite:
     vocab_size: ClassVar[int] = 50
     hidden_size: ClassVar[int] = 8
     num_tokens: ClassVar[int] = 4
+    num_layers: ClassVar[int] = 4
+    """Of the target, for drafters that look between its layers."""
 
-    def create(self) -> DraftWorker:
-        """A fresh worker over a random target's embeddings."""
+    def setup(self) -> DraftSetup:
+        """A random target's embeddings."""
         torch.manual_seed(0)
-        setup = DraftSetup(
+        return DraftSetup(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             max_model_len=256,
@@ -78,35 +83,77 @@ class DraftWorkerSuite:
             num_tokens=self.num_tokens,
             device=torch.device("cpu"),
             dtype=torch.float32,
-            embed=torch.nn.Embedding(self.vocab_size, self.hidden_size),
-            compute_logits=torch.nn.Linear(self.hidden_size, self.vocab_size, bias=False),
+            embed=torch.nn.Embedding(self.vocab_size, self.hidden_size).requires_grad_(False),
+            compute_logits=torch.nn.Linear(self.hidden_size, self.vocab_size, bias=False).requires_grad_(False),
+            num_layers=self.num_layers,
+            distributions=draft_distributions,
+            draw=draft_draw,
         )
-        return self.worker_class(self.worker_class.Options.model_validate(dict(self.options)), setup)
 
-    def batch(self, num_requests: int, max_drafts: int | None = None, num_known: int = 40) -> DraftBatch:
-        """Requests whose tokens repeat themselves, each with one new hidden state."""
+    def create(self) -> DraftWorker:
+        """A fresh worker."""
+        return self.worker_class(self._options(), self.setup())
+
+    def _options(self) -> PluginOptions:
+        return self.worker_class.Options.model_validate(dict(self.options))
+
+    def need(self) -> SpeculationNeed:
+        """What the suite asks of the drafter."""
+        return SpeculationNeed(
+            device_type="cpu",
+            dtype="float32",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            tensor_parallel=1,
+            num_tokens=self.num_tokens,
+            num_layers=self.num_layers,
+            kv_dtype="float32",
+            gives_hidden_layers=True,
+        )
+
+    def batch(
+        self,
+        num_requests: int,
+        max_drafts: int | None = None,
+        num_known: int = 40,
+        first: int = 0,
+        end: int | None = None,
+        known: NDArray[np.int32] | None = None,
+    ) -> DraftBatch:
+        """Requests whose tokens repeat themselves, `num_known` of them known, or those of `known`. The step has
+        computed the positions from `first` to `end` (without it: all but the last known token), each of which has the
+        same states in any batch."""
         requests = []
+        end = num_known - 1 if end is None else end
+        states = []
         for key in range(num_requests):
             random = np.random.default_rng(key)
             phrase = random.integers(0, self.vocab_size, 7, dtype=np.int32)
             count = self.num_tokens if max_drafts is None else max_drafts
-            tokens = np.resize(phrase, num_known)
+            tokens = np.resize(phrase, num_known) if known is None else known
             tokens.flags.writeable = False
             requests.append(
                 DraftRequest(
                     key=key,
                     token_ids=tokens,
-                    num_prompt_tokens=num_known - 5,
+                    num_prompt_tokens=max(1, len(tokens) - 5),
                     max_drafts=count,
                     sampling=SamplingParams(temperature=0.0 if key % 2 else 1.0),
-                    hidden_rows=np.array([key]),
+                    hidden_rows=np.arange(key * (end - first), (key + 1) * (end - first)),
                     uniforms=random.random(count),
+                    first_position=first,
                 )
             )
-        # numpy's rows do not depend on how many are drawn, torch's do.
-        states = np.random.default_rng(1).standard_normal((num_requests, self.hidden_size), dtype=np.float32)
-        hidden = torch.from_numpy(states)
-        return DraftBatch(requests, hidden if self.worker_class.capabilities.needs_hidden_states else None)
+            # numpy's rows do not depend on how many are drawn, torch's do.
+            drawn = np.random.default_rng(key).standard_normal((128, self.num_layers + 1, self.hidden_size), np.float32)
+            states.append(torch.from_numpy(drawn)[first:end])
+        whole = torch.cat(states)
+        layers = list(self.worker_class.hidden_layers(self._options(), self.need()))
+        return DraftBatch(
+            requests,
+            whole[:, -1] if self.worker_class.capabilities.needs_hidden_states else None,
+            whole[:, layers].flatten(1) if layers else None,
+        )
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
@@ -140,7 +187,7 @@ class DraftWorkerSuite:
         """Other requests in the batch change nothing."""
         together = self.create().propose(self.batch(3))
         alone = self.create().propose(self.batch(1))
-        assert as_lists(together[0]) == as_lists(alone[0])
+        assert_same_draft(together[0], alone[0])
 
     def test_goes_on_after_verification_and_finish(self) -> None:
         """A round, its outcome, another round, the end, and the same key's tokens once more."""
@@ -320,6 +367,14 @@ def check_path(draft: Draft, verdict: Verdict) -> None:
 def parent_of(draft: Draft, node: int) -> int:
     """Index of a node's parent, -1 for the root."""
     return node - 1 if draft.parents is None else draft.parents[node]
+
+
+def assert_same_draft(draft: Draft | None, other: Draft | None) -> None:
+    """Asserts that two drafts are equal, probabilities but for rounding."""
+    tokens = [(list(d.token_ids), d.parents) if d is not None else None for d in (draft, other)]
+    assert tokens[0] == tokens[1]
+    if draft is not None and other is not None and draft.probs is not None and other.probs is not None:
+        torch.testing.assert_close(draft.probs, other.probs, rtol=1e-4, atol=1e-5)
 
 
 def as_lists(draft: Draft | None) -> Any:

@@ -150,6 +150,22 @@ class DecoderModel(torch.nn.Module):
         hidden, _ = self.norm.add(x, residual)
         return hidden
 
+    def forward_with_layers(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `LayeredCausalLM.forward_with_layers`."""
+        x, residual = self.embed(input_ids), None
+        rotation = self.rotary(positions)
+        states = []
+        for index, layer in enumerate([*self.layers, None]):
+            if index in layers:
+                # A copy in any case: layers write their results where their arguments stood.
+                states.append(x.clone() if residual is None else residual + x)
+            if layer is not None:
+                x, residual = layer(x, residual, rotation)
+        hidden, _ = self.norm.add(x, residual)
+        return hidden, torch.cat(states, dim=-1)
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.compute_logits`."""
         logits: torch.Tensor = self.lm_head(hidden)

@@ -22,6 +22,7 @@ class LlamaFamily(ModelFamily):
     contract = (1, 2)
     batch_invariant = True
     stability = "provisional"
+    gives_hidden_layers = True
     preference: ClassVar[int] = 10
     architectures = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 

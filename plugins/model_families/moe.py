@@ -23,6 +23,7 @@ class MoEFamily(ModelFamily):
     contract = (1, 2)
     batch_invariant = True
     stability = "provisional"
+    gives_hidden_layers = True
     preference: ClassVar[int] = 10
     architectures = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 

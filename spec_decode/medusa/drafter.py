@@ -116,7 +116,7 @@ class MedusaDrafter(DraftWorker):
         for matrix, bias in zip(weights.blocks, weights.biases, strict=True):
             x = x + torch.nn.functional.silu(torch.baddbmm(bias[:num_heads], x, matrix[:num_heads]))
         if weights.unembed is None:
-            logits = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:2])
+            logits = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).view(*x.shape[:2], -1)
         else:
             logits = torch.bmm(x, weights.unembed[:num_heads])
         count = self._tree.num_candidates

@@ -1,0 +1,43 @@
+"""What drafters borrow from the sampler: distributions by a request's own parameters, and draws from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.runner.sampling_ops import Truncation, draw, normalized, truncated_weights
+
+
+def draft_distributions(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
+    """As `DraftSetup.distributions`."""
+    device = logits.device
+    drawn = [row for row, params in enumerate(sampling) if not params.is_greedy]
+    if len(drawn) == len(sampling):
+        return _sampled(logits.float(), sampling)
+    probs = torch.zeros(logits.shape, dtype=torch.float32, device=device)
+    probs.scatter_(1, logits.max(-1).indices[:, None], 1.0)
+    if drawn:
+        index = torch.tensor(drawn, device=device)
+        probs[index] = _sampled(logits[index].float(), [sampling[row] for row in drawn])
+    return probs
+
+
+def draft_draw(probs: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
+    """As `DraftSetup.draw`."""
+    return draw(probs, torch.from_numpy(np.ascontiguousarray(uniforms, dtype=np.float64)).to(probs.device))
+
+
+def _sampled(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
+    device, vocab_size = logits.device, logits.shape[1]
+    top_k = [params.top_k if 0 < params.top_k < vocab_size else vocab_size for params in sampling]
+    truncation = Truncation(
+        temperature=torch.tensor([params.temperature for params in sampling], device=device),
+        min_p=torch.tensor([params.min_p for params in sampling], device=device),
+        top_k=torch.tensor(top_k, device=device),
+        top_p=torch.tensor([params.top_p for params in sampling], dtype=torch.float64, device=device),
+    )
+    cut = [row for row, params in enumerate(sampling) if top_k[row] < vocab_size or params.top_p < 1]
+    return normalized(truncated_weights(logits, truncation, torch.tensor(cut, device=device) if cut else None))

@@ -1,0 +1,46 @@
+"""Builds a model and reads its weights, or what an earlier start kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dovetail.config.resolved import Component
+from dovetail.contracts.model import CausalLM
+from dovetail.contracts.weights import ModelFiles, WeightReader
+from dovetail.nn.context import ModelContext
+from dovetail.registry.bootstrap import LoadedPlugins
+
+
+def read_module(
+    plugins: LoadedPlugins,
+    family: Component,
+    hf_config: Mapping[str, Any],
+    context: ModelContext,
+    weight_format: Component,
+    files: ModelFiles,
+) -> CausalLM:
+    """The model with its weights. Raises `ModelError`."""
+    keeper, key = context.keeper, None
+    with torch.inference_mode():
+        model: CausalLM = plugins.create(family).create(hf_config, context)
+        reader = plugins.create(weight_format).open(files)
+        try:
+            if keeper is not None:
+                key = keeper.restore(reader.files())
+            model.load_weights(reader.tensors(_packed_formats(context, reader)))
+        finally:
+            reader.close()
+        if keeper is not None and key is not None:
+            keeper.keep(key)
+    return model
+
+
+def _packed_formats(context: ModelContext, reader: WeightReader) -> frozenset[str]:
+    """Formats in which weights may come packed: those that the quantization method holds, and, since restored kernels
+    pass over what they are given, all of them where nothing has to be cut out of packed rows."""
+    if context.keeper is not None and context.keeper.is_restored and context.tp_size == 1:
+        return reader.packed_formats()
+    return context.quantization.holds if context.quantization is not None else frozenset()

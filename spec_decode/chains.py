@@ -1,0 +1,100 @@
+"""Chains of drafts that grow token by token, all requests of a round together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from dovetail.contracts.speculation import Draft, DraftRequest, DraftSetup
+
+
+class Chains:
+    """The chains of one round: row i is that of the i-th request that drafts."""
+
+    def __init__(self, requests: Sequence[DraftRequest], limits: Sequence[int]):
+        self._requests = requests
+        self._limits = np.array(limits)
+        self._tokens = np.zeros((len(requests), max(limits, default=0)), dtype=np.int64)
+        self.lengths = np.zeros(len(requests), dtype=np.int64)
+        self._sureness = np.ones(len(requests))
+        self._probs: list[list[torch.Tensor]] = [[] for _ in requests]
+        self.active = np.arange(len(requests))
+        """Chains that go on."""
+
+    @property
+    def active_requests(self) -> list[DraftRequest]:
+        """The requests of the active chains."""
+        return [self._requests[i] for i in self.active.tolist()]
+
+    @property
+    def last_tokens(self) -> np.ndarray:
+        """int64: the newest token of each active chain."""
+        tokens: np.ndarray = self._tokens[self.active, self.lengths[self.active] - 1]
+        return tokens
+
+    def draft(self, index: int) -> Draft | None:
+        """What one chain has come to."""
+        if self.lengths[index] == 0:
+            return None
+        token_ids: list[int] = self._tokens[index, : self.lengths[index]].tolist()
+        return Draft(token_ids, probs=torch.stack(self._probs[index]) if self._probs[index] else None)
+
+    def extend(
+        self,
+        setup: DraftSetup,
+        logits: torch.Tensor,
+        stop_below: float,
+        target_ids: torch.Tensor | None = None,
+    ) -> np.ndarray:
+        """One more token for each active chain that is sure enough, which is decided before the token is drawn: the
+        length of a chain must tell nothing of its last token.
+
+        A chain is sure while the product of its tokens' highest probabilities, at temperature 1, is at least
+        `stop_below`. Greedy requests get the most likely token, others a draw.
+
+        Args:
+            logits: [active chains, tokens]
+            target_ids: int64 [tokens], the target's id of each column; None: the columns are those ids.
+
+        Returns:
+            int64: which rows of `logits` belong to the chains that go on.
+        """
+        rows = np.arange(len(self.active))
+        if stop_below > 0:
+            highest = (logits.amax(-1).float() - logits.float().logsumexp(-1)).exp().cpu().numpy()
+            self._sureness[self.active] *= highest
+            rows = np.flatnonzero(self._sureness[self.active] >= stop_below)
+            self.active = self.active[rows]
+            logits = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+        if not len(rows):
+            return rows
+        tokens, probs = self._choose(setup, logits, target_ids)
+        self._tokens[self.active, self.lengths[self.active]] = tokens
+        self.lengths[self.active] += 1
+        for place, row in probs.items():
+            self._probs[self.active[place]].append(row)
+        goes_on = self.lengths[self.active] < self._limits[self.active]
+        self.active = self.active[goes_on]
+        return rows[goes_on]
+
+    def _choose(
+        self, setup: DraftSetup, logits: torch.Tensor, target_ids: torch.Tensor | None
+    ) -> tuple[np.ndarray, Mapping[int, torch.Tensor]]:
+        """The token of each active chain, and by place the distributions that were drawn from."""
+        requests = self.active_requests
+        drawn = [place for place, request in enumerate(requests) if not request.sampling.is_greedy]
+        tokens = logits.max(-1).indices
+        probs = torch.empty(0)
+        if drawn:
+            index = torch.tensor(drawn, device=logits.device)
+            wanted = logits if len(drawn) == len(logits) else logits[index]
+            probs = setup.distributions(wanted, [requests[place].sampling for place in drawn])
+            depths = self.lengths[self.active]
+            tokens[index] = setup.draw(probs, np.array([requests[i].uniforms[depths[i]] for i in drawn]))
+        if target_ids is not None:
+            tokens = target_ids[tokens]
+            whole = torch.zeros(len(drawn), setup.vocab_size, device=logits.device)
+            probs = whole.index_copy_(1, target_ids, probs) if drawn else probs
+        return tokens.cpu().numpy(), dict(zip(drawn, probs, strict=True))

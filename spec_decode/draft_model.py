@@ -1,0 +1,159 @@
+"""Draft model: a smaller model of the same vocabulary guesses what the target will say.
+
+Leviathan et al. 2023 (arXiv 2211.17192), section 2; Chen et al. 2023 (arXiv 2302.01318). The draft model is one of any
+family and format that the host can load. Its keys and values lie beside the target's, in the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.speculation import (
+    Draft,
+    DraftBatch,
+    DraftCapabilities,
+    DraftRequest,
+    DraftSetup,
+    DraftWorker,
+    SpeculationNeed,
+)
+from dovetail.spec_decode.chains import Chains
+
+
+class DraftModelOptions(PluginOptions):
+    """The draft model, as in the config's section `model`, and how long it drafts."""
+
+    path: str = Field(min_length=1)
+    """`./dir`, `file.gguf`, `org/name` or `scheme:reference`."""
+    revision: str | None = None
+    dtype: str = "auto"
+    quantization: str | dict[str, Any] | None = "auto"
+    family: str | dict[str, Any] = "auto"
+    weight_format: str | dict[str, Any] = "auto"
+    source: str | dict[str, Any] = "auto"
+    hf_overrides: dict[str, Any] = Field(default_factory=dict)
+    stop_below: float = Field(default=0.0, ge=0, lt=1)
+    """A chain ends before the token with which the product of the draft model's highest probabilities (those at
+    temperature 1) falls below this; 0: each is as long as it may be."""
+
+
+class DraftModelDrafter(DraftWorker):
+    """Runs the draft model over what the target computed, then token by token, all requests in one batch."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    Options = DraftModelOptions
+    capabilities = DraftCapabilities(probabilities=True, kv_cache=True)
+    options: DraftModelOptions
+
+    @classmethod
+    def model_section(cls, options: DraftModelOptions) -> Mapping[str, Any]:
+        """Its options, but for those that are about drafting."""
+        return options.model_dump(exclude={"stop_below"})
+
+    @classmethod
+    def caches(cls, options: DraftModelOptions, need: SpeculationNeed) -> Sequence[KVSpec]:
+        """One entry per layer, as if none had a window."""
+        assert need.model is not None
+        size = need.model.size
+        return [KVSpec(size.num_kv_heads, size.head_size, need.kv_dtype)] * size.num_layers
+
+    @classmethod
+    def check(cls, need: SpeculationNeed, options: DraftModelOptions, environment: Environment) -> list[str]:
+        """Both models must mean the same by every token id."""
+        if need.model is None:
+            return ["the host found no draft model."]
+        reasons = []
+        vocab_size = need.model.size.vocab_size
+        if vocab_size != need.vocab_size:
+            reasons.append(
+                f"the draft model {options.path!r} has a vocabulary of {vocab_size} tokens, the target one of "
+                f"{need.vocab_size}: choose a draft model of the target's own family."
+            )
+        elif need.model.vocabulary_difference is not None:
+            reasons.append(
+                f"the draft model {options.path!r} has another tokenizer: {need.model.vocabulary_difference}; choose a "
+                "draft model of the target's own family."
+            )
+        return reasons
+
+    def __init__(self, options: DraftModelOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        assert setup.model is not None
+        self._module = setup.model.module
+        self._max_len = setup.model.max_model_len
+        self._right: dict[int, int] = {}
+        """By key, how many positions behind those that the target had computed hold the right keys and values already:
+        those of the last known token and of the drafts that stood. Empty but between `on_verified` and `propose`."""
+
+    def on_verified(self, key: int, accepted: Sequence[int], num_drafted: int) -> None:
+        # The last draft was never an input, so its own position is empty.
+        self._right[key] = 1 + min(len(accepted), num_drafted - 1)
+
+    def on_finished(self, key: int, token_ids: Sequence[int]) -> None:
+        self._right.pop(key, None)
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        limits = [self._room(request) for request in batch.requests]
+        logits = self._catch_up(batch.requests, limits)
+        self._right.clear()
+        drafting = [i for i, limit in enumerate(limits) if limit > 0]
+        chains = Chains([batch.requests[i] for i in drafting], [limits[i] for i in drafting])
+        while logits is not None:
+            chains.extend(self.setup, logits, self.options.stop_below)
+            logits = self._step(chains) if len(chains.active) else None
+        drafts: list[Draft | None] = [None] * len(limits)
+        for i, place in enumerate(drafting):
+            drafts[place] = chains.draft(i)
+        return drafts
+
+    def _room(self, request: DraftRequest) -> int:
+        """Drafts that the request can use and the model has positions for: the last input of k stands at n + k - 2."""
+        return max(0, min(request.max_drafts, self._max_len + 1 - len(request.token_ids)))
+
+    def _catch_up(self, requests: Sequence[DraftRequest], limits: Sequence[int]) -> torch.Tensor | None:
+        """Computes what the target computed in this step, and the last known token of requests that draft. Returns the
+        logits after the latter, None where nobody drafts."""
+        keys: list[int] = []
+        starts: list[int] = []
+        inputs: list[np.ndarray] = []
+        last: list[int] = []
+        num_tokens = 0
+        for request, limit in zip(requests, limits, strict=True):
+            start = request.first_position + self._right.get(request.key, 0)
+            end = len(request.token_ids) if limit else request.first_position + len(request.hidden_rows)
+            end = min(end, self._max_len)
+            if start < end:
+                keys.append(request.key)
+                starts.append(start)
+                inputs.append(request.token_ids[start:end])
+                num_tokens += end - start
+                if limit:
+                    last.append(num_tokens - 1)
+        if not keys:
+            return None
+        counts = np.array([len(tokens) for tokens in inputs])
+        hidden = self._forward(keys, np.array(starts), counts, np.concatenate(inputs).astype(np.int64))
+        if not last:
+            return None
+        wanted = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=hidden.device)]
+        return self._module.compute_logits(wanted)
+
+    def _step(self, chains: Chains) -> torch.Tensor:
+        """Logits after the last token of each active chain."""
+        requests = chains.active_requests
+        starts = np.array([len(request.token_ids) - 1 for request in requests]) + chains.lengths[chains.active]
+        keys = [request.key for request in requests]
+        return self._module.compute_logits(self._forward(keys, starts, np.ones_like(starts), chains.last_tokens))
+
+    def _forward(self, keys: Sequence[int], starts: np.ndarray, counts: np.ndarray, tokens: np.ndarray) -> torch.Tensor:
+        """Last hidden states of int64 `tokens`, flat over requests."""
+        positions = self.setup.pages.plan(keys, starts, counts)
+        device = self.setup.device
+        return self._module.forward(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device))

@@ -1,0 +1,266 @@
+"""EAGLE: a small head guesses from the target's own states, as chains or as trees that follow its confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.speculation import (
+    Draft,
+    DraftBatch,
+    DraftCapabilities,
+    DraftRequest,
+    DraftSetup,
+    DraftWorker,
+    SpeculationNeed,
+)
+from dovetail.nn import Attention
+from dovetail.nn.hf_config import head_size, num_kv_heads
+from dovetail.spec_decode.chains import Chains
+from dovetail.spec_decode.eagle.files import HeadConfig, read_config, tensor_names
+from dovetail.spec_decode.eagle.head import EagleHead, load_head
+from dovetail.spec_decode.eagle.trees import GrowingTree
+
+
+class EagleOptions(PluginOptions):
+    """Where the head is, and what shape its guesses have."""
+
+    path: Path
+    """Folder with config.json and the head's weights."""
+    top_k: int = Field(default=1, ge=1)
+    """1: chains. More: trees, in which so many nodes of each depth get so many children, and of which the
+    `num_tokens` best nodes are proposed; they are not drawn, whatever the temperature."""
+    depth: int = Field(default=4, ge=1)
+    """Deepest nodes of a tree; chains go as deep as num_tokens."""
+    stop_below: float = Field(default=0.0, ge=0, lt=1)
+    """A chain ends before the token with which the product of the head's highest probabilities (those at temperature
+    1) falls below this; 0: each is as long as it may be."""
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> Self:
+        if self.top_k > 1 and self.stop_below > 0:
+            raise ValueError("stop_below ends chains; trees (top_k above 1) follow the head's confidence anyway")
+        return self
+
+
+class EagleDrafter(DraftWorker):
+    """Keeps no state: what it knows of a request stands in its pages.
+
+    The pair of the token at position t + 1 and the target's state at t stands in slot t, so a step of the target can
+    be taken in at once, and its true states replace the guessed ones of the round before.
+    """
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    Options = EagleOptions
+    capabilities = DraftCapabilities(
+        trees=True, probabilities=True, needs_hidden_states=True, kv_cache=True, reads_next_token=True
+    )
+    options: EagleOptions
+
+    @classmethod
+    def check(cls, need: SpeculationNeed, options: EagleOptions, environment: Environment) -> list[str]:
+        """The head must be made for this target."""
+        directory = options.path
+        try:
+            head, names = read_config(directory), tensor_names(directory)
+        except ModelError as error:
+            return [f"{error}."]
+        reasons = []
+        if head.target_hidden_size != need.hidden_size:
+            reasons.append(
+                f"the head in {directory} reads states of {head.target_hidden_size} numbers, the target's have "
+                f"{need.hidden_size}: it was trained for another model."
+            )
+        if head.vocab_size != need.vocab_size:
+            reasons.append(
+                f"the head in {directory} is for a vocabulary of {head.vocab_size} tokens, the target's has "
+                f"{need.vocab_size}: it was trained for another model."
+            )
+        shared = [name for name in ("embed_tokens", "lm_head") if f"{name}.weight" not in names]
+        if shared and need.tensor_parallel > 1:
+            reasons.append(
+                f"the head in {directory} shares the target's {' and '.join(shared)}, which {need.tensor_parallel} "
+                "ranks hold in parts, and drafters run on one; set executor.tensor_parallel to 1."
+            )
+        if shared and head.hidden_size != head.target_hidden_size:
+            reasons.append(
+                f"the head in {directory} has states of {head.hidden_size} numbers and lacks {' and '.join(shared)}; "
+                f"the target's are for {head.target_hidden_size}."
+            )
+        if "lm_head.weight" not in names and head.draft_vocab_size != head.vocab_size:
+            reasons.append(f"the head in {directory} has a vocabulary of its own, but no lm_head.weight for it.")
+        return reasons
+
+    @classmethod
+    def proposes_trees(cls, options: PluginOptions) -> bool:
+        assert isinstance(options, EagleOptions)
+        return options.top_k > 1
+
+    @classmethod
+    def caches(cls, options: EagleOptions, need: SpeculationNeed) -> Sequence[KVSpec]:
+        """One entry per layer of the head."""
+        head = read_config(options.path)
+        return [KVSpec(num_kv_heads(head.layer), head_size(head.layer), need.kv_dtype)] * head.num_layers
+
+    @classmethod
+    def hidden_layers(cls, options: EagleOptions, need: SpeculationNeed) -> Sequence[int]:
+        """EAGLE-3's low, middle and high layers."""
+        return _with_layers(read_config(options.path), need.num_layers).hidden_layers or ()
+
+    def __init__(self, options: EagleOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        context = setup.create_context()
+        directory = options.path
+        self._head: EagleHead = load_head(context, _with_layers(read_config(directory), setup.num_layers), directory)
+        self._layers = context.attention_layers
+        self._reads_layers = self._head.config.version == 3
+
+    def attention_layers(self) -> Sequence[Attention]:
+        return self._layers
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        features, outputs, drafting = self._take_in(batch)
+        drafts: list[Draft | None] = [None] * len(batch.requests)
+        if not drafting:
+            return drafts
+        requests = [batch.requests[i] for i in drafting]
+        grow = self._trees if self.options.top_k > 1 else self._chains
+        found = grow(requests, features, outputs)
+        for place, draft in zip(drafting, found, strict=True):
+            drafts[place] = draft
+        return drafts
+
+    def _take_in(self, batch: DraftBatch) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        """Runs the head over what the target computed. Returns the features and outputs behind the last known token of
+        the requests that draft, and which these are."""
+        states = batch.layer_states if self._reads_layers else batch.hidden_states
+        assert states is not None
+        keys: list[int] = []
+        starts: list[int] = []
+        tokens: list[np.ndarray] = []
+        rows: list[np.ndarray] = []
+        last: list[int] = []
+        drafting: list[int] = []
+        num_rows = 0
+        for i, request in enumerate(batch.requests):
+            start = request.first_position
+            following = request.token_ids[start + 1 : start + 1 + len(request.hidden_rows)]
+            if not len(following):
+                continue
+            keys.append(request.key)
+            starts.append(start)
+            tokens.append(following)
+            rows.append(request.hidden_rows[: len(following)])
+            num_rows += len(following)
+            if request.max_drafts > 0:
+                last.append(num_rows - 1)
+                drafting.append(i)
+        if not keys:
+            return states[:0], states[:0], []
+        counts = np.array([len(part) for part in tokens])
+        slots = self.setup.pages.plan(keys, np.array(starts), counts)
+        taken = self._head.first_features(states[self._to_device(np.concatenate(rows))])
+        features, outputs = self._run(np.concatenate(tokens), taken, slots)
+        wanted = torch.tensor(last, dtype=torch.int64, device=self.setup.device)
+        return features[wanted], outputs[wanted], drafting
+
+    def _chains(
+        self, requests: Sequence[DraftRequest], features: torch.Tensor, outputs: torch.Tensor
+    ) -> list[Draft | None]:
+        """Token by token. The first is guessed already: `outputs` came of the last known token."""
+        chains = Chains(requests, [request.max_drafts for request in requests])
+        while True:
+            logits = self._logits(outputs)
+            rows = chains.extend(self.setup, logits, self.options.stop_below, self._head.target_ids)
+            if not len(rows):
+                return [chains.draft(i) for i in range(len(requests))]
+            active = chains.active_requests
+            known = np.array([len(request.token_ids) for request in active])
+            slots = known - 2 + chains.lengths[chains.active]
+            self.setup.pages.plan([request.key for request in active], slots, np.ones_like(slots))
+            features, outputs = self._run(chains.last_tokens, features[self._to_device(rows)], slots)
+
+    def _trees(
+        self, requests: Sequence[DraftRequest], features: torch.Tensor, outputs: torch.Tensor
+    ) -> list[Draft | None]:
+        """Depth by depth. The attention hides from a query token nothing that came before the query, so the inner
+        nodes of all depths so far are run again with each new one."""
+        trees = [GrowingTree(request.max_drafts - 1) for request in requests]
+        # The features that each tree's inner nodes come with: those behind their parents.
+        inputs = [features[:0] for _ in requests]
+        self._branch([(tree, -1) for tree in trees], outputs)
+        results = [features[i : i + 1] for i in range(len(trees))]
+        for _ in range(self.options.depth - 1):
+            newest = [tree.choose_inner(self.options.top_k) for tree in trees]
+            if not any(newest):
+                break
+            for i, (tree, nodes) in enumerate(zip(trees, newest, strict=True)):
+                if nodes:
+                    # Row 0 of `results` is behind the last known token, row p + 1 behind inner node p.
+                    parents = torch.tensor(tree.inner_parents(), device=self.setup.device)[-len(nodes) :] + 1
+                    inputs[i] = torch.cat((inputs[i], results[i][parents]))
+            growing = [i for i, tree in enumerate(trees) if tree.inner]
+            new_features, new_outputs = self._run_inner([(requests[i], trees[i], inputs[i]) for i in growing])
+            end = 0
+            rows: list[int] = []
+            branches: list[tuple[GrowingTree, int]] = []
+            for i in growing:
+                start, end = end, end + len(trees[i].inner)
+                results[i] = torch.cat((results[i][:1], new_features[start:end]))
+                branches += [(trees[i], node) for node in newest[i]]
+                rows += range(end - len(newest[i]), end)
+            self._branch(branches, new_outputs[torch.tensor(rows, device=self.setup.device)])
+        return [tree.draft(request.max_drafts) for tree, request in zip(trees, requests, strict=True)]
+
+    def _branch(self, nodes: Sequence[tuple[GrowingTree, int]], outputs: torch.Tensor) -> None:
+        """Gives each of `nodes` its likeliest children; row i of `outputs` came of the i-th."""
+        log_probs = self._logits(outputs).float().log_softmax(-1)
+        top = log_probs.topk(min(self.options.top_k, log_probs.shape[1]), dim=-1)
+        ids = top.indices if self._head.target_ids is None else self._head.target_ids[top.indices]
+        for (tree, node), tokens, scores in zip(nodes, ids.tolist(), top.values.tolist(), strict=True):
+            tree.add_children(node, tokens, scores)
+
+    def _run_inner(
+        self, growing: Sequence[tuple[DraftRequest, GrowingTree, torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and outputs behind the inner nodes of all trees, flat."""
+        known = np.array([len(request.token_ids) for request, _, _ in growing])
+        counts = np.array([len(tree.inner) for _, tree, _ in growing])
+        masks = {i: tree.mask() for i, (_, tree, _) in enumerate(growing)}
+        self.setup.pages.plan([request.key for request, _, _ in growing], known - 1, counts, masks)
+        tokens = np.array([tree.tokens[node] for _, tree, _ in growing for node in tree.inner])
+        depths = np.array([tree.depths[node] for _, tree, _ in growing for node in tree.inner])
+        return self._run(tokens, torch.cat([part for _, _, part in growing]), np.repeat(known - 2, counts) + depths)
+
+    def _run(
+        self, tokens: np.ndarray, features: torch.Tensor, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The head over `tokens`, each with the feature before it."""
+        ids = self._to_device(tokens.astype(np.int64))
+        embeds = self.setup.embed(ids) if self._head.embed_tokens is None else self._head.embed_tokens(ids)
+        result: tuple[torch.Tensor, torch.Tensor] = self._head(embeds, features, self._to_device(positions))
+        return result
+
+    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        lm_head = self._head.lm_head
+        logits: torch.Tensor = self.setup.compute_logits(outputs) if lm_head is None else lm_head(outputs)
+        return logits
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.setup.device)
+
+
+def _with_layers(head: HeadConfig, num_layers: int) -> HeadConfig:
+    """A head of EAGLE-3 with the target's layers that it reads: those of its config, or the usual ones."""
+    if head.version != 3 or head.hidden_layers is not None:
+        return head
+    return replace(head, hidden_layers=(min(2, num_layers), num_layers // 2, max(0, num_layers - 3)))

@@ -1,0 +1,61 @@
+"""Trees of drafts that grow where the head is surest (EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.contracts.speculation import Draft
+
+
+class GrowingTree:
+    """The tree of one request in one round. A node's score is the sum of log probabilities on the way to it."""
+
+    def __init__(self, max_inner: int):
+        self._max_inner = max_inner
+        self.tokens: list[int] = []
+        self.depths: list[int] = []
+        self._parents: list[int] = []
+        self._scores: list[float] = []
+        self.inner: list[int] = []
+        """Nodes that were chosen to have children, parents before children: the head runs on these."""
+        self._newest: range = range(0)
+
+    def add_children(self, parent: int, tokens: list[int], log_probs: list[float]) -> None:
+        """Children of a node, -1 for those of the last known token."""
+        score = self._scores[parent] if parent >= 0 else 0.0
+        depth = self.depths[parent] + 1 if parent >= 0 else 1
+        self.tokens += tokens
+        self.depths += [depth] * len(tokens)
+        self._parents += [parent] * len(tokens)
+        self._scores += [score + log_prob for log_prob in log_probs]
+
+    def choose_inner(self, count: int) -> list[int]:
+        """The best `count` of the nodes that were added since the last call, as far as there is room, become inner."""
+        self._newest = range(self._newest.stop, len(self.tokens))
+        best = sorted(self._newest, key=lambda node: -self._scores[node])[:count]
+        chosen = sorted(best[: max(0, self._max_inner - len(self.inner))])
+        self.inner += chosen
+        return chosen
+
+    def inner_parents(self) -> list[int]:
+        """For each inner node, its parent's place among the inner nodes; -1: a child of the last known token."""
+        places = {node: place for place, node in enumerate(self.inner)}
+        return [places[self._parents[node]] if self._parents[node] >= 0 else -1 for node in self.inner]
+
+    def mask(self) -> np.ndarray:
+        """bool [inner, inner]: which inner nodes each sees: itself and its ancestors."""
+        seen = np.eye(len(self.inner), dtype=bool)
+        for place, parent in enumerate(self.inner_parents()):
+            if parent >= 0:
+                seen[place] |= seen[parent]
+        return seen
+
+    def draft(self, count: int) -> Draft | None:
+        """The best `count` nodes. A child never scores above its parent, so they hang together."""
+        best = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[:count]
+        if not best:
+            return None
+        best.sort()
+        places = {node: place for place, node in enumerate(best)} | {-1: -1}
+        parents = [places[self._parents[node]] for node in best]
+        return Draft([self.tokens[node] for node in best], parents)
