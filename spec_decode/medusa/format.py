@@ -113,7 +113,7 @@ def _layout(file: Path, prefix: str, shapes: Mapping[str, tuple[int, ...]], conf
     if unknown or not shapes:
         found = ", ".join(sorted(unknown)[:3]) or "no tensors"
         raise ModelError(f"{file} is no file of Medusa heads (found {found}; expected names like 0.0.linear.weight)")
-    num_heads = 1 + max(key[0] for key in (*blocks, *unembed))
+    num_heads = 1 + max([key[0] for key in blocks] + [key[0] for key in unembed])
     num_layers = 1 + max((layer for _, layer, _ in blocks), default=-1)
     if config.medusa_num_heads is not None and config.medusa_num_heads > num_heads:
         raise ModelError(f"config.json promises {config.medusa_num_heads} heads, {file} holds {num_heads}")
