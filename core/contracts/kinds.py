@@ -28,15 +28,16 @@ class Kind:
 
 _V1 = ContractVersion(1, 0)
 _V1_1 = ContractVersion(1, 1)
+_V1_2 = ContractVersion(1, 2)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("executor", "dovetail.contracts.executor:Executor", _V1, "where workers run and how steps reach them"),
+        Kind("executor", "dovetail.contracts.executor:Executor", _V1_1, "where workers run and how steps reach them"),
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
-            _V1_1,
+            _V1_2,
             "the KV page layout and attention over it",
         ),
         Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1, "which requests run next, and who gives way"),
@@ -48,10 +49,10 @@ KINDS: dict[str, Kind] = {
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1_1,
+            _V1_2,
             "how a linear layer's weights are held and multiplied",
         ),
-        Kind("operators", "dovetail.contracts.operators:Operators", _V1, "the small operators between linear layers"),
+        Kind("operators", "dovetail.contracts.operators:Operators", _V1_1, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1, "guessed tokens, chain or tree"),
         Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1, "which drafts stand"),

@@ -11,14 +11,17 @@ import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.attention import AttentionBackend, AttentionBatch
+from dovetail.contracts.device import Device
+from dovetail.contracts.executor import PendingStep
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.step import DraftCounts, StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn.context import ModelContext
+from dovetail.runner.block_mover import BlockMover
+from dovetail.runner.deferred import DeferredSteps
+from dovetail.runner.forward import ForwardPass
 from dovetail.runner.input_batch import InputBatch, StepInputs
-from dovetail.runner.kv_storage import KVStorage
 from dovetail.runner.logprobs import token_logprobs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.speculation import Speculation
@@ -58,6 +61,17 @@ class StepTokens:
         return counts
 
 
+@dataclass(frozen=True)
+class _DoneStep:
+    """A `PendingStep` with nothing pending."""
+
+    step_result: StepResult
+
+    def result(self) -> StepResult:
+        """At once."""
+        return self.step_result
+
+
 class ModelRunner:
     """Runs steps on one rank. Rank 0 samples; the others are told what it drew."""
 
@@ -67,16 +81,17 @@ class ModelRunner:
         model: CausalLM,
         context: ModelContext,
         layout: KVLayout,
-        storage: KVStorage,
-        backends: list[AttentionBackend],
+        mover: BlockMover,
+        forward: ForwardPass,
+        device: Device,
         processors: Mapping[str, LogitsProcessor],
         speculation: Speculation | None,
     ):
         self._model = model
         self._device = context.device
         self._communicator = context.communicator
-        self._storage = storage
-        self._backends = backends
+        self._mover = mover
+        self._forward = forward
         self._speculation = speculation
         limits = config.limits
         self._batch = InputBatch(
@@ -86,26 +101,51 @@ class ModelRunner:
             len(layout.groups),
             speculation.max_drafts if speculation is not None else 0,
         )
-        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors)
+        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators)
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens
+        self._deferred = DeferredSteps(device, model, forward, self._batch, *sizes)
         self._prompt_scored: set[int] = set()
         """Requests that ask for log probabilities of their prompts."""
         self._samples = context.communicator.rank == 0
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step. On ranks that do not sample, the result carries the tokens and nothing else."""
         started = time.perf_counter()
+        self._begin(plan)
+        self._deferred.settle()
+        return self._run(plan, started)
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Hands one step over; where the host has to see its logits or its drafts, it is done when this returns."""
+        started = time.perf_counter()
+        self._begin(plan)
+        if self._speculation is None and self._communicator.size == 1 and not self._prompt_scored:
+            inputs = self._batch.prepare(plan)
+            places = np.flatnonzero(inputs.reaches_end)
+            keys = [plan.keys[place] for place in places.tolist()]
+            draw = self._sampler.defer(keys, self._batch.num_tokens[inputs.rows[places]].astype(np.int64))
+            if draw is not None:
+                return self._deferred.start(plan, inputs, draw, places)
+        self._deferred.settle()
+        return _DoneStep(self._run(plan, started))
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Takes in what the plan changes."""
         self._forget(plan)
-        self._move_blocks(plan)
+        self._mover.move(plan)
         self._batch.apply(plan)
         if self._samples:
             for request in plan.new_requests:
                 self._sampler.add(request)
         self._note_new(plan)
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan, started: float) -> StepResult:
+        """A step from its inputs to its result, when everything before it is settled."""
         inputs = self._batch.prepare(plan)
-        self._plan_attention(inputs)
         prepared = time.perf_counter()
-        hidden = self._model.forward(self._to_device(inputs.input_ids), self._to_device(inputs.positions))
+        ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        hidden = self._forward.run(inputs, ids, positions)
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
         sampled = self._sample(plan, inputs, hidden)
@@ -150,34 +190,11 @@ class ModelRunner:
 
     def _note_new(self, plan: StepPlan) -> None:
         for request in plan.new_requests:
+            self._deferred.forget(self._batch.requests[request.key].row)
             if self._speculation is not None:
                 self._speculation.add(request)
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_scored.add(request.key)
-
-    def _move_blocks(self, plan: StepPlan) -> None:
-        if plan.swap_out:
-            self._storage.swap_out(plan.swap_out)
-        if plan.swap_in:
-            self._storage.swap_in(plan.swap_in)
-        if plan.copies:
-            self._storage.copy(plan.copies)
-
-    def _plan_attention(self, inputs: StepInputs) -> None:
-        longest_query = int(np.diff(inputs.query_start).max())
-        longest = int(inputs.seq_lens.max())
-        for group, backend in enumerate(self._backends):
-            backend.plan(
-                AttentionBatch(
-                    query_start=inputs.query_start,
-                    seq_lens=inputs.seq_lens,
-                    block_table=inputs.block_tables[group],
-                    slot_mapping=inputs.slot_mappings[group],
-                    max_query_len=longest_query,
-                    max_seq_len=longest,
-                    tree_masks=inputs.tree_masks,
-                )
-            )
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> StepTokens:
         """Draws or verifies for every request whose last known token was computed."""
