@@ -203,7 +203,9 @@ def choose_executor(state: Resolution) -> Component:
             f"executor.pipeline_parallel {section.pipeline_parallel} ({origin}): layers are not split over ranks yet; "
             "use executor.tensor_parallel"
         )
-    need = ExecutorNeed(state.environment.device_type, section.tensor_parallel, section.pipeline_parallel)
+    need = ExecutorNeed(
+        state.environment.device_type, section.tensor_parallel, section.pipeline_parallel, section.enforce_eager
+    )
     return choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
     ).component

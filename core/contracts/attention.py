@@ -45,8 +45,8 @@ class AttentionCapabilities:
     trees: bool = False
     """Verify rows may carry `AttentionBatch.tree_masks`; `move_slots` is implemented."""
     graph_capture: bool = False
-    """`forward` can be captured in a graph: after the `plan` of a batch that `is_for_graph`, its launches, and the memory
-    that they read, depend on the batch's R, T and max_query_len only, and whatever else `plan` learned stands in
+    """`forward` can be captured in a graph: after the `plan` of a batch that `is_for_graph`, its launches, and the
+    memory that they read, depend on the batch's R, T and max_query_len only, and whatever else `plan` learned stands in
     buffers that later plans update in place."""
     batch_invariant: bool = False
     """A row's output bits do not depend on which other rows are in the batch."""

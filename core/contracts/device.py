@@ -48,7 +48,7 @@ class Graph(ABC):
         """Issues the operations again, in the current stream. To be called inside launched work."""
 
 
-class Stream(ABC):
+class Stream:
     """An order of work beside the main one. Made by `Device.create_stream`; it has no methods of its own."""
 
 

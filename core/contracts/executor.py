@@ -34,6 +34,8 @@ class ExecutorNeed:
     device_type: str
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    enforce_eager: bool = False
+    """Steps are issued operation by operation: nothing is captured. Since 1.1."""
 
 
 @dataclass(frozen=True)

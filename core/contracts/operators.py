@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 
@@ -99,14 +99,14 @@ class Operators(Plugin):
         """
         return None
 
-    def grouped_linear(
-        self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Rows starts[e] .. starts[e + 1] - 1 of x times weight[e] transposed; None: the set has no such operator, and
-        the host multiplies group by group. Since 1.1.
+    groups: ClassVar[bool] = False
+    """Whether the set has `grouped_linear`; without it the host multiplies group by group. Since 1.1."""
+
+    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Rows starts[e] .. starts[e + 1] - 1 of x times weight[e] transposed. Since 1.1.
 
         x is [T, in_features], sorted by group; weight [E, out_features, in_features] in its dtype, contiguous; starts
         int32 [E + 1] on the device, starts[0] == 0, starts[E] == T. Returns [T, out_features], summed in float32. Must
         not synchronise with the device.
         """
-        return None
+        raise TypeError(f"{type(self).__name__} multiplies no groups")

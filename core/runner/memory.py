@@ -90,9 +90,7 @@ def largest_step(limits: SchedulerLimits, max_model_len: int, layout: KVLayout) 
 
 
 @torch.inference_mode()
-def run_largest(
-    model: CausalLM, forward: EagerForward, step: StepInputs, num_rows: int, device: torch.device
-) -> None:
+def run_largest(model: CausalLM, forward: EagerForward, step: StepInputs, num_rows: int, device: torch.device) -> None:
     """The step, the logits of `num_rows` requests, and a draw with top_k and top_p, which takes the most memory."""
     ids = torch.from_numpy(step.input_ids).to(device)
     hidden = forward.run(step, ids, torch.from_numpy(step.positions).to(device))

@@ -89,6 +89,7 @@ class ModelRunner:
     ):
         self._model = model
         self._device = context.device
+        self._runtime_device = device
         self._communicator = context.communicator
         self._mover = mover
         self._forward = forward
@@ -112,8 +113,7 @@ class ModelRunner:
         """Runs one step. On ranks that do not sample, the result carries the tokens and nothing else."""
         started = time.perf_counter()
         self._begin(plan)
-        self._deferred.settle()
-        return self._run(plan, started)
+        return self._run_alone(plan, started)
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Hands one step over; where the host has to see its logits or its drafts, it is done when this returns."""
@@ -126,8 +126,16 @@ class ModelRunner:
             draw = self._sampler.defer(keys, self._batch.num_tokens[inputs.rows[places]].astype(np.int64))
             if draw is not None:
                 return self._deferred.start(plan, inputs, draw, places)
+        return _DoneStep(self._run_alone(plan, started))
+
+    def _run_alone(self, plan: StepPlan, started: float) -> StepResult:
+        """A whole step, after everything that was handed over before it."""
         self._deferred.settle()
-        return _DoneStep(self._run(plan, started))
+        results: list[StepResult] = []
+        # Handed over like other work, so that it stands in the same stream.
+        self._runtime_device.launch(lambda: results.append(self._run(plan, started)))
+        self._runtime_device.record().wait()
+        return results[0]
 
     def _begin(self, plan: StepPlan) -> None:
         """Takes in what the plan changes."""

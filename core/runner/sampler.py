@@ -314,9 +314,7 @@ def _choose(
 def _draw(logits: Tensor, rows: NDArray[np.void], chosen: Tensor, operators: Operators) -> Tensor:
     """Tokens of rows that are not greedy: int64 [n]."""
     truncation = _truncation(rows, logits.device)
-    drawn = operators.draw(
-        logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, chosen
-    )
+    drawn = operators.draw(logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, chosen)
     return draw(_weights(logits, rows), chosen) if drawn is None else drawn
 
 

@@ -27,7 +27,9 @@ class Sleeper:
         if level not in (1, 2):
             raise ConfigError(f"sleep level {level}: it is 1 (weights in host memory) or 2 (weights read again)")
         if level == 2 and any(_is_packed(module) for module in model.modules()):
-            raise ConfigError("sleep level 2 reads the weights again, which layers of a quantization cannot; use level 1")
+            raise ConfigError(
+                "sleep level 2 reads the weights again, which layers of a quantization cannot; use level 1"
+            )
         self._device = device
         self._pages = _storages(lanes)
         holders = [module for module in model.modules() if isinstance(module, WeightHolder)]

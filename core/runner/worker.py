@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,10 +150,9 @@ class ModelWorker:
         storage = KVStorage(layout, 1, 0, self._device)
         backends = self._bind(layout, storage)
         step = largest_step(config.limits, config.model.max_model_len, layout)
-        forward = EagerForward(self._model.forward, backends)
         rows = min(config.limits.max_num_seqs, len(step.input_ids))
-        peak = device.measure(lambda: run_largest(self._model, forward, step, rows, self._device))
-        del forward, backends, storage
+        forward = EagerForward(self._model.forward, backends)
+        peak = device.measure(partial(run_largest, self._model, forward, step, rows, self._device))
         device.release_unused()
         return kv_bytes(device.memory(), config.cache.memory_fraction, peak)
 

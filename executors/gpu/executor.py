@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +25,7 @@ class GPUOptions(PluginOptions):
     index: int = Field(default=0, ge=0)
     """Which GPU."""
     cuda_graphs: Literal["auto", "off"] | tuple[int, ...] = "auto"
-    """Batch sizes at which decode and verify steps are captured; "off" is vLLM's enforce_eager."""
+    """Batch sizes at which decode and verify steps are captured; "off", or executor.enforce_eager: none."""
     compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
     """Mode of torch.compile for the model's forward pass; null: not compiled."""
     null_order: Literal["at once", "late", "early"] = "at once"
@@ -46,9 +47,10 @@ class GPUOptions(PluginOptions):
 class StepFuture(Future[StepResult]):
     """Asks the pending step when it is itself asked, in the thread that asks: no thread waits for the device."""
 
-    def __init__(self, pending: PendingStep):
+    def __init__(self, pending: PendingStep, note: Callable[[Exception], Exception]):
         super().__init__()
         self._pending = pending
+        self._note = note
 
     def result(self, timeout: float | None = None) -> StepResult:
         """Waits for the device, without a timeout."""
@@ -66,7 +68,7 @@ class StepFuture(Future[StepResult]):
         try:
             self.set_result(self._pending.result())
         except Exception as error:
-            self.set_exception(_translated(error))
+            self.set_exception(self._note(error))
 
 
 class GPUExecutor(Executor):
@@ -122,10 +124,10 @@ class GPUExecutor(Executor):
         """Hands the step over; the future waits for it. A step that cannot be handed over is done, and has failed."""
         worker = self._running()
         try:
-            return StepFuture(worker.submit(plan))
+            return StepFuture(worker.submit(plan), self._noted)
         except Exception as error:
             failed: Future[StepResult] = Future()
-            failed.set_exception(self._noted(_translated(error)))
+            failed.set_exception(self._noted(error))
             return failed
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -140,17 +142,16 @@ class GPUExecutor(Executor):
 
     def _placement(self) -> Placement:
         options = self.options
+        graphs = "off" if self.need.enforce_eager else options.cuda_graphs
         if options.device == "null":
             from dovetail.executors.gpu import host
 
             orders = {"at once": host.at_once, "late": host.late, "early": host.early}
-            runtime = Runtime(orders[options.null_order], options.cuda_graphs, options.compile)
+            runtime = Runtime(orders[options.null_order], graphs, options.compile)
             return Placement(0, 1, "cpu", runtime=runtime)
         from dovetail.executors.gpu.cuda import CudaDevice
 
-        return Placement(
-            0, 1, f"cuda:{options.index}", runtime=Runtime(CudaDevice, options.cuda_graphs, options.compile)
-        )
+        return Placement(0, 1, f"cuda:{options.index}", runtime=Runtime(CudaDevice, graphs, options.compile))
 
     def _running(self) -> Worker:
         if self._failure is not None:
@@ -160,6 +161,7 @@ class GPUExecutor(Executor):
         return self._worker
 
     def _noted(self, error: Exception) -> Exception:
+        error = _translated(error)
         if isinstance(error, WorkerError):
             self._failure = error
         return error
