@@ -14,6 +14,7 @@ from dovetail.contracts.device import Device, Graph, Runtime
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
+from dovetail.nn.attention import Attention
 from dovetail.runner.graph_ladder import (
     GraphLadder,
     GraphShape,
@@ -169,7 +170,7 @@ def create_forward(
 
     Raises `ConfigError` where batch sizes for graphs are given and cannot be had.
     """
-    forward = model.forward if runtime is None else compiled(model.forward, runtime.compile_mode)
+    forward = model.forward if runtime is None else compiled(model, runtime.compile_mode)
     eager = EagerForward(forward, backends)
     if runtime is None or runtime.graphs == "off" or runtime.graphs == ():
         return eager
@@ -196,12 +197,16 @@ def create_forward(
     return captured
 
 
-def compiled(forward: ModelForward, mode: str | None) -> ModelForward:
-    """`forward` through torch.compile, with sizes that may vary; attention stays outside, since its backend is no
-    torch code. None: as it is."""
+def compiled(model: CausalLM, mode: str | None) -> ModelForward:
+    """The model's forward pass through torch.compile, for sizes that vary; None: as it is. Attention stays outside,
+    since what its backend does depends on what was planned, which a compiler cannot see."""
     if mode is None:
-        return forward
-    made: ModelForward = torch.compile(forward, dynamic=True, mode=None if mode == "default" else mode)
+        return model.forward
+    assert isinstance(model, torch.nn.Module)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+    made: ModelForward = torch.compile(model.forward, dynamic=True, mode=None if mode == "default" else mode)
     return made
 
 

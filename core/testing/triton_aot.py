@@ -39,7 +39,9 @@ def compile_kernel(
     types = {name: "constexpr" if name in constants else signature[name] for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types.items() if kind.startswith("*")}
     source = ASTSource(fn=kernel, signature=types, constexprs=dict(constants), attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    # Versions of Triton differ in this default, and warn of it.
+    given = {"enable_fp_fusion": True, **options}
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=given)
     stack, registers = _usage(compiled.asm["cubin"])
     return KernelResources(registers, compiled.metadata.shared, stack)
 

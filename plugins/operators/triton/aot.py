@@ -43,11 +43,11 @@ def launches(dtype: str = "bf16") -> list[Launch]:
         {"ROWS": height, "COLUMNS": 64, "DEPTH": 32 if dtype == "fp32" else 64, "TILES": 4} for height in (16, 64)
     )
     return [
-        Launch("rms_norm", rows.rms_norm_kernel, norm, {"BLOCK": 4096}),
-        Launch("add_rms_norm", rows.add_rms_norm_kernel, norm, {"BLOCK": 4096}),
+        Launch("rms_norm", rows.rms_norm_kernel, norm, {"BLOCK": 4096}, {"num_warps": 8}),
+        Launch("add_rms_norm", rows.add_rms_norm_kernel, norm, {"BLOCK": 4096}, {"num_warps": 8}),
         Launch("silu_mul", rows.silu_mul_kernel, norm, {"BLOCK": 1024}),
-        Launch("rotate", rows.rotate_kernel, angles, {"HEADS": 64, "HALF": 64}),
+        Launch("rotate", rows.rotate_kernel, angles, {"HEADS": 64, "HALF": 64}, {"num_warps": 8}),
         Launch("draw", drawing.draw_kernel, draws, {"BLOCK": 1024, "WAYS": 16}, {"num_warps": 8}),
         Launch("grouped_linear, few rows", grouped.grouped_linear_kernel, products, few),
-        Launch("grouped_linear, many rows", grouped.grouped_linear_kernel, products, many),
+        Launch("grouped_linear, many rows", grouped.grouped_linear_kernel, products, many, {"num_warps": 8}),
     ]

@@ -32,18 +32,18 @@ def grouped_linear_kernel(
         row = row_start + tl.arange(0, ROWS)
         row_mask = row < last
         total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        # Groups start anywhere; from there on, 32-bit offsets reach far enough.
+        rows_of_x = x + row_start.to(tl.int64) * in_features
+        row_places = tl.arange(0, ROWS)[:, None] * in_features
+        column_places = column[None, :] * in_features
         for depth in range(0, in_features, DEPTH):
             inner = depth + tl.arange(0, DEPTH)
             inner_mask = inner < in_features
             a = tl.load(
-                x + row[:, None].to(tl.int64) * in_features + inner[None, :],
-                mask=row_mask[:, None] & inner_mask[None, :],
-                other=0.0,
+                rows_of_x + row_places + inner[None, :], mask=row_mask[:, None] & inner_mask[None, :], other=0.0
             )
             b = tl.load(
-                weight + column[None, :].to(tl.int64) * in_features + inner[:, None],
-                mask=column_mask[None, :] & inner_mask[:, None],
-                other=0.0,
+                weight + column_places + inner[:, None], mask=column_mask[None, :] & inner_mask[:, None], other=0.0
             )
             total = tl.dot(a, b, total, input_precision="ieee")
         tl.store(

@@ -52,7 +52,7 @@ class TritonOperators(Operators):
         if out.numel():
             strides = x.stride(0), x.stride(1) if x.dim() == 3 else 0
             grid = (x.shape[0] * heads,)
-            rms_norm_kernel[grid](out, x, weight, *strides, heads, size, eps, BLOCK=_power_of_2(size))
+            rms_norm_kernel[grid](out, x, weight, *strides, heads, size, eps, **_blocks(size))
         return out
 
     def add_rms_norm(
@@ -66,7 +66,7 @@ class TritonOperators(Operators):
             raise ValueError(f"a residual {list(residual.shape)} {residual.dtype} for {list(x.shape)} {x.dtype}")
         x, residual = x.contiguous(), residual.contiguous()
         if x.numel():
-            add_rms_norm_kernel[(x.shape[0],)](x, residual, weight, size, eps, BLOCK=_power_of_2(size))
+            add_rms_norm_kernel[(x.shape[0],)](x, residual, weight, size, eps, **_blocks(size))
         return x, residual
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -96,6 +96,7 @@ class TritonOperators(Operators):
         half = cos.shape[2] // 2
         if heads.numel():
             sizes = {"HEADS": _power_of_2(num_heads), "HALF": _power_of_2(half)}
+            sizes["num_warps"] = warps(sizes["HEADS"] * sizes["HALF"])
             strides = heads.stride(0), heads.stride(1), cos.stride(0)
             rotate_kernel[(tokens,)](heads, cos, sin, *strides, num_heads, half, **sizes)
         return heads
@@ -136,6 +137,7 @@ class TritonOperators(Operators):
             columns, depth = 64, 64 if x.element_size() == 2 else 32
             grid = (groups, -(-out_features // columns), _TILES)
             sizes = {"ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "TILES": _TILES}
+            sizes["num_warps"] = 4 if rows == 16 else 8
             grouped_linear_kernel[grid](out, x, weight, starts, in_features, out_features, **sizes)
         return out
 
@@ -147,6 +149,16 @@ def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
     if size > _LONGEST_ROW:
         raise ValueError(f"a norm of {size} elements: triton operators serve rows of up to {_LONGEST_ROW}")
     return size
+
+
+def _blocks(size: int) -> dict[str, int]:
+    block = _power_of_2(size)
+    return {"BLOCK": block, "num_warps": warps(block)}
+
+
+def warps(elements: int) -> int:
+    """Threads in 32s, so that each holds 16 of a program's elements."""
+    return min(16, max(1, elements // 512))
 
 
 def _power_of_2(number: int) -> int:
