@@ -48,7 +48,12 @@ for part in "${parts[@]}"; do
     failed+=("$part")
     continue
   fi
-  timeout --kill-after=5 "$(limit "$part")" "$python" "$script" "${null[@]}" --out "$out" "${model[@]}" 2> "$out/$part.log"
+  arguments=("${null[@]}" --out "$out" "${model[@]}")
+  if [ "$part" = attention ]; then # has no dry mode: its kernels run in Triton's interpreter in the tests
+    [ ${#null[@]} -gt 0 ] && continue
+    arguments=()
+  fi
+  timeout --kill-after=5 "$(limit "$part")" "$python" "$script" "${arguments[@]}" 2> "$out/$part.log"
   code=$?
   if [ $code -eq 0 ]; then
     rm -f "$out/$part.log"

@@ -80,10 +80,11 @@ class Worker(Protocol):
         """Runs one step. Every rank of a tensor-parallel group runs the same plans in the same order and
         returns the same tokens."""
 
-    def submit(self, plan: StepPlan) -> PendingStep:
-        """Hands one step to the device and returns before its tokens are known, where the step allows it. The plan of
-        the next step may name requests whose last token is not known yet: the worker knows where it stands. At most
-        two steps are under way. Raises what goes wrong while the step is handed over. Since 1.1."""
+    def submit(self, plan: StepPlan) -> PendingStep | StepResult:
+        """Hands one step to the device and returns before its tokens are known, or, where a step has to be waited for,
+        its result. The plan of the next step may name requests whose last token is not known yet: the worker knows
+        where it stands. At most two steps are under way. Raises what goes wrong while the step is handed over. Since
+        1.1."""
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls one of the worker's named operations: "describe" -> WorkerReport,

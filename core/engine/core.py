@@ -13,7 +13,7 @@ from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Executor
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
-from dovetail.engine.flight import Flight, gains, live_part
+from dovetail.engine.flight import Flight, live_part
 from dovetail.engine.schedule_check import ask_scheduler
 from dovetail.kv.manager import KVCacheManager
 from dovetail.sequence import Sequence
@@ -180,7 +180,6 @@ class EngineCore:
                     )
                 return False
             plan, entered = self._build_plan(schedule)
-            gained = gains(schedule)
         finally:
             for flight in self._flights:
                 flight.lower()
@@ -193,7 +192,7 @@ class EngineCore:
             # Ctrl-C: nobody knows how far the workers came with this step.
             self._fail_step(schedule, plan, error, started)
             raise
-        self._flights.append(Flight(schedule, plan, future, entered, started, gained))
+        self._flights.append(Flight(schedule, plan, future, entered, started))
         return True
 
     def _land(self) -> StepOutcome:
@@ -216,7 +215,9 @@ class EngineCore:
             self._flights.clear()
             raise
         else:
-            schedule, plan, result = live_part(flight.schedule, flight.plan, result)
+            schedule, plan = flight.schedule, flight.plan
+            if self._max_in_flight > 1:
+                schedule, plan, result = live_part(schedule, plan, result)
             outcome = StepOutcome(schedule, result, started)
             self._commit(plan, outcome)
         outcome.first_scheduled = entered

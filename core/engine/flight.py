@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from dovetail.contracts.scheduler import RequestStatus, Schedule
@@ -25,23 +25,25 @@ class Flight:
     entered: list[Sequence]
     """Sequences that the plan brings to the workers."""
     started: float
-    gains: list[bool]
-    """For each request of the schedule, whether it gets a token."""
+    gains: list[bool] = field(default_factory=list)
+    """While lifted: for each request of the schedule, whether it gets a token."""
 
     @property
     def allows_another(self) -> bool:
-        """Whether the next step may be scheduled before this one's tokens are known: nobody looks at each token before
-        deciding what comes next (as those do who ask for log probabilities, beam search for one), and it did not fail
-        already."""
-        if self.future.done() and self.future.exception() is not None:
-            return False
-        return all(sequence.sampling.logprobs is None for sequence in self.schedule.requests)
+        """Whether the next step should be scheduled before this one's tokens are known: they are not known already,
+        nor did it fail, and nobody looks at each token before deciding what comes next (as those do who ask for log
+        probabilities, beam search for one)."""
+        return not self.future.done() and all(sequence.sampling.logprobs is None for sequence in self.schedule.requests)
 
     def lift(self) -> None:
         """Counts as computed what the step computes. Undone by `lower`."""
-        for sequence, count, gains in zip(self.schedule.requests, self.schedule.num_tokens, self.gains, strict=True):
+        self.gains = []
+        for sequence, count in zip(self.schedule.requests, self.schedule.num_tokens, strict=True):
+            computed = sequence.num_computed_tokens + count
+            gains = computed >= sequence.num_tokens
+            self.gains.append(gains)
             if sequence.status is not RequestStatus.FINISHED:
-                sequence.num_computed_tokens += count
+                sequence.num_computed_tokens = computed
                 sequence.num_tokens += gains
 
     def lower(self) -> None:
@@ -51,14 +53,6 @@ class Flight:
             if sequence.status is not RequestStatus.FINISHED:
                 sequence.num_computed_tokens -= count
                 sequence.num_tokens -= gains
-
-
-def gains(schedule: Schedule) -> list[bool]:
-    """For each request, whether the step computes its last known token and so draws the next."""
-    return [
-        sequence.num_computed_tokens + count >= sequence.num_tokens
-        for sequence, count in zip(schedule.requests, schedule.num_tokens, strict=True)
-    ]
 
 
 def live_part(schedule: Schedule, plan: StepPlan, result: StepResult) -> tuple[Schedule, StepPlan, StepResult]:

@@ -61,17 +61,6 @@ class StepTokens:
         return counts
 
 
-@dataclass(frozen=True)
-class _DoneStep:
-    """A `PendingStep` with nothing pending."""
-
-    step_result: StepResult
-
-    def result(self) -> StepResult:
-        """At once."""
-        return self.step_result
-
-
 class ModelRunner:
     """Runs steps on one rank. Rank 0 samples; the others are told what it drew."""
 
@@ -115,8 +104,8 @@ class ModelRunner:
         self._begin(plan)
         return self._run_alone(plan, started)
 
-    def submit(self, plan: StepPlan) -> PendingStep:
-        """Hands one step over; where the host has to see its logits or its drafts, it is done when this returns."""
+    def submit(self, plan: StepPlan) -> PendingStep | StepResult:
+        """Hands one step over; where the host has to see its logits or its drafts, waits for its result."""
         started = time.perf_counter()
         self._begin(plan)
         if self._speculation is None and self._communicator.size == 1 and not self._prompt_scored:
@@ -126,7 +115,7 @@ class ModelRunner:
             draw = self._sampler.defer(keys, self._batch.num_tokens[inputs.rows[places]].astype(np.int64))
             if draw is not None:
                 return self._deferred.start(plan, inputs, draw, places)
-        return _DoneStep(self._run_alone(plan, started))
+        return self._run_alone(plan, started)
 
     def _run_alone(self, plan: StepPlan, started: float) -> StepResult:
         """A whole step, after everything that was handed over before it."""

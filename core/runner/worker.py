@@ -93,7 +93,7 @@ class ModelWorker:
         assert self._runner is not None, "initialize_cache comes before execute"
         return self._runner.execute(plan)
 
-    def submit(self, plan: StepPlan) -> PendingStep:
+    def submit(self, plan: StepPlan) -> PendingStep | StepResult:
         """Hands one step over."""
         assert self._runner is not None, "initialize_cache comes before submit"
         return self._runner.submit(plan)

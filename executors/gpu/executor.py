@@ -121,14 +121,20 @@ class GPUExecutor(Executor):
             raise
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
-        """Hands the step over; the future waits for it. A step that cannot be handed over is done, and has failed."""
+        """Hands the step over; the future waits for it. A step that had to be waited for, and one that cannot be handed
+        over and so has failed, is done."""
         worker = self._running()
         try:
-            return StepFuture(worker.submit(plan), self._noted)
+            pending = worker.submit(plan)
         except Exception as error:
             failed: Future[StepResult] = Future()
             failed.set_exception(self._noted(error))
             return failed
+        if not isinstance(pending, StepResult):
+            return StepFuture(pending, self._noted)
+        known: Future[StepResult] = Future()
+        known.set_result(pending)
+        return known
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """One answer."""

@@ -126,6 +126,27 @@ def test_two_steps_are_under_way(model: Path, monkeypatch: pytest.MonkeyPatch) -
         assert ahead[-1] == 0
 
 
+def test_what_the_host_has_to_see_is_not_run_ahead_of(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request with a penalty gets each token with its own step."""
+    handed_over: list[int] = []
+    execute = GPUExecutor.execute
+
+    def watched(self: GPUExecutor, plan: Any) -> Any:
+        handed_over.append(plan.step_id)
+        return execute(self, plan)
+
+    monkeypatch.setattr(GPUExecutor, "execute", watched)
+    with LLMEngine.from_config(sections(model, null("late"))) as engine:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, presence_penalty=0.5)
+        engine.add_request("a", PROMPTS[0], params)
+        steps = 0
+        while engine.has_unfinished_requests():
+            engine.step()
+            steps += 1
+            assert len(handed_over) == steps
+    assert steps == 6
+
+
 def test_a_request_that_is_aborted_while_its_step_runs_leaves_nothing(model: Path) -> None:
     with LLMEngine.from_config(sections(model, null("late"))) as engine:
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
