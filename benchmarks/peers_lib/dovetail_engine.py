@@ -37,21 +37,21 @@ class DovetailEngine(ScoringEngine):
         Reaches into the worker, because the public log probabilities are the top few only.
         """
         worker: Any = self._llm.engine._parts.executor._worker  # type: ignore[attr-defined]
-        model, runner = worker._model, worker._runner
+        model, forward = worker._model, worker._forward
         recorded: list[torch.Tensor] = []
-        forward = runner._forward_pass
+        run = forward.run
 
-        def recording(*arguments: Any, **keywords: Any) -> torch.Tensor:
-            hidden: torch.Tensor = forward(*arguments, **keywords)
+        def recording(*arguments: Any) -> Any:
+            hidden, layer_states = run(*arguments)
             recorded.append(hidden.clone())
-            return hidden
+            return hidden, layer_states
 
         self._llm.reset_prefix_cache()
-        runner._forward_pass = recording
+        forward.run = recording
         try:
             self.generate([token_ids], 1)
         finally:
-            runner._forward_pass = forward
+            forward.run = run
         hidden = torch.cat(recorded) if recorded else torch.empty(0)
         if len(hidden) != len(token_ids):
             raise RuntimeError(f"recorded {len(hidden)} hidden states for {len(token_ids)} tokens")

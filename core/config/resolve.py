@@ -57,7 +57,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     device = rules_run.choose_device(state)
     source, files = rules_model.find_files(state)
     weight_format, opener, hf_config = rules_model.read_config(state, files)
-    rules_model.refuse_quantized_checkpoint(state, hf_config)
+    rules_model.refuse_quantized_checkpoint(opener, hf_config)
     dtype = rules_model.choose_dtype(state, hf_config)
     family, size = rules_model.choose_family(state, hf_config, dtype)
     quantization, packed_formats = rules_quantization.choose_quantization(state, family, opener, files, dtype)
@@ -86,6 +86,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         device_type=device,
         tensor_parallel=config.executor.tensor_parallel,
         num_threads=config.executor.threads,
+        enforce_eager=config.executor.enforce_eager,
         executor=executor,
         attention=attention,
         scheduler=scheduler,

@@ -157,6 +157,7 @@ class ResolvedConfig:
     device_type: str
     tensor_parallel: int
     num_threads: int | None
+    enforce_eager: bool
     executor: Component
     attention: Component
     scheduler: Component

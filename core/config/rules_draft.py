@@ -59,7 +59,7 @@ class DraftModelScope:
         state = self._inner = self._inner_resolution(section)
         source, files = rules_model.find_files(state)
         weight_format, opener, hf_config = rules_model.read_config(state, files)
-        rules_model.refuse_quantized_checkpoint(state, hf_config)
+        rules_model.refuse_quantized_checkpoint(opener, hf_config)
         dtype = rules_model.choose_dtype(state, hf_config)
         family, size = rules_model.choose_family(state, hf_config, dtype)
         quantization, packed_formats = choose_quantization(state, family, opener, files, dtype)

@@ -193,14 +193,14 @@ def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -
     return chosen, size
 
 
-def refuse_quantized_checkpoint(state: Resolution, hf_config: Mapping[str, Any]) -> None:
-    """Weights that are stored quantized need a reader that no contract has yet."""
+def refuse_quantized_checkpoint(weight_format: WeightFormat, hf_config: Mapping[str, Any]) -> None:
+    """Weights that are stored quantized need a weight format that knows how."""
     quantized = hf_config.get("quantization_config")
-    if isinstance(quantized, Mapping):
+    if isinstance(quantized, Mapping) and quantized.get("quant_method") not in weight_format.quantizations:
         method = quantized.get("quant_method", "an unnamed method")
         raise ModelError(
-            f"the checkpoint's weights are stored quantized ({method}), which cannot be read yet; use the unquantized "
-            "checkpoint (model.quantization quantizes it at load) or a GGUF file"
+            f"the checkpoint's weights are stored quantized ({method}), which {type(weight_format).__name__} cannot "
+            "read; use the unquantized checkpoint (model.quantization quantizes it at load) or a GGUF file"
         )
 
 

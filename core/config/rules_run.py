@@ -226,7 +226,9 @@ def choose_executor(state: Resolution) -> Component:
             f"with reproducibility: strict at most {_MOST_STRICT_RANKS} ranks may share a layer, since the order in "
             "which more of them are summed depends on the batch; lower it, or leave reproducibility at default"
         )
-    need = ExecutorNeed(state.environment.device_type, section.tensor_parallel, section.pipeline_parallel)
+    need = ExecutorNeed(
+        state.environment.device_type, section.tensor_parallel, section.pipeline_parallel, section.enforce_eager
+    )
     return choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
     ).component

@@ -160,8 +160,13 @@ _WEIGHTS = (
     _works("rope_scaling", "json", "model.hf_overrides.rope_scaling"),
     _works("rope_theta", "float", "model.hf_overrides.rope_theta"),
     _works("hf_overrides", "json", "model.hf_overrides", "a mapping; functions are refused"),
-    _planned("enforce_eager", "switch", "steps always run eagerly until CUDA graphs come", True, False),
-    _planned("max_seq_len_to_capture", "int", "CUDA graphs come with the GPU backends", 8192),
+    _works("enforce_eager", "switch", "executor.enforce_eager"),
+    _refused(
+        "max_seq_len_to_capture",
+        "int",
+        "graphs are captured by number of requests, for every length: executor.cuda_graphs of executor gpu",
+        8192,
+    ),
     _planned("disable_custom_all_reduce", "switch", "there is only torch.distributed's all-reduce so far", True, False),
     _refused("tokenizer_pool_size", "int", _TOKENIZER_POOL, 0),
     _refused("tokenizer_pool_type", "str", _TOKENIZER_POOL, "ray"),
@@ -268,7 +273,11 @@ _REST = (
     ),
     _refused("override_neuron_config", "json", "there is no Neuron backend"),
     _planned("override_pooler_config", "json", "only text generation is served so far"),
-    _planned("compilation_config", "json", "CUDA graphs and compilation come with the GPU backends"),
+    _refused(
+        "compilation_config",
+        "json",
+        "write executor: {name: gpu, cuda_graphs: [1, 8, 64], compile: default} or the like",
+    ),
     _planned("kv_transfer_config", "json", "KV blocks are not sent between engines yet"),
     _refused(
         "worker_cls", "str", "workers are built from the chosen plugins; write the plugin that should differ", "auto"
@@ -277,7 +286,7 @@ _REST = (
         "generation_config", "str", "only its end-of-sequence ids are read; give the rest as SamplingParams", "auto"
     ),
     _planned("override_generation_config", "json", "give sampling defaults as SamplingParams"),
-    _planned("enable_sleep_mode", "switch", "comes with weight updates and sleeping", False),
+    _refused("enable_sleep_mode", "switch", "every engine can: call sleep and wake_up of LLMEngine", True, False),
     _planned("calculate_kv_scales", "switch", "comes with 8-bit KV caches", False),
     _refused("additional_config", "json", "a plugin's options stand beside its name"),
     _refused("speculative_config", "json", "write it as the section `speculative`, which can hold several drafters"),

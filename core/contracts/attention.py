@@ -45,6 +45,9 @@ class AttentionCapabilities:
     trees: bool = False
     """Verify rows may carry `AttentionBatch.tree_masks`; `move_slots` is implemented."""
     graph_capture: bool = False
+    """`forward` can be captured in a graph: after the `plan` of a batch that `is_for_graph`, its launches, and the
+    memory that they read, depend on the batch's R, T and max_query_len only, and whatever else `plan` learned stands in
+    buffers that later plans update in place."""
     batch_invariant: bool = False
     """A row's output bits depend on its query and the keys that it sees, and on nothing else in the step: not on other
     requests, nor on which of its own tokens are computed with it. A backend that can, but not at full speed, does so
@@ -142,6 +145,10 @@ class AttentionBatch:
     j: itself and its ancestors. Every query token sees all keys before the query. Absent: the usual causal rule.
     For a sliding window and for ALiBi, a token of a tree stands where it will stand once its path is accepted: at its
     depth (the number of its ancestors in the query) after the keys before the query, whatever its slot."""
+    is_for_graph: bool = False
+    """The step will be captured, or replays what was captured under equal R, T and max_query_len. All requests have the
+    same query length. Some are there to fill up: their block tables are 0 and they write to block 0, which nobody
+    reads; others have tokens behind their real ones that write there too. Since 1.2."""
 
 
 class AttentionBackend(Plugin):

@@ -7,7 +7,8 @@ rank, and passes plans to all of them. It knows nothing of models or tokens. Lif
     executor.start()                        workers exist and hold their weights
     executor.call("describe")               WorkerReport per rank, in rank order
     executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
-    executor.execute(plan).result()         once per step, in order
+    executor.execute(plan).result()         once per step, in order; see `Executor.max_in_flight`
+    executor.call("sleep", level), call("wake_up")      between steps; see `Worker.call`
     executor.shutdown()                     idempotent; leaves no process and no shared memory
 
 After a `WorkerError` an executor is dead: every later call raises it again, and only `shutdown` is allowed.
@@ -19,8 +20,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from dovetail.contracts.device import Runtime
 from dovetail.contracts.kv import LayerCache
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
@@ -33,6 +35,8 @@ class ExecutorNeed:
     device_type: str
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    enforce_eager: bool = False
+    """Steps are issued operation by operation: nothing is captured. Since 1.1."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Placement:
     """torch device string: "cpu", "cuda:0"."""
     init_method: str | None = None
     """torch.distributed rendezvous ("tcp://127.0.0.1:port", "file://..."); None where world_size is 1."""
+    runtime: Runtime | None = None
+    """How the worker drives its device; None: plainly, one step at a time, nothing captured. Since 1.1."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,14 @@ class WorkerReport:
     """By drafter, what each of its own attention layers caches; on the rank that drafts alone."""
 
 
+class PendingStep(Protocol):
+    """A step that was handed to the device. Since 1.1."""
+
+    def result(self) -> StepResult:
+        """Waits for the step's tokens. Steps settle in the order in which they were submitted, so asking for a later
+        one settles those before it. Raises what the step raised."""
+
+
 class Worker(Protocol):
     """One rank: a model shard, its KV pages and the model runner. Built by `WorkerSpec.create`."""
 
@@ -69,9 +83,17 @@ class Worker(Protocol):
         """Runs one step. Every rank of a tensor-parallel group runs the same plans in the same order and
         returns the same tokens."""
 
+    def submit(self, plan: StepPlan) -> PendingStep | StepResult:
+        """Hands one step to the device and returns before its tokens are known, or, where a step has to be waited for,
+        its result. The plan of the next step may name requests whose last token is not known yet: the worker knows
+        where it stands. At most two steps are under way. Raises what goes wrong while the step is handed over. Since
+        1.1."""
+
     def call(self, method: str, *args: Any) -> Any:
         """Calls one of the worker's named operations: "describe" -> WorkerReport,
-        "initialize_cache"(layout, num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank."""
+        "initialize_cache"(layout, num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank. Since 1.1
+        "sleep"(level) -> bytes given back and "wake_up": no request may be in the batch, and what the KV pages held is
+        lost. Level 1 keeps weights in host memory, level 2 reads those of the checkpoint again."""
 
     def close(self) -> None:
         """Frees what the worker holds. Idempotent."""
@@ -91,6 +113,10 @@ class WorkerSpec(Protocol):
 
 class Executor(Plugin):
     """Runs steps on workers."""
+
+    max_in_flight: ClassVar[int] = 1
+    """How many plans the engine may hand over before the first is done, 1 or 2. With 2, scheduling and the copies of a
+    step overlap with the one before: workers must find sampled tokens themselves (`Worker.submit`). Since 1.1."""
 
     def __init__(self, options: PluginOptions, spec: WorkerSpec, need: ExecutorNeed):
         self.options = options

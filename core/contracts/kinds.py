@@ -44,7 +44,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family", "dovetail.contracts.model:ModelFamily", _V1_2, "a config to a module that calls attention"
         ),
-        Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_1, "named tensors from a path, lazily"),
+        Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_2, "named tensors from a path, lazily"),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),
         Kind(
             "quantization",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 
@@ -81,3 +81,37 @@ class Operators(Plugin):
         """table[ids]: rows of a contiguous [N, ...] for int64 ids [T] in 0 .. N - 1, as a new [T, ...]. Since 1.1;
         without override torch's indexing."""
         return table[ids]
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        min_p: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        uniforms: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """One token per row after temperature, min_p, top_k and top_p in this order; None: the set has no such
+        operator, and the host draws with torch. Since 1.1.
+
+        logits is [n, vocab_size] of any float type, -inf where nothing can be drawn. With w = exp((x - max x) /
+        temperature): min_p (float32 [n]) keeps w >= min_p; top_k (int64 [n], at least 1) keeps the k highest; top_p
+        (float64 [n] in (0, 1]) the fewest of the highest that hold that share of what is left; what ties with the last
+        one kept is kept as well. temperature is float32 [n] above 0. The token is the first in order of its id at which
+        the cumulative weight exceeds uniforms (float64 [n] in [0, 1)) times the total. Returns int64 [n], never a token
+        that was not kept; for rows that hold NaN, or nothing but -inf, any token id. Must not synchronise with the
+        device.
+        """
+        return None
+
+    groups: ClassVar[bool] = False
+    """Whether the set has `grouped_linear`; without it the host multiplies group by group. Since 1.1."""
+
+    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Rows starts[e] .. starts[e + 1] - 1 of x times weight[e] transposed. Since 1.1.
+
+        x is [T, in_features], sorted by group; weight [E, out_features, in_features] in its dtype, contiguous; starts
+        int32 [E + 1] on the device, starts[0] == 0, starts[E] == T. Returns [T, out_features], summed in float32. Must
+        not synchronise with the device.
+        """
+        raise TypeError(f"{type(self).__name__} multiplies no groups")

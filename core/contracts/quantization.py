@@ -8,7 +8,7 @@ chooses among such methods, since running them changes no weight.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -75,6 +75,13 @@ class LinearKernel:
     @abstractmethod
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in_features] -> [T, out_features], in x's dtype."""
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """What the kernel holds, so that it can be moved away and back while nothing runs (`Worker.call` "sleep").
+        Since 1.2; by default every tensor among its attributes."""
+        import torch
+
+        return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """int64 [N] row numbers -> those rows of the weight, [N, in_features] in `dtype`. Asked only of kernels whose

@@ -11,7 +11,8 @@ The engine calls, in a loop::
     (the step runs; the engine commits tokens and advances num_tokens, num_computed_tokens, num_draft_tokens)
     scheduler.remove(request)       the request finished or was aborted; its blocks are freed by the engine
 
-Overlap of scheduling with execution is the engine's business; a scheduler sees only these calls.
+Overlap of scheduling with execution is the engine's business; a scheduler sees only these calls. Where steps overlap,
+the counts are those that the step under way will have led to.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Plugin, PluginOptions
@@ -161,6 +161,10 @@ class TokenizerFiles:
 
 class WeightFormat(Plugin):
     """One checkpoint format, such as a directory of safetensors files or a GGUF file."""
+
+    quantizations: ClassVar[frozenset[str]] = frozenset()
+    """Values of config.json's quantization_config.quant_method whose checkpoints it can read; their tensors come under
+    the names and shapes of the unquantized model, packed or as numbers. Others are refused. Since 1.2."""
 
     def __init__(self, options: PluginOptions):
         self.options = options

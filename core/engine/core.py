@@ -4,13 +4,16 @@ business."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Executor
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
+from dovetail.engine.flight import Flight, live_part
 from dovetail.engine.schedule_check import ask_scheduler
 from dovetail.kv.manager import KVCacheManager
 from dovetail.sequence import Sequence
@@ -44,9 +47,15 @@ class StepOutcome:
 
 
 class EngineCore:
-    """Sequences in, tokens out. One step at a time."""
+    """Sequences in, tokens out. A step ends before the one after it is planned, unless two may be under way: then the
+    next is planned and handed over first, so that the device never waits for the host."""
 
-    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor):
+    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor, max_in_flight: int = 1):
+        self._flights: deque[Flight] = deque()
+        """Steps that were handed over and not committed."""
+        self._max_in_flight = max_in_flight
+        self._landed = 0.0
+        """When the last step was committed; time.monotonic()."""
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
@@ -83,7 +92,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._scheduler.num_running + self._scheduler.num_waiting > 0
+        return self._scheduler.num_running + self._scheduler.num_waiting > 0 or bool(self._flights)
 
     def add(self, sequence: Sequence, bad_word_ids: tuple[tuple[int, ...], ...] = ()) -> None:
         """Takes in a sequence."""
@@ -136,7 +145,7 @@ class EngineCore:
                 self._kv.free(sequence)
 
     def step(self) -> StepOutcome | None:
-        """Runs one step; None where there was nothing to do.
+        """Commits one step; None where there was nothing to do.
 
         Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of the workers fails
         the sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that raises or
@@ -144,32 +153,75 @@ class EngineCore:
         """
         if self.failure is not None:
             raise self.failure
-        started = time.monotonic()
-        schedule = self._schedule()
-        if not schedule.requests:
-            if self.has_work:
-                raise PluginError(
-                    f"{type(self._scheduler).__name__} breaks the scheduler's contract: it schedules nothing, although"
-                    f" {self.num_running} sequences run and {self.num_waiting} wait; choose another scheduler.name"
-                )
+        if not self._flights and not self._launch():
             return None
-        plan, entered = self._build_plan(schedule)
+        if len(self._flights) < self._max_in_flight and self._flights[-1].allows_another:
+            self._launch()
+        return self._land()
+
+    def settle(self) -> None:
+        """Commits the steps that are under way although every sequence of theirs ended."""
+        while self._flights:
+            self._land()
+
+    def _launch(self) -> bool:
+        """Schedules a step and hands it over; False where there is nothing to do."""
+        started = time.monotonic()
+        for flight in self._flights:
+            flight.lift()
         try:
-            result = self._executor.execute(plan).result()
-        except WorkerError as error:
-            self.failure = error
-            raise
+            schedule = self._schedule()
+            if not schedule.requests:
+                if self.has_work and not self._flights:
+                    raise PluginError(
+                        f"{type(self._scheduler).__name__} breaks the scheduler's contract: it schedules nothing,"
+                        f" although {self.num_running} sequences run and {self.num_waiting} wait; choose another"
+                        " scheduler.name"
+                    )
+                return False
+            plan, entered = self._build_plan(schedule)
+        finally:
+            for flight in self._flights:
+                flight.lower()
+        try:
+            future = self._executor.execute(plan)
         except Exception as error:
-            outcome = self._fail_step(schedule, plan, error, started)
+            future = Future()
+            future.set_exception(error)
         except BaseException as error:
             # Ctrl-C: nobody knows how far the workers came with this step.
             self._fail_step(schedule, plan, error, started)
             raise
+        self._flights.append(Flight(schedule, plan, future, entered, started))
+        return True
+
+    def _land(self) -> StepOutcome:
+        """Waits for the oldest step and commits its tokens."""
+        flight = self._flights.popleft()
+        entered = [sequence for sequence in flight.entered if sequence.key in self._live]
+        # Before the step before it was committed, this one did not have the device.
+        started = max(flight.started, self._landed)
+        try:
+            result = flight.future.result()
+        except WorkerError as error:
+            self.failure = error
+            self._flights.clear()
+            raise
+        except Exception as error:
+            outcome = self._fail_step(flight.schedule, flight.plan, error, started)
+        except BaseException as error:
+            for each in (flight, *self._flights):
+                self._fail_step(each.schedule, each.plan, error, started)
+            self._flights.clear()
+            raise
         else:
+            schedule, plan = flight.schedule, flight.plan
+            if self._max_in_flight > 1:
+                schedule, plan, result = live_part(schedule, plan, result)
             outcome = StepOutcome(schedule, result, started)
             self._commit(plan, outcome)
         outcome.first_scheduled = entered
-        outcome.ended = time.monotonic()
+        self._landed = outcome.ended = time.monotonic()
         return outcome
 
     def _schedule(self) -> Schedule:
@@ -199,6 +251,11 @@ class EngineCore:
         keys = [sequence.key for sequence in schedule.requests]
         for sequence in schedule.requests:
             if sequence.key not in known:
+                if any(sequence in flight.schedule.requests for flight in self._flights):
+                    raise PluginError(
+                        f"{type(self._scheduler).__name__} breaks the scheduler's contract: in one schedule it preempts"
+                        f" request {sequence.request_id} and admits it again; choose another scheduler.name"
+                    )
                 known.add(sequence.key)
                 self._reached_worker.add(sequence.key)
                 entered.append(sequence)

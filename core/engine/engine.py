@@ -44,7 +44,9 @@ class LLMEngine:
         parts: EngineParts = create_parts(config)
         self._parts = parts
         self.tokenizer = parts.tokenizer
-        self._core = EngineCore(parts.scheduler, parts.kv, parts.executor)
+        # How many tokens a request with drafts gets is known only when they are judged.
+        max_in_flight = parts.executor.max_in_flight if config.speculation is None else 1
+        self._core = EngineCore(parts.scheduler, parts.kv, parts.executor, max_in_flight)
         self._inputs = InputProcessor(config, parts.tokenizer, parts.processors, parts.acceptance)
         self._outputs = OutputProcessor(parts.tokenizer)
         self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
@@ -52,6 +54,7 @@ class LLMEngine:
         self._seeds = random.Random(config.model.seed)
         self._telemetry.engine_started(config)
         self._closed = False
+        self._is_asleep = False
 
     @classmethod
     def from_config(
@@ -98,6 +101,8 @@ class LLMEngine:
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
         `priority` runs first; a scheduler that does not look at it takes 0 only.
         """
+        if self._is_asleep:
+            raise RequestError("the engine sleeps: call wake_up first")
         if request_id in self._outputs:
             raise RequestError(f"request id {request_id!r} is in use")
         if priority != 0 and not self._parts.scheduler.uses_priority:
@@ -170,6 +175,26 @@ class LLMEngine:
         """Tells `sink` of every step and request from now on, beside the sinks of the config; it is closed with the
         engine."""
         self._telemetry.add_sink(sink)
+
+    def sleep(self, level: int = 1) -> int:
+        """Gives device memory back while nothing runs; returns the bytes. Level 1 keeps the weights in host memory,
+        level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost.
+
+        Raises `RequestError` while requests are unfinished, `ConfigError` for another level, or one that the weights
+        cannot do.
+        """
+        if self.request_ids:
+            raise RequestError("the engine cannot sleep while requests are unfinished: let them end, or abort them")
+        self._core.settle()
+        given_back = sum(self._parts.executor.call("sleep", level))
+        self.reset_prefix_cache()
+        self._is_asleep = True
+        return given_back
+
+    def wake_up(self) -> None:
+        """Takes memory again. Raises `ConfigError` for an engine that is awake."""
+        self._parts.executor.call("wake_up")
+        self._is_asleep = False
 
     def cache_statistics(self) -> KVStatistics:
         """Blocks used, cached and in all; prefix tokens looked up and found."""

@@ -42,7 +42,7 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
     """Raises `ConfigError`, `PluginError`, `ModelError`, `CapacityError`; nothing is left running then."""
     plugins = bootstrap(config.components(), config.plugin_hash)
     tokenizer = _load_tokenizer(config, plugins)
-    need = ExecutorNeed(config.device_type, config.tensor_parallel)
+    need = ExecutorNeed(config.device_type, config.tensor_parallel, enforce_eager=config.enforce_eager)
     executor: Executor = plugins.create(config.executor, ModelWorkerSpec(config), need)
     try:
         executor.start()

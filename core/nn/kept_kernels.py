@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -50,6 +50,10 @@ class KeptKernel(LinearKernel):
     def packed(self) -> Mapping[str, torch.Tensor]:
         """The kernel's."""
         return self.kernel.packed()
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """The kernel's."""
+        return self.kernel.tensors()
 
 
 class KernelKeeper:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from dovetail.contracts.quantization import LinearKernel
@@ -107,6 +109,10 @@ class TiledLinear(LinearKernel):
         padded[:num_rows] = x
         tiles = [self._kernel.apply(padded[start : start + size], bias) for start in range(0, len(padded), size)]
         return torch.cat(tiles)[:num_rows] if tiles else self._kernel.apply(x, bias)
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Those of the other kernel."""
+        return self._kernel.tensors()
 
     def _treats_places_alike(self) -> bool:
         generator = torch.Generator().manual_seed(0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
+from dovetail.contracts.quantization import LinearKernel
 from dovetail.nn.context import ModelContext
+from dovetail.nn.kernels import TorchLinear
 from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
 from dovetail.nn.mlp import GatedMLP, gated_activation
 
@@ -60,7 +64,8 @@ class SparseMoE(torch.nn.Module):
     """Each token visits its top_k experts, weighted by the softmax of the router's logits.
 
     Tokens are sorted by expert, so that every expert that was chosen runs once and the others not at all. The order
-    costs one synchronisation with the device per layer.
+    costs one synchronisation with the device per layer, unless the operator set multiplies groups: then the experts'
+    weights stand side by side, and nothing waits. Quantized experts run one by one.
     """
 
     def __init__(self, context: ModelContext, name: str, shape: SparseShape, names: ExpertNames | None = None):
@@ -72,7 +77,14 @@ class SparseMoE(torch.nn.Module):
         self.experts = torch.nn.ModuleList(
             Expert(context, f"{name}.{names.experts}.{index}", shape, names) for index in range(shape.num_experts)
         )
-        self._runs = list(self.experts)
+        self._runs = cast(list[Expert], list(self.experts))
+        self._operators = context.operators
+        self._activation = gated_activation(context, shape.hidden_act)
+        self._stacked: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Of all experts, gate and up, and down; made when the block first runs."""
+        first = self._runs[0]
+        kernels = first.gate_up_proj.kernel, first.down_proj.kernel
+        self._is_grouped = context.operators.groups and all(isinstance(kernel, TorchLinear) for kernel in kernels)
         self.shared: SharedExpert | None = (
             SharedExpert(context, name, shape) if shape.shared_intermediate_size else None
         )
@@ -82,14 +94,28 @@ class SparseMoE(torch.nn.Module):
         weights, chosen = self.route(x)
         by_expert = chosen.flatten().argsort(stable=True)
         tokens = by_expert // self._shape.top_k
-        counts = chosen.flatten().bincount(minlength=self._shape.num_experts).tolist()
-        inputs = torch.split(x[tokens], counts)
-        parts = [run(part) for run, part in zip(self._runs, inputs, strict=True) if part.shape[0]]
-        contributions = torch.cat(parts) * weights.flatten()[by_expert, None]
+        run = self._run_grouped if self._is_grouped else self._run_each
+        contributions = run(x[tokens], chosen) * weights.flatten()[by_expert, None]
         output = torch.zeros_like(x).index_add_(0, tokens, contributions.to(x.dtype))
         if self.shared is not None:
             output = output + self.shared(x)
         return self._communicator.all_reduce(output)
+
+    def _run_each(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        counts = chosen.flatten().bincount(minlength=self._shape.num_experts).tolist()
+        inputs = torch.split(x, counts)
+        return torch.cat([run(part) for run, part in zip(self._runs, inputs, strict=True) if part.shape[0]])
+
+    def _run_grouped(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        if self._stacked is None:
+            self._stacked = (
+                _stack([expert.gate_up_proj.kernel for expert in self._runs]),
+                _stack([expert.down_proj.kernel for expert in self._runs]),
+            )
+        numbers = torch.arange(self._shape.num_experts + 1, dtype=chosen.dtype, device=chosen.device)
+        starts = torch.searchsorted(chosen.flatten().sort().values, numbers).int()
+        gate_up = self._operators.grouped_linear(x, self._stacked[0], starts)
+        return self._operators.grouped_linear(self._activation(gate_up), self._stacked[1], starts)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (x's dtype) and numbers (int64) of each token's experts, both [T, top_k]."""
@@ -98,6 +124,15 @@ class SparseMoE(torch.nn.Module):
         if self._shape.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights.to(x.dtype), chosen
+
+
+def _stack(kernels: Sequence[LinearKernel]) -> torch.Tensor:
+    """The weights of kernels side by side; the kernels keep them there from now on."""
+    plain = [kernel for kernel in kernels if isinstance(kernel, TorchLinear)]
+    stacked = torch.stack([kernel.weight for kernel in plain])
+    for kernel, weight in zip(plain, stacked, strict=True):
+        kernel.weight = weight
+    return stacked
 
 
 class SharedExpert(torch.nn.Module):

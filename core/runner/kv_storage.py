@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -46,6 +46,11 @@ class KVStorage:
         """Where the pages are."""
         return self._device
 
+    @property
+    def lanes(self) -> Sequence[torch.Tensor]:
+        """The device pages, those of drafters last: uint8 [num_blocks, page_bytes] each."""
+        return self._lanes
+
     def draft_view(self, drafter: str, index: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
         """The cache of a drafter's layer, by its place among the drafter's own; as `view`."""
         return self.view(self._first_draft_lane[drafter] + index, spec, backend)
@@ -70,22 +75,33 @@ class KVStorage:
         return elements.as_strided(shape, strides)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies (device block, host block) pairs to the host."""
-        source, target = _columns(pairs)
-        for lane, host in zip(self._lanes, self._host, strict=True):
-            host[target] = lane[source.to(self._device)].to("cpu")
+        """Copies (device block, host block) pairs to the host, without waiting for it."""
+        for source, target, count in _runs(pairs):
+            for lane, host in zip(self._lanes, self._host, strict=True):
+                host[target : target + count].copy_(lane[source : source + count], non_blocking=True)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies (host block, device block) pairs to the device."""
-        source, target = _columns(pairs)
-        for lane, host in zip(self._lanes, self._host, strict=True):
-            lane[target.to(self._device)] = host[source].to(self._device)
+        """Copies (host block, device block) pairs to the device, without waiting for it."""
+        for source, target, count in _runs(pairs):
+            for lane, host in zip(self._lanes, self._host, strict=True):
+                lane[target : target + count].copy_(host[source : source + count], non_blocking=True)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (from, to) pairs on the device. All sources are read before any target is written."""
         source, target = (column.to(self._device) for column in _columns(pairs))
         for lane in self._lanes:
             lane[target] = lane[source]
+
+
+def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(from, to, count): neighbours that move to neighbours, as one copy each."""
+    start = 0
+    for index in range(1, len(pairs) + 1):
+        first, last = pairs[start], pairs[index - 1]
+        if index < len(pairs) and pairs[index] == (last[0] + 1, last[1] + 1):
+            continue
+        yield first[0], first[1], index - start
+        start = index
 
 
 def _host_pages(num_blocks: int, page_bytes: int) -> torch.Tensor:

@@ -6,20 +6,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.attention import AttentionBackend, AttentionBatch
+from dovetail.contracts.device import Device
+from dovetail.contracts.executor import PendingStep
 from dovetail.contracts.logits import LogitsProcessor
-from dovetail.contracts.model import CausalLM, LayeredCausalLM
+from dovetail.contracts.model import CausalLM
 from dovetail.contracts.step import DraftCounts, StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn.context import ModelContext
-from dovetail.nn.replay import ReplayedForward
+from dovetail.runner.block_mover import BlockMover
+from dovetail.runner.deferred import DeferredSteps
+from dovetail.runner.forward import ForwardPass
 from dovetail.runner.input_batch import InputBatch, StepInputs
-from dovetail.runner.kv_storage import KVStorage
 from dovetail.runner.logprobs import token_logprobs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.speculation import Speculation
@@ -67,40 +68,74 @@ class ModelRunner:
         config: ResolvedConfig,
         model: CausalLM,
         context: ModelContext,
-        storage: KVStorage,
-        backends: Mapping[int, AttentionBackend],
+        mover: BlockMover,
+        forward: ForwardPass,
+        device: Device,
         processors: Mapping[str, LogitsProcessor],
         speculation: Speculation | None,
         batch: InputBatch,
     ):
         self._model = model
-        self._forward_pass = ReplayedForward(model.forward) if context.device.type == "cpu" else model.forward
         self._device = context.device
+        self._runtime_device = device
         self._communicator = context.communicator
-        self._storage = storage
-        self._backends = backends
+        self._mover = mover
+        self._forward = forward
         self._speculation = speculation
         self._batch = batch
-        self._sampler = Sampler(config.model.vocab_size, config.limits.max_num_seqs, processors)
+        limits = config.limits
+        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators)
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens
+        self._deferred = DeferredSteps(device, model, forward, batch, *sizes)
         self._prompt_scored: set[int] = set()
         """Requests that ask for log probabilities of their prompts."""
         self._samples = context.communicator.rank == 0
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step. On ranks that do not sample, the result carries the tokens and nothing else."""
         started = time.perf_counter()
+        self._begin(plan)
+        return self._run_alone(plan, started)
+
+    def submit(self, plan: StepPlan) -> PendingStep | StepResult:
+        """Hands one step over; where the host has to see its logits or its drafts, waits for its result."""
+        started = time.perf_counter()
+        self._begin(plan)
+        if self._speculation is None and self._communicator.size == 1 and not self._prompt_scored:
+            inputs = self._batch.prepare(plan)
+            places = np.flatnonzero(inputs.reaches_end)
+            keys = [plan.keys[place] for place in places.tolist()]
+            draw = self._sampler.defer(keys, self._batch.num_tokens[inputs.rows[places]].astype(np.int64))
+            if draw is not None:
+                return self._deferred.start(plan, inputs, draw, places)
+        return self._run_alone(plan, started)
+
+    def _run_alone(self, plan: StepPlan, started: float) -> StepResult:
+        """A whole step, after everything that was handed over before it."""
+        self._deferred.settle()
+        results: list[StepResult] = []
+        # Handed over like other work, so that it stands in the same stream.
+        self._runtime_device.launch(lambda: results.append(self._run(plan, started)))
+        self._runtime_device.record().wait()
+        return results[0]
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Takes in what the plan changes."""
         self._forget(plan)
-        self._move_blocks(plan)
+        self._mover.move(plan)
         self._batch.apply(plan)
         if self._samples:
             for request in plan.new_requests:
                 self._sampler.add(request)
         self._note_new(plan)
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan, started: float) -> StepResult:
+        """A step from its inputs to its result, when everything before it is settled."""
         inputs = self._batch.prepare(plan)
-        self._plan_attention(inputs)
         prepared = time.perf_counter()
-        hidden, layer_states = self._forward(inputs)
+        ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        hidden, layer_states = self._forward.run(inputs, ids, positions)
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
         sampled = self._sample(plan, inputs, hidden)
@@ -137,15 +172,6 @@ class ModelRunner:
         if self._samples and self._speculation is not None and num_rows == num_requests + int(inputs.num_drafts.sum()):
             self._speculation.lengths.measured(num_requests, num_rows, seconds)
 
-    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The last states, and those between layers that some drafter wants."""
-        input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
-        if self._speculation is None or not self._speculation.hidden_layers:
-            return self._forward_pass(input_ids, positions), None
-        # Resolution saw to it that the target's family is one that hands them out.
-        model = cast(LayeredCausalLM, self._model)
-        return model.forward_with_layers(input_ids, positions, self._speculation.hidden_layers)
-
     def _forget(self, plan: StepPlan) -> None:
         for key in plan.finished:
             if self._speculation is not None:
@@ -163,34 +189,11 @@ class ModelRunner:
 
     def _note_new(self, plan: StepPlan) -> None:
         for request in plan.new_requests:
+            self._deferred.forget(self._batch.requests[request.key].row)
             if self._speculation is not None:
                 self._speculation.add(request)
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_scored.add(request.key)
-
-    def _move_blocks(self, plan: StepPlan) -> None:
-        if plan.swap_out:
-            self._storage.swap_out(plan.swap_out)
-        if plan.swap_in:
-            self._storage.swap_in(plan.swap_in)
-        if plan.copies:
-            self._storage.copy(plan.copies)
-
-    def _plan_attention(self, inputs: StepInputs) -> None:
-        longest_query = int(np.diff(inputs.query_start).max())
-        longest = int(inputs.seq_lens.max())
-        for group, backend in self._backends.items():
-            backend.plan(
-                AttentionBatch(
-                    query_start=inputs.query_start,
-                    seq_lens=inputs.seq_lens,
-                    block_table=inputs.block_tables[group],
-                    slot_mapping=inputs.slot_mappings[group],
-                    max_query_len=longest_query,
-                    max_seq_len=longest,
-                    tree_masks=inputs.tree_masks,
-                )
-            )
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> StepTokens:
         """Draws or verifies for every request whose last known token was computed."""

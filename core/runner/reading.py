@@ -1,4 +1,4 @@
-"""Builds a model and reads its weights, or what an earlier start kept of them."""
+"""Builds a model and reads its weights, or what an earlier start kept of them; and reads them again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dovetail.config.resolved import Component
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.weights import ModelFiles, WeightReader
 from dovetail.nn.context import ModelContext
+from dovetail.nn.kept_kernels import KernelKeeper
 from dovetail.registry.bootstrap import LoadedPlugins
 
 
@@ -23,24 +24,44 @@ def read_module(
     files: ModelFiles,
 ) -> CausalLM:
     """The model with its weights. Raises `ModelError`."""
-    keeper, key = context.keeper, None
     with torch.inference_mode():
         model: CausalLM = plugins.create(family).create(hf_config, context)
-        reader = plugins.create(weight_format).open(files)
-        try:
-            if keeper is not None:
-                key = keeper.restore(reader.files())
-            model.load_weights(reader.tensors(_packed_formats(context, reader)))
-        finally:
-            reader.close()
-        if keeper is not None and key is not None:
-            keeper.keep(key)
+        _read(plugins, model, context, weight_format, files, context.keeper)
     return model
 
 
-def _packed_formats(context: ModelContext, reader: WeightReader) -> frozenset[str]:
+def read_weights(
+    plugins: LoadedPlugins, model: CausalLM, context: ModelContext, weight_format: Component, files: ModelFiles
+) -> None:
+    """The weights of a model that had them before and gave their memory back. Raises `ModelError`."""
+    with torch.inference_mode():
+        _read(plugins, model, context, weight_format, files, None)
+
+
+def _read(
+    plugins: LoadedPlugins,
+    model: CausalLM,
+    context: ModelContext,
+    weight_format: Component,
+    files: ModelFiles,
+    keeper: KernelKeeper | None,
+) -> None:
+    """Kernels come from `keeper` where it has them, and are kept by it otherwise."""
+    key = None
+    reader = plugins.create(weight_format).open(files)
+    try:
+        if keeper is not None:
+            key = keeper.restore(reader.files())
+        model.load_weights(reader.tensors(_packed_formats(context, reader, keeper)))
+    finally:
+        reader.close()
+    if keeper is not None and key is not None:
+        keeper.keep(key)
+
+
+def _packed_formats(context: ModelContext, reader: WeightReader, keeper: KernelKeeper | None) -> frozenset[str]:
     """Formats in which weights may come packed: those that the quantization method holds, and, since restored kernels
     pass over what they are given, all of them where nothing has to be cut out of packed rows."""
-    if context.keeper is not None and context.keeper.is_restored and context.tp_size == 1:
+    if keeper is not None and keeper.is_restored and context.tp_size == 1:
         return reader.packed_formats()
     return context.quantization.holds if context.quantization is not None else frozenset()

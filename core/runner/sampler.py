@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dovetail.contracts.logits import LogitsProcessor, LogitsRequest
+from dovetail.contracts.operators import Operators
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest, TokenLogprobs
+from dovetail.nn.operators import torch_operators
 from dovetail.runner.logits_edits import EditRow, apply_edits
 from dovetail.runner.logprobs import token_logprobs
 from dovetail.runner.random_streams import DRAFT, SAMPLE, uniforms
@@ -59,6 +61,29 @@ class Distributions:
     failed: Mapping[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class DeferredDraw:
+    """What is needed to draw one token for each row of a step whose logits the host never looks at: the device draws,
+    and the host hears of it later."""
+
+    rows: NDArray[np.void]
+    positions: NDArray[np.int64]
+    operators: Operators
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The token of each row and its highest logit: int64 [N], float32 [N], on the device."""
+        tokens, highest = _choose(logits, self.rows, self.positions, self.operators)
+        return tokens, highest.float()
+
+    def output(self, token_ids: NDArray[np.int64], highest: NDArray[np.float32]) -> SampleOutput:
+        """What `choose` came to, once the host has it."""
+        failed = _unusable(highest)
+        if failed:
+            token_ids = token_ids.copy()
+            token_ids[list(failed)] = -1
+        return SampleOutput(token_ids, {}, failed)
+
+
 class Sampler:
     """Keeps the sampling state of the requests in the batch and draws their tokens.
 
@@ -67,8 +92,15 @@ class Sampler:
     itself: what `sample` draws and what `commit` is told.
     """
 
-    def __init__(self, vocab_size: int, max_num_seqs: int, processors: Mapping[str, LogitsProcessor] | None = None):
+    def __init__(
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        processors: Mapping[str, LogitsProcessor] | None = None,
+        operators: Operators | None = None,
+    ):
         self.vocab_size = vocab_size
+        self._operators = operators if operators is not None else torch_operators()
         self._processors = dict(processors or {})
         self._table = np.zeros(max_num_seqs, dtype=ROW)
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -132,6 +164,14 @@ class Sampler:
             for token in token_ids:
                 edits.append(token)
 
+    def defer(self, keys: Sequence[int], positions: NDArray[np.int64]) -> DeferredDraw | None:
+        """The draw of a step, arguments as for `sample`, for logits that are not there yet; None where some request
+        needs its logits or its last token on the host: for penalties, masks, processors, log probabilities."""
+        rows = self._rows(keys)
+        if (rows["has_edits"] | rows["is_broken"] | (rows["min_tokens"] > 0) | (rows["logprobs"] != NO_LOGPROBS)).any():
+            return None
+        return DeferredDraw(rows, positions, self._operators)
+
     def sample(self, logits: Tensor, keys: Sequence[int], positions: NDArray[np.int64]) -> SampleOutput:
         """Draws one token for each row.
 
@@ -144,8 +184,8 @@ class Sampler:
             return _most_likely(logits)
         rows = self._rows(keys)
         edited, failed = self._edited(logits, rows, keys, positions, None)
-        tokens, highest = _choose(edited, rows, positions)
-        failed |= {row: message for row, message in _unusable(highest).items() if row not in failed}
+        tokens, highest = _choose(edited, rows, positions, self._operators)
+        failed |= {row: message for row, message in _unusable(_on_host(highest)).items() if row not in failed}
         token_ids = tokens.cpu().numpy()
         if failed:
             token_ids[list(failed)] = -1
@@ -179,7 +219,7 @@ class Sampler:
             part = sampled[start : start + step]
             index = torch.from_numpy(part).to(logits.device)
             probs[index] = normalized(_weights(edited[index], rows[part]))
-        failed |= {row: message for row, message in _unusable(highest).items() if row not in failed}
+        failed |= {row: message for row, message in _unusable(_on_host(highest)).items() if row not in failed}
         if failed:
             probs[list(failed)] = 0.0
         return Distributions(probs, failed)
@@ -264,13 +304,15 @@ class Sampler:
 def _most_likely(logits: Tensor) -> SampleOutput:
     """What `Sampler.sample` comes to where every request is greedy and wants nothing else."""
     highest, tokens = logits.max(-1)
-    token_ids, failed = tokens.cpu().numpy(), _unusable(highest)
+    token_ids, failed = tokens.cpu().numpy(), _unusable(_on_host(highest))
     if failed:
         token_ids[list(failed)] = -1
     return SampleOutput(token_ids, failed=failed)
 
 
-def _choose(logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+def _choose(
+    logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64], operators: Operators
+) -> tuple[Tensor, Tensor]:
     """The token of each row, and each row's highest logit: int64 [n], [n]."""
     # max, not argmax: it tells NaN and all-masked rows too, and is the faster of the two on CPU.
     highest, tokens = logits.max(-1)
@@ -280,9 +322,16 @@ def _choose(logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64]
         index = torch.from_numpy(part).to(logits.device)
         selected = logits if len(part) == len(rows) else logits[index]
         chosen = uniforms(rows["seed"][part], SAMPLE, positions[part])
-        drawn = draw(_weights(selected, rows[part]), torch.from_numpy(chosen).to(logits.device))
+        drawn = _draw(selected, rows[part], torch.from_numpy(chosen).to(logits.device), operators)
         tokens = drawn if len(part) == len(rows) else tokens.index_copy_(0, index, drawn)
     return tokens, highest
+
+
+def _draw(logits: Tensor, rows: NDArray[np.void], chosen: Tensor, operators: Operators) -> Tensor:
+    """Tokens of rows that are not greedy: int64 [n]."""
+    truncation = _truncation(rows, logits.device)
+    drawn = operators.draw(logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, chosen)
+    return draw(_weights(logits, rows), chosen) if drawn is None else drawn
 
 
 def _rows_at_once(logits: Tensor) -> int:
@@ -294,19 +343,26 @@ def _rows_at_once(logits: Tensor) -> int:
 def _weights(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
     """Weights of rows that are not greedy: float32 [n, vocab_size]."""
     device, vocab_size = logits.device, logits.shape[1]
-
-    def column(name: str) -> Tensor:
-        return torch.from_numpy(rows[name].copy()).to(device)
-
-    truncation = Truncation(column("temperature"), column("min_p"), column("top_k"), column("top_p"))
+    truncation = _truncation(rows, device)
     truncated = np.flatnonzero((rows["top_k"] < vocab_size) | (rows["top_p"] < 1))
     index = torch.from_numpy(truncated).to(device) if len(truncated) else None
     return truncated_weights(logits.float(), truncation, index)
 
 
-def _unusable(highest: Tensor) -> dict[int, str]:
+def _truncation(rows: NDArray[np.void], device: torch.device) -> Truncation:
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(rows[name].copy()).to(device, non_blocking=True)
+
+    return Truncation(column("temperature"), column("min_p"), column("top_k"), column("top_p"))
+
+
+def _on_host(highest: Tensor) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = highest.float().cpu().numpy()
+    return values
+
+
+def _unusable(values: NDArray[np.float32]) -> dict[int, str]:
     """Rows from which nothing can be drawn, told by their highest logit, with the reason."""
-    values = highest.float().cpu().numpy()
     if np.isfinite(values).all():
         return {}
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ import torch.distributed as dist
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.attention import AttentionBackend, AttentionSetup
+from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.executor import Placement, WorkerReport
+from dovetail.contracts.executor import PendingStep, Placement, WorkerReport
 from dovetail.contracts.kv import KVGroup, KVLayout
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM
@@ -20,6 +22,7 @@ from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.engine.logits_setup import logits_setup
+from dovetail.kv.layout import build_layout
 from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
 from dovetail.nn.context import ModelContext
 from dovetail.nn.kept_kernels import KernelKeeper
@@ -28,11 +31,16 @@ from dovetail.nn.packed_cache import PackedCache, default_directory
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
 from dovetail.registry.environment import detect_environment
 from dovetail.runner.attention_binding import bind_layers
+from dovetail.runner.block_mover import BlockMover
 from dovetail.runner.drafters import LoadedDrafter, bind_drafters, load_drafters
+from dovetail.runner.forward import EagerForward, ForwardPass, create_forward
 from dovetail.runner.input_batch import InputBatch
 from dovetail.runner.kv_storage import KVStorage
+from dovetail.runner.memory import check_weights_fit, kv_bytes, largest_step, run_largest
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.runner.reading import read_module
+from dovetail.runner.plain_device import PlainDevice
+from dovetail.runner.reading import read_module, read_weights
+from dovetail.runner.sleep import Sleeper
 from dovetail.runner.speculation import create_speculation
 from dovetail.tokenization import load_tokenizer
 
@@ -44,16 +52,24 @@ class ModelWorker:
         self._config = config
         self._placement = placement
         self._plugins: LoadedPlugins = bootstrap(config.components(), config.plugin_hash)
-        self._device = torch.device(placement.device)
+        runtime = placement.runtime
+        create_device = PlainDevice if runtime is None else runtime.create_device
+        self._runtime_device: Device = create_device(placement.device)
+        self._device = self._runtime_device.torch_device
         self._communicator = _connect(placement)
         self._model: CausalLM | None = None
         self._context: ModelContext | None = None
         self._drafters: Mapping[str, LoadedDrafter] = {}
         self._runner: ModelRunner | None = None
+        self._forward: ForwardPass | None = None
+        self._storage: KVStorage | None = None
+        self._sleeper: Sleeper | None = None
 
     def load(self) -> None:
-        """Builds the model and reads its weights. Raises `ModelError`."""
+        """Builds the model and reads its weights. Raises `ModelError`, and `CapacityError` for a device that cannot
+        hold them."""
         config = self._config
+        check_weights_fit(config, self._runtime_device)
         quantization = self._create_quantization()
         context = ModelContext(
             dtype=getattr(torch, config.model.dtype),
@@ -78,6 +94,11 @@ class ModelWorker:
         assert self._runner is not None, "initialize_cache comes before execute"
         return self._runner.execute(plan)
 
+    def submit(self, plan: StepPlan) -> PendingStep | StepResult:
+        """Hands one step over."""
+        assert self._runner is not None, "initialize_cache comes before submit"
+        return self._runner.submit(plan)
+
     def call(self, method: str, *args: Any) -> Any:
         """The named operations of the contract."""
         operations: Mapping[str, Any] = {
@@ -85,6 +106,8 @@ class ModelWorker:
             "initialize_cache": self._initialize_cache,
             "plugin_hash": lambda: self._plugins.plugin_hash,
             "ping": lambda: self._placement.rank,
+            "sleep": self._sleep,
+            "wake_up": self._wake_up,
         }
         if method not in operations:
             raise ConfigError(f"workers have no operation {method!r}; they have {', '.join(operations)}")
@@ -92,7 +115,7 @@ class ModelWorker:
 
     def close(self) -> None:
         """Frees weights and KV pages, and leaves the process group."""
-        self._model = self._context = self._runner = None
+        self._model = self._context = self._runner = self._forward = self._storage = self._sleeper = None
         self._drafters = {}
         if self._placement.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
@@ -140,35 +163,85 @@ class ModelWorker:
             return memory
         if self._config.cache.num_blocks is not None:
             return 0  # the config counts blocks itself, and nobody asks
-        free, total = torch.cuda.mem_get_info(self._device)
-        return max(0, int(free - (1 - self._config.cache.memory_fraction) * total))
+        return self._profiled_bytes()
+
+    def _profiled_bytes(self) -> int:
+        """What the largest step leaves of the device's memory: it is run once, over a cache of one page."""
+        assert self._context is not None
+        assert self._model is not None
+        device, config = self._runtime_device, self._config
+        layout = build_layout([layer.cache for layer in self._context.attention_layers], config.cache.block_size)
+        storage = KVStorage(layout, 1, 0, self._device)
+        backends = self._bind(layout, storage)
+        step = largest_step(config.limits, config.model.max_model_len, layout)
+        rows = min(config.limits.max_num_seqs, len(step.input_ids))
+        forward = EagerForward(self._model.forward, backends)
+        peak = device.measure(partial(run_largest, self._model, forward, step, rows, self._device))
+        device.release_unused()
+        return kv_bytes(device.memory(), config.cache.memory_fraction, peak)
 
     def _initialize_cache(self, layout: KVLayout, num_blocks: int, num_host_blocks: int) -> None:
         assert self._context is not None
         assert self._model is not None
-        config = self._config
+        config, device = self._config, self._runtime_device
         storage = KVStorage(layout, num_blocks, num_host_blocks, self._device, drafts=self._placement.rank == 0)
-        environment = detect_environment(config.device_type)
-        backends = {
-            group.group_id: self._bind_group(group, storage, environment) for group in layout.groups if group.layer_ids
-        }
+        backends = self._bind(layout, storage)
         setup = logits_setup(config, self._load_tokenizer())
         processors: dict[str, LogitsProcessor] = {
             name: self._plugins.create(component, setup) for name, component in config.logits_processors.items()
         }
+        batch = self._create_batch(layout)
+        environment = detect_environment(config.device_type)
+        bind_drafters(config, self._plugins, self._drafters, layout, storage, batch, environment)
+        speculation = create_speculation(config, self._plugins, self._drafters, self._model, self._context, layout)
+        query_lens = [1] if speculation is None else [1, 1 + speculation.max_drafts]
+        hidden_layers = () if speculation is None else speculation.hidden_layers
+        runtime = self._placement.runtime
+        forward = create_forward(device, runtime, self._model, backends, config.limits, query_lens, hidden_layers)
+        mover = BlockMover(device, storage)
+        self._runner = ModelRunner(
+            config, self._model, self._context, mover, forward, device, processors, speculation, batch
+        )
+        self._forward, self._storage = forward, storage
+
+    def _sleep(self, level: int) -> int:
+        assert self._model is not None
+        assert self._storage is not None
+        if self._sleeper is not None:
+            raise ConfigError("the worker sleeps already: call wake_up first")
+        self._runtime_device.synchronize()
+        self._sleeper = Sleeper(self._model, self._storage.lanes, self._runtime_device, level)
+        return self._sleeper.sleep()
+
+    def _wake_up(self) -> None:
+        if self._sleeper is None:
+            raise ConfigError("the worker is awake")
+        assert self._model is not None
+        assert self._forward is not None
+        if self._sleeper.wake_up():
+            assert self._context is not None
+            files = self._config.model.files
+            read_weights(self._plugins, self._model, self._context, self._config.weight_format, files)
+        self._sleeper = None
+        self._forward.prepare()
+
+    def _create_batch(self, layout: KVLayout) -> InputBatch:
+        config = self._config
         drafters = config.speculation.drafters.values() if config.speculation is not None else ()
-        batch = InputBatch(
+        return InputBatch(
             config.limits.max_num_seqs,
             config.model.max_model_len,
             layout.block_size,
             len(layout.groups),
             max((drafter.num_tokens for drafter in drafters), default=0),
         )
-        bind_drafters(config, self._plugins, self._drafters, layout, storage, batch, environment)
-        speculation = create_speculation(config, self._plugins, self._drafters, self._model, self._context, layout)
-        self._runner = ModelRunner(
-            config, self._model, self._context, storage, backends, processors, speculation, batch
-        )
+
+    def _bind(self, layout: KVLayout, storage: KVStorage) -> dict[int, AttentionBackend]:
+        """The backends of the model's own layers, by KV group; none for a group that drafters have to themselves."""
+        environment = detect_environment(self._config.device_type)
+        return {
+            group.group_id: self._bind_group(group, storage, environment) for group in layout.groups if group.layer_ids
+        }
 
     def _bind_group(self, group: KVGroup, storage: KVStorage, environment: Environment) -> AttentionBackend:
         """Creates the backend of one KV group and hands each of its layers the backend and its pages."""

@@ -56,6 +56,7 @@ class ToyWorker:
         self._spec = spec
         self._placement = placement
         self._steps: list[int] = []
+        self._pending: list[ToyStep] = []
         self._closed = False
         self._meet("create")
         if spec.all_reduce and placement.world_size > 1:
@@ -75,6 +76,17 @@ class ToyWorker:
         self._meet(plan.step_id)
         self._steps.append(plan.step_id)
         return toy_result(plan, self._sum_over_ranks(self._placement.rank + 1))
+
+    def submit(self, plan: StepPlan) -> ToyStep:
+        """The step is run when its result is asked for, or the next one's."""
+        step = ToyStep(self, plan)
+        self._pending.append(step)
+        return step
+
+    def settle_until(self, step: ToyStep) -> None:
+        """Runs the steps that were submitted, up to this one."""
+        while step in self._pending:
+            self._pending.pop(0).settle()
 
     def call(self, method: str, *args: Any) -> Any:
         """The operations of a worker, and more that show where and how it runs."""
@@ -133,6 +145,30 @@ class ToyWorker:
         for fault in self._spec.faults:
             if fault.rank == self._placement.rank and fault.at == moment:
                 _act(fault)
+
+
+class ToyStep:
+    """A `PendingStep` of a toy worker."""
+
+    def __init__(self, worker: ToyWorker, plan: StepPlan):
+        self._worker = worker
+        self._plan = plan
+        self._settled: StepResult | Exception | None = None
+
+    def settle(self) -> None:
+        """Runs the step."""
+        try:
+            self._settled = self._worker.execute(self._plan)
+        except Exception as error:
+            self._settled = error
+
+    def result(self) -> StepResult:
+        """Runs it and those before it, if that was not done."""
+        self._worker.settle_until(self)
+        if isinstance(self._settled, Exception):
+            raise self._settled
+        assert self._settled is not None
+        return self._settled
 
 
 def _act(fault: Fault) -> None:

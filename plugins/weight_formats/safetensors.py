@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, TensorInfo, TokenizerFiles, WeightFormat, WeightReader
+from dovetail.plugins.weight_formats.int4_checkpoint import Int4Reader, Int4Scheme
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,8 @@ _DTYPES = {
 class SafetensorsFormat(WeightFormat):
     """One file, or shards with an index; tensors are views of memory-mapped files."""
 
-    contract = (1, 0)
+    contract = (1, 2)
+    quantizations = frozenset({"awq", "gptq"})
 
     @classmethod
     def recognizes(cls, files: ModelFiles) -> bool:
@@ -74,13 +76,22 @@ class SafetensorsFormat(WeightFormat):
 
     def open(self, files: ModelFiles) -> WeightReader:
         """See `WeightFormat.open`."""
-        if not files.path.is_dir():
-            return SafetensorsReader([files.path])
-        _refuse_pickles(files.path)
-        index = files.path / _INDEX
+        reader = self._open_plain(files.path)
+        path = _directory(files.path) / "config.json"
+        config = _read_json(path) if path.exists() else {}
+        quantization = config.get("quantization_config") or {}
+        if quantization.get("quant_method") not in self.quantizations:
+            return reader
+        return Int4Reader(reader, Int4Scheme.of(config))
+
+    def _open_plain(self, path: Path) -> SafetensorsReader:
+        if not path.is_dir():
+            return SafetensorsReader([path])
+        _refuse_pickles(path)
+        index = path / _INDEX
         if index.exists():
             return _open_shards(index)
-        return SafetensorsReader([_single_file(files.path)])
+        return SafetensorsReader([_single_file(path)])
 
 
 class SafetensorsReader(WeightReader):

@@ -97,8 +97,9 @@ def test_names_that_work_have_a_key_in_the_tree():
             },
         ),
         ({"max_model_len": None, "quantization": None}, {}),
-        ({"enforce_eager": False, "disable_custom_all_reduce": False, "max_lora_rank": 16}, {}),
-        ({"trust_remote_code": False, "enforce_eager": True, "pipeline_parallel_size": 1, "enable_lora": False}, {}),
+        ({"enable_sleep_mode": True, "disable_custom_all_reduce": False, "max_lora_rank": 16}, {}),
+        ({"trust_remote_code": False, "pipeline_parallel_size": 1, "enable_lora": False}, {}),
+        ({"enforce_eager": True}, {"executor.enforce_eager": True}),
     ],
 )
 def test_a_name_sets_its_key(keywords, expected):

@@ -1,0 +1,83 @@
+"""The device of a worker whose executor brings none: everything is done in order, as it is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dovetail.contracts.device import Device, DeviceMemory, Event, Graph, Stream, Work
+from dovetail.contracts.errors import CapacityError, ConfigError
+
+
+class _Done(Event):
+    """The point behind the work of a device that may still compute, as accelerators do."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def wait(self) -> None:
+        """For the whole device."""
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+    def is_done(self) -> bool:
+        """On a CPU always."""
+        return self._device.type == "cpu"
+
+
+class _OneStream(Stream):
+    """The main stream by another name."""
+
+
+class PlainDevice(Device):
+    """Any torch device, with one stream and without graphs."""
+
+    def __init__(self, name: str):
+        self.torch_device = torch.device(name)
+
+    def launch(self, work: Work, *, stream: Stream | None = None, after: Sequence[Event] = ()) -> None:
+        """Does it now."""
+        work()
+
+    def record(self, stream: Stream | None = None) -> Event:
+        """Everything that was handed over so far."""
+        return _Done(self.torch_device)
+
+    def create_stream(self) -> Stream:
+        """The main one."""
+        return _OneStream()
+
+    def synchronize(self) -> None:
+        """Waits for the whole device."""
+        _Done(self.torch_device).wait()
+
+    def host_buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Pinned beside an accelerator."""
+        return torch.zeros(*shape, dtype=dtype, pin_memory=self.torch_device.type == "cuda")
+
+    def capture(self, work: Work) -> Graph:
+        """Refused."""
+        raise ConfigError("this executor captures no graphs; choose executor gpu")
+
+    def memory(self) -> DeviceMemory:
+        """What the driver says; a CPU's memory is the config's to give."""
+        if self.torch_device.type != "cuda":
+            raise CapacityError(f"{self.torch_device} does not tell its memory; give cache.memory_gib")
+        return DeviceMemory(*torch.cuda.mem_get_info(self.torch_device))
+
+    def measure(self, work: Work) -> int:
+        """By torch's allocator, on CUDA; elsewhere 0, since nobody counts."""
+        if self.torch_device.type != "cuda":
+            work()
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        before = torch.cuda.memory_allocated(self.torch_device)
+        work()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.torch_device) - before
+
+    def release_unused(self) -> None:
+        """torch's cache."""
+        if self.torch_device.type == "cuda":
+            torch.cuda.empty_cache()

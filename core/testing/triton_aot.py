@@ -1,0 +1,62 @@
+"""Triton kernels compiled ahead of time for GPUs that are not here: what they take in registers and shared memory."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What one compiled kernel takes."""
+
+    registers: int
+    """Per thread."""
+    shared_bytes: int
+    """Per program."""
+    stack_bytes: int
+    """Per thread, in local memory: spilled registers, among other things."""
+
+
+def compile_kernel(
+    kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], arch: int, **options: Any
+) -> KernelResources:
+    """Compiles a `triton.jit` function for compute capability `arch` (80, 90, 100) and asks cuobjdump.
+
+    `signature` gives the Triton type of each argument that is not in `constants` ("*bf16", "i32", "fp32"); pointers
+    are taken to be aligned to 16 bytes, as torch's are. `options`: num_warps, num_stages. Raises what Triton raises.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    types = {name: "constexpr" if name in constants else signature[name] for name in names}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types.items() if kind.startswith("*")}
+    source = ASTSource(fn=kernel, signature=types, constexprs=dict(constants), attrs=aligned)
+    # Versions of Triton differ in this default, and warn of it.
+    given = {"enable_fp_fusion": True, **options}
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=given)
+    stack, registers = _usage(compiled.asm["cubin"])
+    return KernelResources(registers, compiled.metadata.shared, stack)
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """(stack bytes, registers) by the tool that Triton brings along."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if match is None:
+        raise ValueError(f"cuobjdump says nothing of registers: {text!r}")
+    return int(match[2]), int(match[1])

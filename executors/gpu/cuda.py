@@ -1,0 +1,122 @@
+"""One CUDA device: streams, events, pinned memory and graphs of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dovetail.contracts.device import Device, DeviceMemory, Event, Graph, Stream, Work
+from dovetail.contracts.errors import CapacityError
+
+
+class CudaStream(Stream):
+    """A stream of torch."""
+
+    def __init__(self, stream: torch.cuda.Stream):
+        self.stream = stream
+
+
+class CudaEvent(Event):
+    """An event of torch, without timing, which would cost."""
+
+    def __init__(self, stream: torch.cuda.Stream):
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        """Without holding the interpreter's lock."""
+        self.event.synchronize()
+
+    def is_done(self) -> bool:
+        """Asks the driver."""
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
+class CudaGraph(Graph):
+    """A graph of torch."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph):
+        self._graph = graph
+
+    def replay(self) -> None:
+        """In the current stream."""
+        self._graph.replay()
+
+
+class CudaDevice(Device):
+    """A GPU. Everything that is not given a stream goes to one that is not the default stream, since the default
+    one cannot be captured."""
+
+    def __init__(self, name: str):
+        self.torch_device = torch.device(name)
+        torch.cuda.set_device(self.torch_device)
+        self._main = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(self._main)
+        self._pool: Any = None
+
+    def launch(self, work: Work, *, stream: Stream | None = None, after: Sequence[Event] = ()) -> None:
+        """Issues the work now; the device does it later."""
+        target = self._stream(stream)
+        for event in after:
+            if isinstance(event, CudaEvent):
+                target.wait_event(event.event)
+        with torch.cuda.stream(target):
+            work()
+
+    def record(self, stream: Stream | None = None) -> Event:
+        """An event of the stream."""
+        return CudaEvent(self._stream(stream))
+
+    def create_stream(self) -> Stream:
+        """A stream of the same device."""
+        return CudaStream(torch.cuda.Stream(self.torch_device))  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def host_buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Pinned."""
+        return torch.zeros(*shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, work: Work) -> Graph:
+        """All graphs share one pool: they never run at the same time."""
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._main):
+                work()
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"no memory is left for captured graphs ({error}): lower cache.memory_fraction, or name fewer sizes in "
+                "executor.cuda_graphs"
+            ) from error
+        return CudaGraph(graph)
+
+    def memory(self) -> DeviceMemory:
+        """As the driver counts."""
+        self.release_unused()
+        return DeviceMemory(*torch.cuda.mem_get_info(self.torch_device))
+
+    def measure(self, work: Work) -> int:
+        """By torch's allocator."""
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        before = torch.cuda.memory_allocated(self.torch_device)
+        work()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.torch_device) - before
+
+    def release_unused(self) -> None:
+        """Empties torch's cache."""
+        torch.cuda.empty_cache()
+
+    def _stream(self, stream: Stream | None) -> torch.cuda.Stream:
+        if stream is None:
+            return self._main
+        if not isinstance(stream, CudaStream):
+            raise TypeError(f"a {type(stream).__name__} is no stream of this device")
+        return stream.stream

@@ -1,0 +1,205 @@
+"""The `gpu` executor: one worker in this process, two steps under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from dovetail.contracts.device import Runtime
+from dovetail.contracts.errors import CapacityError, WorkerError
+from dovetail.contracts.executor import Executor, ExecutorNeed, PendingStep, Placement, Worker, WorkerSpec
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.step import StepPlan, StepResult
+
+_MIN_CAPABILITY = (7, 0)
+
+
+class GPUOptions(PluginOptions):
+    """Options of `gpu`."""
+
+    device: Literal["cuda", "null"] = "cuda"
+    """"null": no GPU; the same host path on the CPU, for tests and for measuring what the host costs."""
+    index: int = Field(default=0, ge=0)
+    """Which GPU."""
+    cuda_graphs: Literal["auto", "off"] | tuple[int, ...] = "auto"
+    """Batch sizes at which decode and verify steps are captured; "off", or executor.enforce_eager: none."""
+    compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+    """Mode of torch.compile for the model's forward pass; null: not compiled."""
+    null_order: Literal["at once", "late", "early"] = "at once"
+    """When the null device does its work: "late" and "early" make missing synchronisation visible."""
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _null_is_a_name(cls, value: Any) -> Any:
+        return "null" if value is None else value  # what YAML makes of null
+
+    @field_validator("cuda_graphs", mode="before")
+    @classmethod
+    def _off_is_a_name(cls, value: Any) -> Any:
+        if value is False:  # what YAML makes of off
+            return "off"
+        return tuple(value) if isinstance(value, list) else value
+
+
+class StepFuture(Future[StepResult]):
+    """Asks the pending step when it is itself asked, in the thread that asks: no thread waits for the device."""
+
+    def __init__(self, pending: PendingStep, note: Callable[[Exception], Exception]):
+        super().__init__()
+        self._pending = pending
+        self._note = note
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Waits for the device, without a timeout."""
+        self._settle()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As `result`."""
+        self._settle()
+        return super().exception(timeout)
+
+    def _settle(self) -> None:
+        if self.done():
+            return
+        try:
+            self.set_result(self._pending.result())
+        except Exception as error:
+            self.set_exception(self._note(error))
+
+
+class GPUExecutor(Executor):
+    """Hands steps to one worker in the calling thread. While the device computes one, the engine schedules the next.
+
+    What a step raises is raised from its future, as it is, and the executor goes on; a fault of the device itself,
+    after which CUDA serves nobody in this process, is a `WorkerError`.
+    """
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    Options: ClassVar[type[PluginOptions]] = GPUOptions
+    preference: ClassVar[int] = 9
+    max_in_flight: ClassVar[int] = 2
+    options: GPUOptions
+
+    def __init__(self, options: GPUOptions, spec: WorkerSpec, need: ExecutorNeed):
+        super().__init__(options, spec, need)
+        self._worker: Worker | None = None
+        self._failure: WorkerError | None = None
+
+    @classmethod
+    def check(cls, need: ExecutorNeed, options: GPUOptions, environment: Environment) -> list[str]:
+        """One GPU that torch can use, or none at all where `device` is null."""
+        reasons = []
+        if need.tensor_parallel > 1 or need.pipeline_parallel > 1:
+            reasons.append("gpu has one worker: use multiproc for tensor_parallel above 1")
+        if options.device == "null":
+            if need.device_type != "cpu":
+                reasons.append(f"executor.device null runs on the CPU, and the device is {need.device_type}")
+            return reasons
+        if need.device_type != "cuda":
+            return [*reasons, f"gpu runs on cuda, and the device is {need.device_type}: {_why_no_cuda()}"]
+        if options.index >= len(environment.devices):
+            return [*reasons, f"executor.index {options.index}: torch sees {len(environment.devices)} GPUs"]
+        device = environment.devices[options.index]
+        if device.compute_capability < _MIN_CAPABILITY:
+            found = ".".join(map(str, device.compute_capability))
+            reasons.append(f"{device.name} has compute capability {found}; gpu needs 7.0 or newer")
+        return reasons
+
+    def start(self) -> None:
+        """Builds and loads the worker here."""
+        if self._worker is not None:
+            raise RuntimeError("start() was called twice")
+        try:
+            self._worker = self.spec.create(self._placement())
+            self._worker.load()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def execute(self, plan: StepPlan) -> Future[StepResult]:
+        """Hands the step over; the future waits for it. A step that had to be waited for, and one that cannot be handed
+        over and so has failed, is done."""
+        worker = self._running()
+        try:
+            pending = worker.submit(plan)
+        except Exception as error:
+            failed: Future[StepResult] = Future()
+            failed.set_exception(self._noted(error))
+            return failed
+        if not isinstance(pending, StepResult):
+            return StepFuture(pending, self._noted)
+        known: Future[StepResult] = Future()
+        known.set_result(pending)
+        return known
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """One answer."""
+        return [self._running().call(method, *args)]
+
+    def shutdown(self) -> None:
+        """Closes the worker."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def _placement(self) -> Placement:
+        options = self.options
+        graphs = "off" if self.need.enforce_eager else options.cuda_graphs
+        if options.device == "null":
+            from dovetail.executors.gpu import host
+
+            orders = {"at once": host.at_once, "late": host.late, "early": host.early}
+            runtime = Runtime(orders[options.null_order], graphs, options.compile)
+            return Placement(0, 1, "cpu", runtime=runtime)
+        from dovetail.executors.gpu.cuda import CudaDevice
+
+        return Placement(0, 1, f"cuda:{options.index}", runtime=Runtime(CudaDevice, graphs, options.compile))
+
+    def _running(self) -> Worker:
+        if self._failure is not None:
+            raise self._failure
+        if self._worker is None:
+            raise WorkerError("this executor is not running: it was not started, or was shut down", rank=0)
+        return self._worker
+
+    def _noted(self, error: Exception) -> Exception:
+        error = _translated(error)
+        if isinstance(error, WorkerError):
+            self._failure = error
+        return error
+
+
+def _translated(error: Exception) -> Exception:
+    """What the engine should know of an error: memory ran out, which concerns one step; or the device is lost."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        told = CapacityError(
+            f"the device ran out of memory in this step: lower cache.memory_fraction or "
+            f"scheduler.max_num_batched_tokens ({error})"
+        )
+        told.__cause__ = error
+        return told
+    if isinstance(error, torch.AcceleratorError):
+        lost = WorkerError(f"the device failed, and this process cannot use it any more: {error}", rank=0)
+        lost.__cause__ = error
+        return lost
+    return error
+
+
+def _why_no_cuda() -> str:
+    """What keeps torch from CUDA here, for the user to mend."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) is built without CUDA; install a CUDA build, or use executor cpu"
+    if not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__} wants CUDA {torch.version.cuda} and finds no GPU, or a driver that is older: "
+            "compare with nvidia-smi, or use executor cpu"
+        )
+    return "set device to cuda"

@@ -1,0 +1,187 @@
+"""A device that is no device: the whole host path of the GPU executor on a CPU, with streams whose work waits."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+import torch
+
+from dovetail.contracts.device import Device, DeviceMemory, Event, Graph, Stream, Work
+
+Order = Literal["at once", "late", "early"]
+"""When work is done that was handed over.
+
+"late": when an event behind it is waited for, by the host or by another stream, and not before, as on a device that is
+far behind the host. "early": so in the main stream, and in the others as soon as what they wait for is done. A missing
+wait then gives wrong tokens, in one of the two at least. "at once": when it is handed over.
+"""
+
+
+@dataclass(frozen=True)
+class _Item:
+    work: Work
+    after: tuple[HostEvent, ...]
+
+
+class HostStream(Stream):
+    """Work in order, done up to some point."""
+
+    def __init__(self) -> None:
+        self._items: deque[_Item] = deque()
+        self._num_done = 0
+        self._error: Exception | None = None
+
+    @property
+    def num_handed_over(self) -> int:
+        """Items so far, done or not."""
+        return self._num_done + len(self._items)
+
+    @property
+    def num_done(self) -> int:
+        """Of these, how many are done."""
+        return self._num_done
+
+    def add(self, item: _Item) -> None:
+        """Behind everything else."""
+        self._items.append(item)
+
+    def run_until(self, count: int) -> None:
+        """Does the first `count` items, and what they wait for. Raises the first error of this stream since it was
+        last asked; what stands behind it is done nevertheless, as a device would."""
+        while self._num_done < count:
+            item = self._items.popleft()
+            self._num_done += 1
+            try:
+                for event in item.after:
+                    event.wait()
+                item.work()
+            except Exception as error:
+                self._error = self._error or error
+        if self._error is not None:
+            first, self._error = self._error, None
+            raise first
+
+
+class HostEvent(Event):
+    """A point in a `HostStream`."""
+
+    def __init__(self, stream: HostStream):
+        self._stream = stream
+        self._count = stream.num_handed_over
+
+    def wait(self) -> None:
+        """Does the work before the point."""
+        self._stream.run_until(self._count)
+
+    def is_done(self) -> bool:
+        """Whether it was done."""
+        return self._stream.num_done >= self._count
+
+
+@dataclass(frozen=True)
+class HostGraph(Graph):
+    """Work to be done again."""
+
+    work: Work
+
+    def replay(self) -> None:
+        """Does it."""
+        self.work()
+
+
+class HostDevice(Device):
+    """The CPU as a device."""
+
+    def __init__(self, name: str, order: Order = "at once"):
+        self.torch_device = torch.device(name)
+        self._order = order
+        self._main = HostStream()
+        self._streams = [self._main]
+        self.num_waits = 0
+        """How often the host waited, for an event or for everything: what a step costs in synchronisation."""
+
+    def launch(self, work: Work, *, stream: Stream | None = None, after: Sequence[Event] = ()) -> None:
+        """As the order says."""
+        target = self._stream(stream)
+        events = tuple(event for event in after if isinstance(event, HostEvent))
+        target.add(_Item(work, events))
+        if self._order == "at once" or (self._order == "early" and target is not self._main):
+            target.run_until(target.num_handed_over)
+
+    def record(self, stream: Stream | None = None) -> Event:
+        """A point that counts its waits."""
+        return _CountedEvent(self, self._stream(stream))
+
+    def create_stream(self) -> Stream:
+        """One more order of work."""
+        self._streams.append(HostStream())
+        return self._streams[-1]
+
+    def synchronize(self) -> None:
+        """Does all the work there is."""
+        if any(stream.num_done < stream.num_handed_over for stream in self._streams):
+            self.num_waits += 1
+        for stream in self._streams:
+            stream.run_until(stream.num_handed_over)
+
+    def host_buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Plain memory."""
+        return torch.zeros(*shape, dtype=dtype)
+
+    def capture(self, work: Work) -> Graph:
+        """Keeps the work; like a capture, without doing it."""
+        return HostGraph(work)
+
+    def memory(self) -> DeviceMemory:
+        """That of the machine."""
+        memory = psutil.virtual_memory()
+        return DeviceMemory(memory.available, memory.total)
+
+    def measure(self, work: Work) -> int:
+        """By the resident set of this process, which never falls below what was touched."""
+        process = psutil.Process(os.getpid())
+        before = process.memory_info().rss
+        work()
+        return max(0, process.memory_info().rss - before)
+
+    def release_unused(self) -> None:
+        """Nothing is kept."""
+        return None
+
+    def _stream(self, stream: Stream | None) -> HostStream:
+        if stream is None:
+            return self._main
+        if not isinstance(stream, HostStream):
+            raise TypeError(f"a {type(stream).__name__} is no stream of this device")
+        return stream
+
+
+class _CountedEvent(HostEvent):
+    def __init__(self, device: HostDevice, stream: HostStream):
+        super().__init__(stream)
+        self._device = device
+
+    def wait(self) -> None:
+        if not self.is_done():
+            self._device.num_waits += 1
+        super().wait()
+
+
+def at_once(name: str) -> Device:
+    """Work is done when it is handed over."""
+    return HostDevice(name)
+
+
+def late(name: str) -> Device:
+    """Work is done when it has to be."""
+    return HostDevice(name, "late")
+
+
+def early(name: str) -> Device:
+    """Work of side streams is done as soon as it may be."""
+    return HostDevice(name, "early")

@@ -1,0 +1,165 @@
+"""The `triton` operator set: each operator as one kernel, for GPUs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.plugin import Environment
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_LONGEST_ROW = 65536
+_SILU_BLOCK = 1024
+_DRAW_BLOCK = 1024
+_DRAW_WAYS = 16
+_TILES = 4
+"""Row tiles of one expert that are computed side by side."""
+
+
+class TritonOperators(Operators):
+    """Norms, activations, rotations, drawing of tokens and products of experts, one launch each."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    stability = "experimental"
+    preference: ClassVar[int] = 5
+    groups: ClassVar[bool] = True
+
+    @classmethod
+    def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
+        """A GPU, or Triton's interpreter, which runs kernels on the CPU for tests."""
+        reasons = []
+        if need.dtype not in _DTYPES:
+            reasons.append(f"triton operators serve {', '.join(_DTYPES)}, not {need.dtype}")
+        try:
+            from triton import knobs
+        except ImportError as error:
+            return [*reasons, f"Triton cannot be imported ({error}): pip install triton"]
+        if need.device_type != "cuda" and not (knobs.runtime.interpret and need.device_type == "cpu"):
+            reasons.append(f"triton operators run on cuda, not on {need.device_type}")
+        return reasons
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """As the contract says."""
+        from dovetail.plugins.operators.triton.rows import rms_norm_kernel
+
+        size = _size(x, weight)
+        out = x.new_empty(x.shape)
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        heads = x.shape[1] if x.dim() == 3 else 1
+        if out.numel():
+            strides = x.stride(0), x.stride(1) if x.dim() == 3 else 0
+            grid = (x.shape[0] * heads,)
+            rms_norm_kernel[grid](out, x, weight, *strides, heads, size, eps, **_blocks(size))
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """In the memory of x and residual."""
+        from dovetail.plugins.operators.triton.rows import add_rms_norm_kernel
+
+        size = _size(x, weight)
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            raise ValueError(f"a residual {list(residual.shape)} {residual.dtype} for {list(x.shape)} {x.dtype}")
+        x, residual = x.contiguous(), residual.contiguous()
+        if x.numel():
+            add_rms_norm_kernel[(x.shape[0],)](x, residual, weight, size, eps, **_blocks(size))
+        return x, residual
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As the contract says."""
+        from dovetail.plugins.operators.triton.rows import silu_mul_kernel
+
+        if gate_up.stride(-1) != 1:
+            gate_up = gate_up.contiguous()
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, size)
+        if out.numel():
+            grid = (rows, -(-size // _SILU_BLOCK))
+            silu_mul_kernel[grid](out, gate_up, gate_up.stride(0), size, BLOCK=_SILU_BLOCK)
+        return out
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """In place, where the elements of a head stand side by side."""
+        from dovetail.plugins.operators.triton.rows import rotate_kernel
+
+        if cos.shape[0] != heads.shape[0] or cos.shape[2] > heads.shape[2]:
+            raise ValueError(f"angles {list(cos.shape)} for heads {list(heads.shape)}")
+        if heads.stride(2) != 1:
+            heads = heads.clone(memory_format=torch.contiguous_format)
+        if cos.stride(2) != 1 or sin.stride() != cos.stride():
+            cos, sin = cos.contiguous(), sin.contiguous()
+        tokens, num_heads, _ = heads.shape
+        half = cos.shape[2] // 2
+        if heads.numel():
+            sizes = {"HEADS": _power_of_2(num_heads), "HALF": _power_of_2(half)}
+            sizes["num_warps"] = warps(sizes["HEADS"] * sizes["HALF"])
+            strides = heads.stride(0), heads.stride(1), cos.stride(0)
+            rotate_kernel[(tokens,)](heads, cos, sin, *strides, num_heads, half, **sizes)
+        return heads
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        min_p: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        uniforms: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """As the contract says."""
+        from dovetail.plugins.operators.triton.drawing import draw_kernel
+
+        rows, vocab_size = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        floors = min_p.log().neg_().abs_().view(torch.int32)
+        if rows:
+            columns = temperature, floors, top_k, top_p, uniforms
+            sizes = {"BLOCK": _DRAW_BLOCK, "WAYS": _DRAW_WAYS, "num_warps": 8}
+            draw_kernel[(rows,)](tokens, logits, logits.stride(0), *columns, vocab_size, **sizes)
+        return tokens
+
+    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """As the contract says."""
+        from dovetail.plugins.operators.triton.grouped import grouped_linear_kernel
+
+        groups, out_features, in_features = weight.shape
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], out_features)
+        if x.shape[0]:
+            # Decode steps give an expert few rows each, prompts many.
+            rows = 16 if x.shape[0] <= 16 * groups else 64
+            columns, depth = 64, 64 if x.element_size() == 2 else 32
+            grid = (groups, -(-out_features // columns), _TILES)
+            sizes = {"ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "TILES": _TILES}
+            sizes["num_warps"] = 4 if rows == 16 else 8
+            grouped_linear_kernel[grid](out, x, weight, starts, in_features, out_features, **sizes)
+        return out
+
+
+def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
+    size = weight.shape[0]
+    if x.shape[-1] != size:
+        raise ValueError(f"a norm of {size} elements for rows of {x.shape[-1]}")
+    if size > _LONGEST_ROW:
+        raise ValueError(f"a norm of {size} elements: triton operators serve rows of up to {_LONGEST_ROW}")
+    return size
+
+
+def _blocks(size: int) -> dict[str, int]:
+    block = _power_of_2(size)
+    return {"BLOCK": block, "num_warps": warps(block)}
+
+
+def warps(elements: int) -> int:
+    """Threads in 32s, so that each holds 16 of a program's elements."""
+    return min(16, max(1, elements // 512))
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()

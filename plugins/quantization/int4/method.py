@@ -1,0 +1,171 @@
+"""The `int4` method: the weights of AWQ and GPTQ checkpoints as they stand in them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import PackedTensor
+
+GROUP_SIZES = (32, 64, 128, 256)
+_HEADER = 4
+_ROWS_AT_ONCE = 1024
+"""Output features that are written out at a time, where that is done for each call."""
+_FEW_TOKENS = 64
+"""Up to so many, a GPU multiplies without writing the weights out; above, its matrix units want them in one piece."""
+_PARTS = 4
+"""Into which the sum over input features is cut for few tokens, so that every multiprocessor has work."""
+
+
+class Int4Method(QuantizationMethod):
+    """Four bits a weight, in groups with scale and zero point each."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 1)
+    stability = "experimental"
+    preference: ClassVar[int] = 0
+    holds = frozenset(f"int4g{size}" for size in GROUP_SIZES)
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: PluginOptions, environment: Environment) -> list[str]:
+        """A checkpoint in such groups; a CPU, or a GPU with Triton."""
+        reasons = []
+        if not need.packed_formats & cls.holds:
+            found = ", ".join(sorted(need.packed_formats)) or "not packed"
+            reasons.append(f"int4 holds AWQ and GPTQ weights in groups of {GROUP_SIZES}; the checkpoint's are {found}")
+        if need.dtype not in ("float32", "float16", "bfloat16"):
+            reasons.append(f"int4 multiplies with float32, float16 or bfloat16 activations, not {need.dtype}")
+        if need.device_type not in ("cpu", "cuda"):
+            reasons.append(f"int4 runs on cpu and cuda, not on {need.device_type}")
+        if need.device_type == "cuda":
+            try:
+                import triton  # noqa: F401
+            except ImportError as error:
+                reasons.append(f"Triton cannot be imported ({error}): pip install triton")
+        return reasons
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """Every layer; parts that the checkpoint does not pack stay as numbers."""
+        return Int4Linear(shape, device, getattr(torch, self.need.dtype))
+
+    def bytes_per_weight(self) -> float:
+        """In groups of 128."""
+        return 0.5 + 4 / 128
+
+
+class Int4Linear(LinearKernel):
+    """One linear layer. Its parts, which were packed in one way each, follow each other."""
+
+    def __init__(self, shape: LinearShape, device: torch.device, dtype: torch.dtype):
+        self._shape = shape
+        self._device = device
+        self._dtype = dtype
+        self._parts: dict[int, _Packed | _Plain] = {}
+        self._in_order: list[_Packed | _Plain] = []
+
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """Takes a part."""
+        if isinstance(weight, PackedTensor):
+            self._parts[rows.start] = _Packed.of(weight, self._device)
+        else:
+            self._parts[rows.start] = _Plain(weight.to(self._device, self._dtype, copy=True))
+
+    def finish(self) -> None:
+        """Joins neighbours of one group size, so that they are one launch."""
+        self._in_order = []
+        for _, part in sorted(self._parts.items()):
+            last = self._in_order[-1] if self._in_order else None
+            if isinstance(part, _Packed) and isinstance(last, _Packed) and part.group_size == last.group_size:
+                self._in_order[-1] = last.joined(part)
+            else:
+                self._in_order.append(part)
+        self._parts = {}
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The parts side by side."""
+        parts = [part.apply(x) for part in self._in_order]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return y if bias is None else y + bias
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Of every part."""
+        return [tensor for part in self._in_order for tensor in vars(part).values() if isinstance(tensor, torch.Tensor)]
+
+
+class _Plain:
+    """A part in full precision."""
+
+    def __init__(self, weight: torch.Tensor):
+        self._weight = weight
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self._weight)
+
+
+class _Packed:
+    """A part in groups: nibbles uint8 [rows, columns / 2], scales and zero points float16 [rows, groups]."""
+
+    def __init__(self, nibbles: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int):
+        self.group_size = group_size
+        self._nibbles = nibbles
+        self._scales = scales
+        self._zeros = zeros
+
+    @classmethod
+    def of(cls, weight: PackedTensor, device: torch.device) -> _Packed:
+        rows, size = weight.shape[0], weight.block_size
+        blocks = weight.blocks.reshape(rows, -1, weight.block_bytes)
+        header = blocks[..., :_HEADER].contiguous().view(torch.float16)
+        nibbles = blocks[..., _HEADER:].reshape(rows, -1)
+        scales, zeros = (header[..., index].contiguous().to(device) for index in (0, 1))
+        return cls(nibbles.contiguous().to(device), scales, zeros, size)
+
+    def joined(self, other: _Packed) -> _Packed:
+        """Both, one below the other."""
+        return _Packed(
+            torch.cat((self._nibbles, other._nibbles)),
+            torch.cat((self._scales, other._scales)),
+            torch.cat((self._zeros, other._zeros)),
+            self.group_size,
+        )
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type == "cuda" and x.shape[0] <= _FEW_TOKENS:
+            return self.multiplied(x)
+        rows = len(self._nibbles)
+        if x.device.type == "cuda":
+            return torch.nn.functional.linear(x, self.written_out(0, rows, x.dtype))
+        # In pieces that the caches hold, for the memory's sake too.
+        pieces = [
+            torch.nn.functional.linear(x, self.written_out(start, start + _ROWS_AT_ONCE, x.dtype))
+            for start in range(0, rows, _ROWS_AT_ONCE)
+        ]
+        return torch.cat(pieces, dim=-1)
+
+    def multiplied(self, x: torch.Tensor) -> torch.Tensor:
+        """By the Triton kernel."""
+        from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel
+
+        x = x.contiguous()
+        (num_rows, in_features), out_features = x.shape, len(self._nibbles)
+        if not num_rows:
+            return x.new_empty(0, out_features)
+        num_parts = max(1, min(_PARTS, in_features // self.group_size))
+        part_size = -(-in_features // (num_parts * self.group_size)) * self.group_size
+        out = torch.empty(num_parts, num_rows, out_features, dtype=torch.float32, device=x.device)
+        rows, columns = 16, 64
+        grid = (-(-out_features // columns), -(-num_rows // rows), num_parts)
+        sizes = num_rows, in_features, out_features, self.group_size, part_size
+        int4_linear_kernel[grid](
+            out, x, self._nibbles, self._scales, self._zeros, *sizes, ROWS=rows, COLUMNS=columns, PAIRS=16
+        )
+        return out.sum(0).to(x.dtype)
+
+    def written_out(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Rows start .. stop - 1 as numbers."""
+        nibbles = self._nibbles[start:stop]
+        weights = torch.stack((nibbles & 15, nibbles >> 4), dim=-1).view(len(nibbles), -1, self.group_size)
+        scales, zeros = (side[start:stop, :, None].float() for side in (self._scales, self._zeros))
+        return ((weights - zeros) * scales).view(len(nibbles), -1).to(dtype)

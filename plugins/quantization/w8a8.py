@@ -1,0 +1,151 @@
+"""Eight bits for weights and activations: `fp8` and `w8a8` (int8), multiplied by the matrix units of GPUs.
+
+Weights get one scale per output feature, rounded at load; activations one per token, found in each call (SmoothQuant,
+Xiao et al. 2023, section 2, "per-token dynamic"; FP8 Formats for Deep Learning, Micikevicius et al. 2022, section 3).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import PackedTensor
+
+_FP8 = torch.float8_e4m3fn
+_FP8_MOST = 448.0
+_INT8_MOST = 127.0
+_LEAST_INT8_ROWS = 17
+"""torch's int8 product on GPUs wants more than 16 rows; fewer are filled up."""
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class EightBitOptions(PluginOptions):
+    """Options of `fp8` and `w8a8`."""
+
+    skip: tuple[str, ...] = ("lm_head",)
+    """Layers whose dotted name contains one of these stay in full precision."""
+
+
+class _EightBitMethod(QuantizationMethod):
+    """What the two have in common."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+    Options = EightBitOptions
+    stability = "experimental"
+    options: EightBitOptions
+
+    def _serves(self, shape: LinearShape) -> bool:
+        """Matrix units take sizes that are multiples of 16."""
+        is_skipped = any(part in shape.name for part in self.options.skip)
+        return not is_skipped and shape.in_features % 16 == 0 and shape.out_features % 16 == 0
+
+    def bytes_per_weight(self) -> float:
+        """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""
+        return 1.0 + 4.0 / 1024
+
+
+class FP8Method(_EightBitMethod):
+    """float8_e4m3fn weights and activations."""
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: EightBitOptions, environment: Environment) -> list[str]:
+        """A GPU with fp8 units, or any CPU (which has none, and computes in the activations' dtype)."""
+        reasons = _against("fp8", need)
+        if need.device_type == "cuda" and need.dtype != "bfloat16":
+            reasons.append(f"fp8 on a GPU takes bfloat16 activations, not {need.dtype}; set model.dtype")
+        for device in environment.devices if need.device_type == "cuda" else ():
+            if device.compute_capability < (8, 9):
+                found = ".".join(map(str, device.compute_capability))
+                reasons.append(f"fp8 needs compute capability 8.9; {device.name} has {found}: use w8a8")
+        return reasons
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """An fp8 kernel, except for what is skipped and for odd sizes."""
+        return FP8Linear(shape, device) if self._serves(shape) else None
+
+
+class Int8ActivationMethod(_EightBitMethod):
+    """int8 weights and activations."""
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: EightBitOptions, environment: Environment) -> list[str]:
+        """A CPU or a GPU."""
+        return _against("w8a8", need)
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """An int8 kernel, except for what is skipped and for odd sizes."""
+        return Int8ActivationLinear(shape, device) if self._serves(shape) else None
+
+
+class FP8Linear(LinearKernel):
+    """One linear layer: float8 [out_features, in_features] and float32 [out_features]."""
+
+    def __init__(self, shape: LinearShape, device: torch.device):
+        self._weight = torch.empty(shape.out_features, shape.in_features, dtype=_FP8, device=device)
+        self._scale = torch.empty(shape.out_features, dtype=torch.float32, device=device)
+
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """Rounds as it comes."""
+        assert isinstance(weight, torch.Tensor), "the method holds no packed format, so it is handed none"
+        rounded, self._scale[rows] = _rounded(weight.to(self._scale.device), _FP8_MOST)
+        self._weight[rows] = rounded.to(_FP8)
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One product of the matrix units, scaled by row and column."""
+        values, scale = _rounded(x, _FP8_MOST)
+        rounded = values.to(_FP8)
+        if x.device.type == "cuda":
+            y = torch._scaled_mm(
+                rounded, self._weight.t(), scale[:, None], self._scale[None, :], bias=bias, out_dtype=x.dtype
+            )
+            return y
+        y = torch.nn.functional.linear(rounded.float(), self._weight.float()) * scale[:, None] * self._scale
+        return _with_bias(y.to(x.dtype), bias)
+
+
+class Int8ActivationLinear(LinearKernel):
+    """One linear layer: int8 [out_features, in_features] and float32 [out_features]."""
+
+    def __init__(self, shape: LinearShape, device: torch.device):
+        self._weight = torch.empty(shape.out_features, shape.in_features, dtype=torch.int8, device=device)
+        self._scale = torch.empty(shape.out_features, dtype=torch.float32, device=device)
+
+    def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """Rounds as it comes."""
+        assert isinstance(weight, torch.Tensor), "the method holds no packed format, so it is handed none"
+        rounded, self._scale[rows] = _rounded(weight.to(self._scale.device), _INT8_MOST)
+        self._weight[rows] = rounded.round_().to(torch.int8)
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """An integer product, exact, scaled by row and column."""
+        values, scale = _rounded(x, _INT8_MOST)
+        rounded = values.round_().to(torch.int8)
+        count = len(x)
+        if x.device.type == "cuda" and count < _LEAST_INT8_ROWS:
+            rounded = torch.nn.functional.pad(rounded, (0, 0, 0, _LEAST_INT8_ROWS - count))
+        product = torch._int_mm(rounded, self._weight.t())[:count]
+        y = product.float() * scale[:, None] * self._scale
+        return _with_bias(y.to(x.dtype), bias)
+
+
+def _against(name: str, need: QuantizationNeed) -> list[str]:
+    reasons = []
+    if need.dtype not in ("float32", "float16", "bfloat16"):
+        reasons.append(f"{name} takes float32, float16 or bfloat16 activations, not {need.dtype}")
+    if need.device_type not in ("cpu", "cuda"):
+        reasons.append(f"{name} runs on cpu and cuda, not on {need.device_type}")
+    return reasons
+
+
+def _rounded(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x scaled so that each row's largest magnitude is `most`, float32, and the scales of the rows."""
+    wide = x.float()
+    scale = wide.abs().amax(dim=-1).clamp_min(_TINY * most) / most
+    return wide / scale[:, None], scale
+
+
+def _with_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return y if bias is None else y + bias

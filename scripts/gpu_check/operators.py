@@ -1,0 +1,157 @@
+"""The fused kernels: right, then fast. Each is compared with torch in float64, and its bytes per second with those of a
+copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import Arguments, Report, copy_bandwidth, run, seconds_of
+
+from dovetail.contracts.operators import Operators
+from dovetail.nn.operators import torch_operators
+from dovetail.runner.sampling_ops import Truncation, draw, truncated_weights
+
+EPS = 1e-5
+
+
+def create(arguments: Arguments) -> Operators:
+    """The set that is checked; in the dry mode torch's own."""
+    if arguments.null:
+        return torch_operators()
+    from dovetail.plugins.operators.triton.operators import TritonOperators
+
+    return TritonOperators(TritonOperators.Options())
+
+
+def body(report: Report, arguments: Arguments) -> None:
+    """Everything, for each dtype."""
+    operators = create(arguments)
+    dtypes = [torch.float32] if arguments.null else [torch.bfloat16, torch.float16, torch.float32]
+    for dtype in dtypes:
+        check_rows(report, operators, arguments, dtype)
+        if not arguments.null:
+            check_draw(report, operators, arguments, dtype)
+            check_groups(report, operators, arguments, dtype)
+    bandwidth = copy_bandwidth(arguments)
+    report.add("copy within the device", bandwidth / 1e9, "GB/s")
+    measure(report, operators, arguments, bandwidth)
+
+
+def check_rows(report: Report, operators: Operators, arguments: Arguments, dtype: torch.dtype) -> None:
+    """Norms, activation and rotation over rows of an 8B model."""
+    rows, size = (7, 64) if arguments.null else (129, 4096)
+    x, residual = random(arguments, rows, size, dtype=dtype), random(arguments, rows, size, dtype=dtype)
+    weight = random(arguments, size, dtype=dtype)
+    compare(report, f"rms_norm {dtype}", operators.rms_norm(x, weight, EPS), norm(x, weight), 2)
+    total = x + residual
+    normed, summed = operators.add_rms_norm(x.clone(), residual.clone(), weight, EPS)
+    compare(report, f"add_rms_norm {dtype}", normed, norm(total, weight), 2)
+    report.add(f"add_rms_norm's sum {dtype}", "equal", good=bool(torch.equal(summed, total)))
+    gate_up = random(arguments, rows, 2 * size, dtype=dtype)
+    gate, up = gate_up.double().chunk(2, -1)
+    compare(report, f"silu_mul {dtype}", operators.silu_mul(gate_up), gate / (1 + (-gate).exp()) * up, 3)
+    heads = random(arguments, rows, 40, 128, dtype=dtype)
+    cos, sin = random(arguments, rows, 2, 1, 128, dtype=dtype).unbind(1)
+    wide = heads.double()
+    turned = wide * cos.double() + wide.roll(64, -1) * sin.double()
+    scale = (wide * cos.double()).abs() + (wide.roll(64, -1) * sin.double()).abs()
+    compare(report, f"rotate {dtype}", operators.rotate(heads.clone(), cos, sin), turned, 3, scale)
+
+
+def check_draw(report: Report, operators: Operators, arguments: Arguments, dtype: torch.dtype) -> None:
+    """The same tokens as the host's own draw, but for rows where a rounding decides."""
+    rows, vocab_size = 256, 128256
+    logits = random(arguments, rows, vocab_size, dtype=dtype) * 3
+    truncation, uniforms = parameters(arguments, rows, vocab_size)
+    drawn = operators.draw(
+        logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, uniforms
+    )
+    every = torch.arange(rows, device=arguments.device)
+    weights = truncated_weights(logits.float(), truncation, every)
+    assert drawn is not None
+    kept = (weights.gather(1, drawn[:, None])[:, 0] > 0).float().mean().item()
+    same = (drawn == draw(weights, uniforms)).float().mean().item()
+    report.add(f"draw {dtype}: tokens that may be drawn", kept, good=kept == 1.0)
+    report.add(f"draw {dtype}: tokens equal to the host's", same, good=same >= 0.98)
+
+
+def check_groups(report: Report, operators: Operators, arguments: Arguments, dtype: torch.dtype) -> None:
+    """Experts with many, few and no rows."""
+    counts = [0, 1, 17, 130, 64, 0, 3, 41]
+    x = random(arguments, sum(counts), 512, dtype=dtype)
+    weight = random(arguments, len(counts), 384, 512, dtype=dtype) * 0.05
+    starts = torch.tensor([0, *counts], device=arguments.device).cumsum(0).int()
+    parts = [part.double() @ weight[i].double().T for i, part in enumerate(x.split(counts))]
+    expected = torch.cat(parts)
+    compare(report, f"grouped_linear {dtype}", operators.grouped_linear(x, weight, starts), expected, 8, expected.std())
+
+
+def measure(report: Report, operators: Operators, arguments: Arguments, bandwidth: float) -> None:
+    """Bytes that must move per second, as a share of the copy's."""
+    rows, size = (16, 64) if arguments.null else (4096, 4096)
+    dtype, device = arguments.dtype, arguments.device
+    x, residual = random(arguments, rows, size, dtype=dtype), random(arguments, rows, size, dtype=dtype)
+    weight, gate_up = random(arguments, size, dtype=dtype), random(arguments, rows, 4 * size, dtype=dtype)
+    heads = random(arguments, rows, 40, 128, dtype=dtype)
+    cos, sin = random(arguments, rows, 2, 1, 128, dtype=dtype).unbind(1)
+    row = rows * size * x.itemsize
+    cases: dict[str, tuple[int, Callable[[], Any]]] = {
+        "rms_norm": (2 * row, lambda: operators.rms_norm(x, weight, EPS)),
+        "add_rms_norm": (4 * row, lambda: operators.add_rms_norm(x, residual, weight, EPS)),
+        "silu_mul": (6 * row, lambda: operators.silu_mul(gate_up)),
+        "rotate": (2 * heads.numel() * x.itemsize, lambda: operators.rotate(heads, cos, sin)),
+    }
+    for name, (num_bytes, work) in cases.items():
+        share = num_bytes / seconds_of(work, device) / bandwidth
+        report.add(f"{name}, {rows} rows: share of copy bandwidth", share, goal="at least 0.7", good=share >= 0.7)
+    if not arguments.null:
+        logits = random(arguments, 256, 128256, dtype=torch.float32)
+        truncation, uniforms = parameters(arguments, 256, 128256)
+        columns = truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, uniforms
+        report.add(
+            "draw, 256 rows, top_k and top_p", 1e3 * seconds_of(lambda: operators.draw(logits, *columns), device), "ms"
+        )
+        every = torch.arange(256, device=device)
+        whole = seconds_of(lambda: draw(truncated_weights(logits, truncation, every), uniforms), device)
+        report.add("the same in torch", 1e3 * whole, "ms")
+
+
+def parameters(arguments: Arguments, rows: int, vocab_size: int) -> tuple[Truncation, torch.Tensor]:
+    """Of requests that truncate in different ways."""
+    device = arguments.device
+    top_k = torch.tensor([vocab_size, 50, 1, 7], device=device).repeat(rows // 4)
+    top_p = torch.tensor([1.0, 0.9, 0.95, 0.5, 1.0, 0.99, 0.8, 1.0], dtype=torch.float64, device=device)
+    min_p = torch.tensor([0.0, 0.05], device=device).repeat(rows // 2)
+    temperature = torch.full((rows,), 0.8, device=device)
+    generator = torch.Generator().manual_seed(5)
+    uniforms = torch.rand(rows, dtype=torch.float64, generator=generator).to(device)
+    return Truncation(temperature, min_p, top_k, top_p.repeat(rows // 8)), uniforms
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """In float64."""
+    wide = x.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def random(arguments: Arguments, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """The same for the same shape."""
+    generator = torch.Generator(arguments.device).manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, device=arguments.device).to(dtype)
+
+
+def compare(
+    report: Report, what: str, actual: torch.Tensor, expected: torch.Tensor, roundings: float, scale: Any = 0.0
+) -> None:
+    """Largest error in roundings of the dtype, relative to the value or to `scale`."""
+    precision = torch.finfo(actual.dtype).eps
+    magnitude = expected.abs().maximum(torch.as_tensor(scale, dtype=torch.float64, device=expected.device))
+    worst = ((actual.double() - expected).abs() / (precision * magnitude + 1e-30)).max().item()
+    allowed = max(roundings, 16) if actual.dtype == torch.float32 else roundings
+    report.add(f"{what}: largest error", worst, "roundings", goal="", good=worst <= allowed)
+
+
+if __name__ == "__main__":
+    run("operators", body)

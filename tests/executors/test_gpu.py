@@ -1,0 +1,71 @@
+"""The `gpu` executor in its null mode: the suite, and what is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dovetail.contracts.errors import CapacityError
+from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.executors.gpu.executor import GPUExecutor, GPUOptions
+from dovetail.testing.executor_suite import ExecutorSuite
+from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
+
+NULL = GPUOptions(device="null")
+GPU = DeviceInfo("a GPU", 80 * 2**30, (9, 0))
+
+
+class TestGPUExecutor(ExecutorSuite):
+    executor_class = GPUExecutor
+    options = {"device": "null"}  # noqa: RUF012
+
+
+def environment(device_type: str, *devices: DeviceInfo) -> Environment:
+    return Environment(device_type, num_cpus=2, memory_bytes=2**33, devices=devices)
+
+
+def test_a_step_is_not_done_when_execute_returns() -> None:
+    executor = GPUExecutor(NULL, ToySpec(), ExecutorNeed("cpu"))
+    executor.start()
+    first, second = executor.execute(toy_plan(0)), executor.execute(toy_plan(1))
+    assert not first.done()
+    assert second.result() == expected_result(toy_plan(1), 1)
+    assert first.result() == expected_result(toy_plan(0), 1)
+    executor.shutdown()
+
+
+def test_memory_that_runs_out_in_a_step_fails_that_step() -> None:
+    import torch
+
+    faults = (Fault(0, 1, "raise", torch.OutOfMemoryError("tried to allocate 20 GiB")),)
+    executor = GPUExecutor(NULL, ToySpec(faults=faults), ExecutorNeed("cpu"))
+    executor.start()
+    with pytest.raises(CapacityError, match=r"max_num_batched_tokens.*20 GiB"):
+        executor.execute(toy_plan(1)).result()
+    assert executor.execute(toy_plan(2)).result() == expected_result(toy_plan(2), 1)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("need", "options", "devices", "reason"),
+    [
+        (ExecutorNeed("cpu"), {}, (), "the device is cpu"),
+        (ExecutorNeed("cuda", tensor_parallel=2), {}, (GPU,), "use multiproc"),
+        (ExecutorNeed("cuda"), {"index": 1}, (GPU,), "torch sees 1 GPUs"),
+        (ExecutorNeed("cuda"), {}, (DeviceInfo("an old GPU", 2**30, (6, 1)),), "compute capability 6.1"),
+        (ExecutorNeed("cuda"), {"device": None}, (GPU,), "runs on the CPU"),
+    ],
+)
+def test_refusals_say_why(
+    need: ExecutorNeed, options: dict[str, Any], devices: tuple[DeviceInfo, ...], reason: str
+) -> None:
+    chosen = GPUOptions.model_validate(options)
+    (answer,) = GPUExecutor.check(need, chosen, environment(need.device_type, *devices))
+    assert reason in answer
+
+
+def test_it_serves_a_gpu_and_the_null_device() -> None:
+    assert GPUExecutor.check(ExecutorNeed("cuda"), GPUOptions(), environment("cuda", GPU)) == []
+    assert GPUExecutor.check(ExecutorNeed("cpu"), NULL, environment("cpu")) == []

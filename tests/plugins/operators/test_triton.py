@@ -1,0 +1,49 @@
+"""The `triton` operator set: its tests run in Triton's interpreter, which has to be chosen before kernels are defined,
+so in a process of their own; and its kernels are compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.contracts.operators import OperatorsNeed
+from dovetail.contracts.plugin import Environment
+from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.testing.triton_aot import compile_kernel
+
+ROOT = Path(__file__).parents[3]
+pytest.importorskip("triton", reason="Triton is not installed (pip install dovetail[triton])")
+
+from dovetail.plugins.operators.triton.aot import Launch, launches  # noqa: E402
+
+
+def test_in_the_interpreter() -> None:
+    file = Path(__file__).with_name("triton_interpreted.py")
+    # The interpreter computes with numpy, which warns where a GPU gives infinity or NaN.
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    command = [sys.executable, "-m", "pytest", *options, str(file)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_a_machine_without_a_gpu_is_told() -> None:
+    environment = Environment("cpu", num_cpus=2, memory_bytes=2**33)
+    options = TritonOperators.Options()
+    (reason,) = TritonOperators.check(OperatorsNeed("cpu", "float32"), options, environment)
+    assert "run on cuda" in reason
+    (reason,) = TritonOperators.check(OperatorsNeed("cuda", "float64"), options, environment)
+    assert "float64" in reason
+
+
+@pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.name)
+def test_kernels_compile_for_a_gpu_without_spilling(launch: Launch) -> None:
+    """For compute capability 9.0; scripts/aot_operators.py prints the others too."""
+    used = compile_kernel(launch.kernel, launch.signature, launch.constants, 90, **launch.options)
+    assert used.stack_bytes <= 16
+    assert used.registers <= 255

@@ -1,0 +1,128 @@
+"""The `triton` operator set in Triton's interpreter. Run by test_triton.py in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.plugin import Environment
+from dovetail.nn.context import ModelContext
+from dovetail.nn.moe import SparseMoE, SparseShape
+from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.plugins.quantization.int4.method import _Packed
+from dovetail.runner.sampling_ops import Truncation, draw, truncated_weights
+from dovetail.testing.operators_suite import OperatorsSuite
+
+
+class InterpretedOperators(TritonOperators):
+    """Without bfloat16, whose products the interpreter gets wrong."""
+
+    @classmethod
+    def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
+        reasons = super().check(need, options, environment)
+        return [*reasons, "not in the interpreter"] if need.dtype == "bfloat16" else reasons
+
+
+class TestTritonOperators(OperatorsSuite):
+    operators_class = InterpretedOperators
+
+
+def create() -> Operators:
+    return TritonOperators(TritonOperators.Options())
+
+
+def uniforms(count: int) -> torch.Tensor:
+    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("vocab_size", [7, 1024, 3001])
+def test_draw_is_the_hosts_draw(dtype: torch.dtype, vocab_size: int) -> None:
+    """Rows with and without each parameter, ties among them, masked tokens, small temperatures."""
+    rows = 24
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = (torch.randn(rows, vocab_size, generator=generator) * 3).to(dtype)
+    logits[::3] = logits[::3].round()  # ties
+    logits[1::4, ::2] = -torch.inf
+    temperature = torch.tensor([1.0, 0.7, 1.5, 0.05]).repeat(rows // 4)
+    min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 1.0, 0.02]).repeat(rows // 6)
+    top_k = torch.tensor([vocab_size, 1, 3, vocab_size, 5, vocab_size, 2, vocab_size]).repeat(rows // 8)
+    top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 0.99, 0.01], dtype=torch.float64).repeat(rows // 6)
+    chosen = uniforms(rows)
+    drawn = create().draw(logits, temperature, min_p, top_k, top_p, chosen)
+    truncation = Truncation(temperature, min_p, top_k, top_p)
+    weights = truncated_weights(logits.float(), truncation, torch.arange(rows))
+    assert drawn is not None
+    assert drawn.tolist() == draw(weights, chosen).tolist()
+
+
+def test_draw_at_the_ends() -> None:
+    """The lowest and highest numbers that can be drawn fall on the first and the last token that is kept."""
+    logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf, 2.0, -torch.inf]] * 3)
+    ones, ends = torch.ones(3), torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64)
+    all_k, all_p = torch.full((3,), 6), torch.ones(3, dtype=torch.float64)
+    drawn = create().draw(logits, ones, torch.zeros(3), all_k, all_p, ends)
+    assert drawn is not None
+    assert drawn.tolist() == [1, 2, 4]
+
+
+@pytest.mark.parametrize("row", [float("nan"), -float("inf"), float("inf")])
+def test_draw_from_what_cannot_be_drawn_from_ends(row: float) -> None:
+    logits = torch.full((1, 50), row)
+    one = torch.ones(1)
+    drawn = create().draw(
+        logits, one, one * 0, torch.tensor([3]), torch.tensor([0.5], dtype=torch.float64), one.double() / 2
+    )
+    assert drawn is not None
+    assert 0 <= int(drawn) < 50
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("counts", [[3, 0, 1, 20], [0, 0, 0, 5], [70, 70, 0, 1]])
+def test_grouped_linear(dtype: torch.dtype, counts: list[int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(sum(counts), 48, generator=generator).to(dtype)
+    weight = torch.randn(len(counts), 40, 48, generator=generator).to(dtype)
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    y = create().grouped_linear(x, weight, starts)
+    parts = [part.double() @ weight[i].double().T for i, part in enumerate(x.split(counts))]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(y.double(), torch.cat(parts), rtol=tolerance, atol=tolerance)
+
+
+def test_a_sparse_block_with_grouped_products() -> None:
+    """The same block, expert by expert and in groups."""
+    shape = SparseShape(32, 24, 4, 2, True, "silu", 16)
+    blocks = []
+    for operators in (None, create()):
+        more = {} if operators is None else {"operators": operators}
+        context = ModelContext(torch.float32, torch.device("cpu"), 64, "float32", **more)
+        block = SparseMoE(context, "mlp", shape)
+        generator = torch.Generator().manual_seed(3)
+        for module in block.modules():
+            if hasattr(module, "kernel"):
+                module.kernel.weight.copy_(torch.randn(module.kernel.weight.shape, generator=generator))
+        blocks.append(block)
+    x = torch.randn(9, 32, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(blocks[1](x), blocks[0](x), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(blocks[1](x[:1]), blocks[0](x[:1]), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize("group_size", [32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_int4_products(rows: int, group_size: int, dtype: torch.dtype) -> None:
+    """The kernel of the `int4` quantization method against the weights written out."""
+    generator = torch.Generator().manual_seed(rows)
+    columns, features = 192, 70
+    nibbles = torch.randint(0, 256, (features, columns // 2), generator=generator, dtype=torch.uint8)
+    groups = features, columns // group_size
+    scales = (torch.rand(groups, generator=generator) * 0.02).half()
+    zeros = torch.randint(0, 17, groups, generator=generator).half()
+    part = _Packed(nibbles, scales, zeros, group_size)
+    x = torch.randn(rows, columns, generator=generator).to(dtype)
+    expected = x.double() @ part.written_out(0, features, dtype).double().T
+    torch.testing.assert_close(part.multiplied(x).double(), expected, rtol=2e-3, atol=2e-3)

@@ -1,0 +1,38 @@
+"""scripts/gpu_check.sh in its dry mode: the code that runs on a GPU, with a tiny model on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(out: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    command = ["bash", str(ROOT / "scripts" / "gpu_check.sh"), "--null", "--out", str(out), *parts]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+
+
+def test_parts_run_and_write_what_they_found(tmp_path: Path) -> None:
+    parts = ["machine", "operators", "decode", "prefill"]
+    done = run(tmp_path, *parts)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for part in parts:
+        result = json.loads((tmp_path / f"{part}.json").read_text())
+        assert result["dry"]
+        assert all(row["good"] is not False for row in result["rows"])
+    decode = json.loads((tmp_path / "decode.json").read_text())["rows"]
+    assert any("share of the roofline" in row["what"] for row in decode)
+    assert "decode      batch 4, context 256: speed" in done.stdout
+
+
+def test_a_part_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    done = run(tmp_path, "no_such_part", "machine")
+    assert done.returncode == 1
+    assert "there is no scripts/gpu_check/no_such_part.py" in done.stderr
+    assert (tmp_path / "machine.json").exists()
+    assert "failed: no_such_part" in done.stdout
