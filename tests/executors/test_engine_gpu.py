@@ -16,6 +16,7 @@ from dovetail import LLM, LLMEngine, SamplingParams
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.executors.gpu.executor import GPUExecutor
+from dovetail.nn.replay import Replay
 from dovetail.runner.forward import GraphForward
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -213,6 +214,29 @@ def test_an_engine_that_slept_goes_on(model: Path, level: int) -> None:
         llm.engine.wake_up()
         after = llm.generate(PROMPTS[:2], params)
     assert [o.outputs[0].token_ids for o in after] == [o.outputs[0].token_ids for o in before]
+
+
+@pytest.mark.parametrize(("level", "quantization"), [(2, None), (1, "q8")])
+def test_recordings_of_passes_do_not_outlive_a_sleep(
+    tmp_path: Path, level: int, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold the addresses of weights, which move. One request at a time, so that steps repeat."""
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    replays = []
+    run = Replay.run
+    monkeypatch.setattr(Replay, "run", lambda self: (run(self), replays.append(self))[0])
+    options = sections(tmp_path, "cpu", attention="paged_cpu")
+    options["model"] |= {"operators": "native", "quantization": quantization}
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(**options) as llm:
+        before = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
+        recorded = list(replays)
+        llm.engine.sleep(level)
+        llm.engine.wake_up()
+        after = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
+    assert after == before
+    assert bool(recorded) == (quantization == "q8")
+    assert not any(replay in recorded for replay in replays[len(recorded) :])
 
 
 def test_an_engine_does_not_fall_asleep_over_its_work(model: Path) -> None:

@@ -392,3 +392,12 @@ def test_confidence_ends_chains(target: Target, make_llm: Callable[..., LLM]) ->
     outputs = make_llm(target.heads[1], options={"stop_below": 0.99}).generate(target.prompts, PARAMS)
     assert tokens_of(outputs) == target.answers
     assert sum(output.metrics.num_drafted for output in outputs) < len(outputs) * NUM_TOKENS
+
+
+def test_states_between_layers_are_not_captured(target: Target, make_llm: Callable[..., LLM]) -> None:
+    """On the null device: `auto` is eager, and right; sizes that are named refuse."""
+    null = {"name": "gpu", "device": "null", "null_order": "late"}
+    outputs = make_llm(target.heads[3], executor=null).generate(target.prompts, PARAMS)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == target.answers
+    with pytest.raises(ConfigError, match="which graphs do not keep"):
+        make_llm(target.heads[3], executor=null | {"cuda_graphs": [4]})
