@@ -157,7 +157,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def exponential(estimate: Estimate) -> Estimate:
     """The estimate of a mean of logarithms as one of the geometric mean; its error stays that of the logarithm."""
-    ends = (None, None)
+    ends: tuple[float | None, float | None] = (None, None)
     if estimate.low is not None and estimate.high is not None:
         ends = (math.exp(min(estimate.low, 700.0)), math.exp(min(estimate.high, 700.0)))
     return replace(estimate, value=math.exp(estimate.value), low=ends[0], high=ends[1])
