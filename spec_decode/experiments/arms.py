@@ -217,7 +217,7 @@ def effective_values(arm: Arm) -> dict[str, Any]:
         flat |= dict(_flatten({k: v for k, v in drafter.items() if k != "num_tokens"}, "speculative.drafter"))
         flat["speculative"] = "drafts"
         flat["speculative.drafter.num_tokens"] = list(arm.lengths)
-        flat |= dict(_flatten(speculative["acceptance"], "speculative.acceptance"))
+        flat |= dict(_flatten(_shared_speculation(speculative), "speculative"))
     else:
         flat["speculative"] = OFF
     return flat
@@ -265,6 +265,11 @@ def _undeclared(experiment: Experiment, differences: Sequence[Line]) -> list[str
     ]
 
 
+def _shared_speculation(speculative: Mapping[str, Any]) -> dict[str, Any]:
+    """What all drafters of an engine have in common: the acceptance rule, and whatever else stands there."""
+    return {key: value for key, value in speculative.items() if key not in ("drafters", "default")}
+
+
 def _engine_key(arm: Arm) -> str:
     tree = {key: value for key, value in arm.resolved.values.items() if key != "speculative"}
     return json.dumps(tree, sort_keys=True, default=str)
@@ -273,8 +278,8 @@ def _engine_key(arm: Arm) -> str:
 def _plan_engines(arms: Mapping[str, Arm]) -> list[EnginePlan]:
     shared: dict[tuple[str, str], list[Arm]] = {}
     for arm in (arm for arm in arms.values() if arm.drafter is not None):
-        rule = json.dumps(dict(_flatten(arm.resolved.values["speculative"]["acceptance"])), default=str)
-        shared.setdefault((_engine_key(arm), rule), []).append(arm)
+        own = json.dumps(_shared_speculation(arm.resolved.values["speculative"]), sort_keys=True, default=str)
+        shared.setdefault((_engine_key(arm), own), []).append(arm)
     for arm in (arm for arm in arms.values() if arm.drafter is None):
         # An arm without drafts goes into whatever engine has its config otherwise: one target, not two.
         key = next((key for key in shared if key[0] == _engine_key(arm)), (_engine_key(arm), ""))

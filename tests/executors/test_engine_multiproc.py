@@ -116,7 +116,7 @@ class Heads(DraftWorker):
 
 def speculative(directory: Path, drafter: str, num_tokens: int) -> dict[str, Any]:
     (directory / "drafters.py").write_text(DRAFTERS)
-    chosen = {"name": f"{directory}/drafters.py:{drafter}", "num_tokens": num_tokens}
+    chosen = {"name": f"{directory}/drafters.py:{drafter}", "num_tokens": num_tokens, "length": "fixed"}
     return {"drafters": {"it": chosen}, "default": "it"}
 
 
