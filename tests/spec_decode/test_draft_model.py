@@ -231,6 +231,27 @@ def test_two_tensor_parallel_ranks(pair: Pair, make_llm: Callable[..., LLM]) -> 
     assert_all_accepted(outputs)
 
 
+def test_several_drafters_with_pages_serve_one_batch(pair: Pair) -> None:
+    drafters = {
+        "own": {"name": "draft_model", "path": str(pair.target), "dtype": "float32", "num_tokens": 4},
+        "other": {"name": "draft_model", "path": str(pair.draft), "dtype": "float32", "num_tokens": 2},
+        "lookup": {"name": "ngram", "min_match": 1},
+    }
+    llm = LLM(
+        model={"path": str(pair.target), "tokenizer_mode": "none", "dtype": "float32"},
+        cache={"block_size": 4, "num_blocks": 400},
+        executor={"threads": 1},
+        speculative={"drafters": drafters, "default": "own"},
+    )
+    names = [None, "other", "lookup", "off"]
+    params = [replace(PARAMS, speculation=names[i % 4]) for i in range(16)]
+    outputs = llm.generate(pair.prompts, params)
+    assert tokens_of(outputs) == pair.answers
+    assert_all_accepted(outputs[::4])
+    assert all(output.metrics.num_drafted == 0 for output in outputs[3::4])
+    llm.shutdown()
+
+
 def test_an_unsure_draft_model_drafts_less(pair: Pair, make_llm: Callable[..., LLM]) -> None:
     outputs = make_llm(pair.draft, options={"stop_below": 0.5}).generate(pair.prompts, PARAMS)
     assert tokens_of(outputs) == pair.answers
