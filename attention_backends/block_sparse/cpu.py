@@ -51,7 +51,7 @@ class CPUKernels:
     ) -> torch.Tensor:
         """As `AttentionBackend.forward`."""
         spec = self._setup.spec
-        cache = kv_cache.unflatten(3, (self._setup.block_size, spec.head_size))
+        cache = kv_cache.view(*kv_cache.shape[:3], self._setup.block_size, spec.head_size)
         cache[self._pages, :, 0, self._offsets] = key.to(cache.dtype)
         cache[self._pages, :, 1, self._offsets] = value.to(cache.dtype)
         output = torch.empty(query.shape, dtype=query.dtype)

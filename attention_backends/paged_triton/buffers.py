@@ -53,6 +53,6 @@ class StepArrays:
     def end(self) -> None:
         """Marks all copies of this turn as sent."""
         if self._is_cuda:
-            event = self._copied[self._turn] or torch.cuda.Event()
+            event = self._copied[self._turn] or torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._copied[self._turn] = event
