@@ -133,7 +133,10 @@ def test_heads_are_counted_over_all_ranks():
 def test_listed_blocks_are_those_that_are_seen(query_block, local_blocks, stride, sinks, shift):
     pattern = BlockPattern(16, local_blocks, stride, sinks)
     blocks = np.arange(query_block + 1)
-    assert pattern.visible(query_block, shift).tolist() == blocks[pattern.sees(query_block, blocks, shift)].tolist()
+    assert (
+        pattern.visible(query_block, shift).tolist()
+        == blocks[pattern.sees(np.array(query_block), blocks, shift)].tolist()
+    )
 
 
 @given(st.integers(0, 2**32 - 1), shapes)
