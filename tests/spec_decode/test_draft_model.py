@@ -98,7 +98,13 @@ def make_llm(pair: Pair) -> Iterator[Callable[..., LLM]]:
     created: list[LLM] = []
 
     def make(path: Path | None = None, *, name: str = "draft_model", num_tokens: int = 4, **sections: Any) -> LLM:
-        drafter = {"name": name, "path": str(path or pair.target), "dtype": "float32", "num_tokens": num_tokens}
+        drafter = {
+            "name": name,
+            "path": str(path or pair.target),
+            "dtype": "float32",
+            "num_tokens": num_tokens,
+            "length": "fixed",
+        }
         model = {"path": str(pair.target), "tokenizer_mode": "none", "dtype": "float32"}
         llm = LLM(
             model=model | sections.pop("model", {}),
@@ -233,8 +239,20 @@ def test_two_tensor_parallel_ranks(pair: Pair, make_llm: Callable[..., LLM]) -> 
 
 def test_several_drafters_with_pages_serve_one_batch(pair: Pair) -> None:
     drafters = {
-        "own": {"name": "draft_model", "path": str(pair.target), "dtype": "float32", "num_tokens": 4},
-        "other": {"name": "draft_model", "path": str(pair.draft), "dtype": "float32", "num_tokens": 2},
+        "own": {
+            "name": "draft_model",
+            "path": str(pair.target),
+            "dtype": "float32",
+            "num_tokens": 4,
+            "length": "fixed",
+        },
+        "other": {
+            "name": "draft_model",
+            "path": str(pair.draft),
+            "dtype": "float32",
+            "num_tokens": 2,
+            "length": "fixed",
+        },
         "lookup": {"name": "ngram", "min_match": 1},
     }
     llm = LLM(

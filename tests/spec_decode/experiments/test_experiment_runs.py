@@ -69,7 +69,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
         "cache": {"num_blocks": 200},
         "executor": {"threads": 1},
         "attention": "sdpa",
-        "speculative": {"drafters": {"lookup": {"name": "ngram", "num_tokens": 3, "min_match": 1}}},
+        "speculative": {"drafters": {"lookup": {"name": "ngram", "num_tokens": 3, "length": "fixed", "min_match": 1}}},
     }
     return {
         "name": "tiny",
