@@ -26,11 +26,11 @@ from dovetail import LLM, SamplingParams
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = ROOT.parent / "shared" / "data" / "spec_bench" / "question.jsonl"
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "ngram": {"name": "ngram", "num_tokens": 4},
-    "suffix": {"name": "suffix", "num_tokens": 8},
-    "suffix-tree": {"name": "suffix", "num_tokens": 8, "max_spec_factor": 2.0, "tree": True},
-    "medusa": {"name": "medusa", "num_tokens": 4},
-    "medusa-tree": {"name": "medusa", "num_tokens": 8, "tree": "auto"},
+    "ngram": {"name": "ngram", "num_tokens": 4, "length": "fixed"},
+    "suffix": {"name": "suffix", "num_tokens": 8, "length": "fixed"},
+    "suffix-tree": {"name": "suffix", "num_tokens": 8, "length": "fixed", "max_spec_factor": 2.0, "tree": True},
+    "medusa": {"name": "medusa", "num_tokens": 4, "length": "fixed"},
+    "medusa-tree": {"name": "medusa", "num_tokens": 8, "length": "fixed", "tree": "auto"},
 }
 
 

@@ -102,7 +102,7 @@ class CPUPlanner:
             slice(int(rows[0]), int(rows[-1]) + 1) if is_range else torch.from_numpy(rows),
             len(chosen),
             count,
-            torch.from_numpy(np.ascontiguousarray(every_head)),
+            torch.from_numpy(every_head.copy()),
             torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf),
         )
 

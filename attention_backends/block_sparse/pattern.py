@@ -55,9 +55,9 @@ class BlockPattern:
             parts.append(np.arange((-shift - 1) % self.vert_stride, end, self.vert_stride))
         return np.unique(np.concatenate(parts))
 
-    def sees(self, query_block: int | np.ndarray, key_blocks: np.ndarray, shift: int) -> np.ndarray:
-        """bool, like `key_blocks` (none after the query's own)."""
-        seen = (query_block - key_blocks < self.local_blocks) | (key_blocks < self.sink_blocks)
+    def sees(self, query_blocks: np.ndarray, key_blocks: np.ndarray, shift: int) -> np.ndarray:
+        """bool: whether queries see keys, for blocks that broadcast and of which no key block is after the query's."""
+        seen = (query_blocks - key_blocks < self.local_blocks) | (key_blocks < self.sink_blocks)
         if self.vert_stride:
             seen |= (key_blocks + shift + 1) % self.vert_stride == 0
         return seen

@@ -127,7 +127,8 @@ def create_items(
     place = np.argsort(-(lengths // splits), kind="stable")
     splits = splits[place]
     if (splits == 1).all():
-        index, of, part = np.zeros(1, np.int64), np.ones(1, np.int64), np.full(1, -1, np.int64)
+        index, of = np.zeros(1, dtype=np.int64), splits[:1]
+        part = np.full(1, -1)
         merges[:] = 0
         num_parts = 0
     else:
@@ -160,7 +161,7 @@ def create_items(
     return num_parts
 
 
-def _bound(first: np.ndarray, end: np.ndarray, index: np.ndarray | int, of: np.ndarray | int) -> np.ndarray:
+def _bound(first: np.ndarray, end: np.ndarray, index: np.ndarray, of: np.ndarray) -> np.ndarray:
     """Where part `index` of `of` begins: at a multiple of SPLIT_ALIGN, but for the ends."""
     inner = (first + (end - first).astype(np.int64) * index // of) // SPLIT_ALIGN * SPLIT_ALIGN
     return np.where(index == 0, first, np.where(index == of, end, np.maximum(inner, first)))

@@ -285,7 +285,7 @@ def _random_lengths(rng: np.random.Generator, shape: CaseShape) -> tuple[int, in
     num_cached = 0 if kind == "prefill" else int(rng.integers(1, shape.max_cached + 1))
     if kind == "decode":
         return 1, num_cached, None
-    if kind != "verify":
+    if kind != "verify" or shape.max_query < 2:
         return int(rng.integers(1, shape.max_query + 1)), num_cached, None
     query_len = int(rng.integers(2, min(9, shape.max_query + 1)))
     return query_len, num_cached, random_tree(rng, query_len) if shape.has_trees else None

@@ -45,6 +45,9 @@ class Arm:
     """Its key in the arm's own config."""
     lengths: tuple[int, ...]
     """Draft lengths; empty for arms that do not draft."""
+    is_swept: bool
+    """Whether the experiment gives the lengths: every round then drafts as many. Otherwise the drafter's own `length`
+    decides, up to the one that the config gives."""
     is_lossless: bool
     """What its acceptance rule declares; True for arms that do not draft."""
     warnings: tuple[str, ...] = ()
@@ -131,14 +134,16 @@ def _resolve_arm(
     layered = load_config(base, keywords=keywords, base_dir=folder)
     drafter = _drafter_of(name, section, layered)
     lengths: tuple[int, ...] = ()
+    swept: tuple[int, ...] = ()
     if drafter is not None:
         assert layered.config.speculative is not None
         configured = layered.config.speculative.drafters[drafter].num_tokens
         own_length = (section.num_tokens,) if section.num_tokens is not None else ()
-        lengths = own_length or experiment.grid.draft_lengths or (configured,)
+        swept = own_length or experiment.grid.draft_lengths
+        lengths = swept or (configured,)
     elif section.num_tokens is not None:
         raise ConfigError(f"arms.{name}.num_tokens: the arm drafts nothing; leave it out, or name a drafter")
-    longest = {name: (layered, drafter, max(lengths))} if drafter is not None else {}
+    longest = {name: (layered, drafter, _length(max(lengths), bool(swept)))} if drafter is not None else {}
     explanation = explain(with_drafters(layered, longest))
     if explanation.resolved is None:
         raise explanation.refusal or ConfigError(f"arm {name!r} cannot be resolved")
@@ -148,6 +153,7 @@ def _resolve_arm(
         explanation.resolved,
         drafter,
         lengths,
+        bool(swept),
         drafter is None or _is_lossless(explanation.resolved),
         explanation.warnings,
     )
@@ -180,8 +186,10 @@ def _is_lossless(resolved: ResolvedConfig) -> bool:
     return not issubclass(rule, AcceptanceRule) or rule.lossless
 
 
-def with_drafters(layered: LayeredConfig, drafters: Mapping[str, tuple[LayeredConfig, str, int]]) -> LayeredConfig:
-    """The config with exactly these drafters: name -> (config in which it was written, its name there, length).
+def with_drafters(
+    layered: LayeredConfig, drafters: Mapping[str, tuple[LayeredConfig, str, Mapping[str, Any]]]
+) -> LayeredConfig:
+    """The config with exactly these drafters: name -> (config in which it was written, its name there, what changes).
 
     Origins come along, since relative paths count from the file that gave them.
     """
@@ -191,15 +199,20 @@ def with_drafters(layered: LayeredConfig, drafters: Mapping[str, tuple[LayeredCo
         plain = {path: origin for path, origin in own.items() if path[:1] != ("speculative",)}
         return replace(layered, config=layered.config.model_copy(update={"speculative": None}), origins=plain)
     sections = {}
-    for name, (source, key, length) in drafters.items():
+    for name, (source, key, changes) in drafters.items():
         assert source.config.speculative is not None
-        sections[name] = source.config.speculative.drafters[key].model_copy(update={"num_tokens": length})
+        sections[name] = source.config.speculative.drafters[key].model_copy(update=changes)
         for path, origin in source.origins.items():
             if path[:3] == ("speculative", "drafters", key):
                 own["speculative", "drafters", name, *path[3:]] = origin
     assert layered.config.speculative is not None
     speculative = layered.config.speculative.model_copy(update={"drafters": sections, "default": None})
     return replace(layered, config=layered.config.model_copy(update={"speculative": speculative}), origins=own)
+
+
+def _length(num_tokens: int, is_swept: bool) -> Mapping[str, Any]:
+    """Keys of a drafter's section."""
+    return {"num_tokens": num_tokens} | ({"length": "fixed", "min_confidence": None} if is_swept else {})
 
 
 def drafter_name(variant: Variant) -> str:
@@ -217,7 +230,7 @@ def effective_values(arm: Arm) -> dict[str, Any]:
         flat |= dict(_flatten({k: v for k, v in drafter.items() if k != "num_tokens"}, "speculative.drafter"))
         flat["speculative"] = "drafts"
         flat["speculative.drafter.num_tokens"] = list(arm.lengths)
-        flat |= dict(_flatten(speculative["acceptance"], "speculative.acceptance"))
+        flat |= dict(_flatten(_shared_speculation(speculative), "speculative"))
     else:
         flat["speculative"] = OFF
     return flat
@@ -265,6 +278,11 @@ def _undeclared(experiment: Experiment, differences: Sequence[Line]) -> list[str
     ]
 
 
+def _shared_speculation(speculative: Mapping[str, Any]) -> dict[str, Any]:
+    """What all drafters of an engine have in common: the acceptance rule, and whatever else stands there."""
+    return {key: value for key, value in speculative.items() if key not in ("drafters", "default")}
+
+
 def _engine_key(arm: Arm) -> str:
     tree = {key: value for key, value in arm.resolved.values.items() if key != "speculative"}
     return json.dumps(tree, sort_keys=True, default=str)
@@ -273,8 +291,8 @@ def _engine_key(arm: Arm) -> str:
 def _plan_engines(arms: Mapping[str, Arm]) -> list[EnginePlan]:
     shared: dict[tuple[str, str], list[Arm]] = {}
     for arm in (arm for arm in arms.values() if arm.drafter is not None):
-        rule = json.dumps(dict(_flatten(arm.resolved.values["speculative"]["acceptance"])), default=str)
-        shared.setdefault((_engine_key(arm), rule), []).append(arm)
+        own = json.dumps(_shared_speculation(arm.resolved.values["speculative"]), sort_keys=True, default=str)
+        shared.setdefault((_engine_key(arm), own), []).append(arm)
     for arm in (arm for arm in arms.values() if arm.drafter is None):
         # An arm without drafts goes into whatever engine has its config otherwise: one target, not two.
         key = next((key for key in shared if key[0] == _engine_key(arm)), (_engine_key(arm), ""))
@@ -297,7 +315,11 @@ def _plan_engine(members: Sequence[Arm]) -> EnginePlan:
         variants.insert(0, Variant(CONTROL, None))
     by_name = {arm.name: arm for arm in members}
     drafters = {
-        drafter_name(variant): (by_name[variant.arm].layered, by_name[variant.arm].drafter or "", variant.length)
+        drafter_name(variant): (
+            by_name[variant.arm].layered,
+            by_name[variant.arm].drafter or "",
+            _length(variant.length, by_name[variant.arm].is_swept),
+        )
         for variant in variants
         if variant.length is not None
     }

@@ -163,9 +163,9 @@ def _speed_change(metric: str, key: Key, old: Records, new: Records, resampler: 
     groups = [group for group in ratios[0] if group in ratios[1]]
     if not groups:
         return None
-    old_mean, new_mean = (math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios)
+    before, after = (math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios)
     estimate = exponential(resampler.mean([ratios[1][group] - ratios[0][group] for group in groups]))
-    return Change(_label(key), f"speed-up in {metric}", old_mean, new_mean, estimate, "undecided")
+    return Change(_label(key), f"speed-up in {metric}", before, after, estimate, "undecided")
 
 
 def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
@@ -180,9 +180,9 @@ def _acceptance_change(key: Key, old: Records, new: Records, resampler: Resample
     prompts = [prompt for prompt in rates[0] if prompt in rates[1]]
     if not prompts:
         return None
-    old_mean, new_mean = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in rates)
+    before, after = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in rates)
     estimate = resampler.mean([rates[1][prompt] - rates[0][prompt] for prompt in prompts])
-    return Change(_label(key), "acceptance rate (mean over requests)", old_mean, new_mean, estimate, "undecided")
+    return Change(_label(key), "acceptance rate (mean over requests)", before, after, estimate, "undecided")
 
 
 def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:

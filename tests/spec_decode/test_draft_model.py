@@ -98,7 +98,13 @@ def make_llm(pair: Pair) -> Iterator[Callable[..., LLM]]:
     created: list[LLM] = []
 
     def make(path: Path | None = None, *, name: str = "draft_model", num_tokens: int = 4, **sections: Any) -> LLM:
-        drafter = {"name": name, "path": str(path or pair.target), "dtype": "float32", "num_tokens": num_tokens}
+        drafter = {
+            "name": name,
+            "path": str(path or pair.target),
+            "dtype": "float32",
+            "num_tokens": num_tokens,
+            "length": "fixed",
+        }
         model = {"path": str(pair.target), "tokenizer_mode": "none", "dtype": "float32"}
         llm = LLM(
             model=model | sections.pop("model", {}),
@@ -229,6 +235,39 @@ def test_two_tensor_parallel_ranks(pair: Pair, make_llm: Callable[..., LLM]) -> 
     outputs = llm.generate(pair.prompts[:4], PARAMS)
     assert tokens_of(outputs) == pair.answers[:4]
     assert_all_accepted(outputs)
+
+
+def test_several_drafters_with_pages_serve_one_batch(pair: Pair) -> None:
+    drafters = {
+        "own": {
+            "name": "draft_model",
+            "path": str(pair.target),
+            "dtype": "float32",
+            "num_tokens": 4,
+            "length": "fixed",
+        },
+        "other": {
+            "name": "draft_model",
+            "path": str(pair.draft),
+            "dtype": "float32",
+            "num_tokens": 2,
+            "length": "fixed",
+        },
+        "lookup": {"name": "ngram", "min_match": 1},
+    }
+    llm = LLM(
+        model={"path": str(pair.target), "tokenizer_mode": "none", "dtype": "float32"},
+        cache={"block_size": 4, "num_blocks": 400},
+        executor={"threads": 1},
+        speculative={"drafters": drafters, "default": "own"},
+    )
+    names = [None, "other", "lookup", "off"]
+    params = [replace(PARAMS, speculation=names[i % 4]) for i in range(16)]
+    outputs = llm.generate(pair.prompts, params)
+    assert tokens_of(outputs) == pair.answers
+    assert_all_accepted(outputs[::4])
+    assert all(output.metrics.num_drafted == 0 for output in outputs[3::4])
+    llm.shutdown()
 
 
 def test_an_unsure_draft_model_drafts_less(pair: Pair, make_llm: Callable[..., LLM]) -> None:

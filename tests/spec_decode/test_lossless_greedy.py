@@ -25,11 +25,16 @@ OPENINGS = [
 NAMES = ["Lily", "Tom", "a big dog", "the old king", "Mia", "a small boat", "Max", "Sara"]
 PROMPTS = [opening.format(name) for name in NAMES for opening in OPENINGS]
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "ngram": {"name": "ngram", "num_tokens": 4},
-    "suffix": {"name": "suffix", "num_tokens": 8, "max_spec_factor": 2.0},
-    "suffix-tree": {"name": "suffix", "num_tokens": 8, "max_spec_factor": 4.0, "tree": True},
-    "medusa": {"name": "medusa", "num_tokens": 3},
-    "medusa-tree": {"name": "medusa", "num_tokens": 6, "tree": [[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]},
+    "ngram": {"name": "ngram", "num_tokens": 4, "length": "fixed"},
+    "suffix": {"name": "suffix", "num_tokens": 8, "length": "fixed", "max_spec_factor": 2.0},
+    "suffix-tree": {"name": "suffix", "num_tokens": 8, "length": "fixed", "max_spec_factor": 4.0, "tree": True},
+    "medusa": {"name": "medusa", "num_tokens": 3, "length": "fixed"},
+    "medusa-tree": {
+        "name": "medusa",
+        "num_tokens": 6,
+        "length": "fixed",
+        "tree": [[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]],
+    },
 }
 
 

@@ -167,7 +167,7 @@ def p_value(
     path = directory / f"table-{top_k}.json"
     path.write_text(json.dumps([[list(map(int, prefix)), list(p)] for prefix, p in probs.items()]))
     drafter = {"name": f"{directory}/plugins.py:Drawn", "table": str(path), "kind": kind, "parents": parents}
-    drafter |= {"num_tokens": len(parents), "replacement": replacement}
+    drafter |= {"num_tokens": len(parents), "length": "fixed", "replacement": replacement}
     observed, accepted = observed_triples(directory, drafter, rule.format(directory), top_k)
     return chi_square_p(observed, expected_triples(probs) * NUM_REQUESTS), accepted
 

@@ -16,7 +16,7 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.kv.layout import build_layout
 from dovetail.kv.manager import KVCacheManager
 from dovetail.kv.prefix import first_live_block
-from dovetail.sequence import Sequence
+from dovetail.sequence import DraftBlocks, Sequence
 from dovetail.testing.simulated_worker import Row, SimulatedWorker, states_of
 
 SAMPLING = SamplingParams()
@@ -55,9 +55,9 @@ class ManagerMachine(RuleBasedStateMachine):
         return [sequence for sequence in self.sequences if where(sequence)]
 
     @precondition(lambda self: len(self.sequences) < 6)
-    @rule(prompt=tokens, salt=st.sampled_from([b"", b"", b"x"]))
-    def arrive(self, prompt: list[int], salt: bytes):
-        self.add(prompt, salt, None)
+    @rule(prompt=tokens, salt=st.sampled_from([b"", b"", b"x"]), lookahead=st.sampled_from([0, 0, 3]))
+    def arrive(self, prompt: list[int], salt: bytes, lookahead: int):
+        self.add(prompt, salt, None, lookahead)
 
     @precondition(lambda self: len(self.sequences) < 6 and self.having(holds_blocks))
     @rule(data=st.data(), more=tokens)
@@ -66,10 +66,11 @@ class ManagerMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, len(parent.token_ids)))
         self.attach(self.add(parent.token_ids[:cut] + more, parent.hash_seed, parent))
 
-    def add(self, prompt: list[int], salt: bytes, parent: Sequence | None) -> Sequence:
+    def add(self, prompt: list[int], salt: bytes, parent: Sequence | None, lookahead: int = 0) -> Sequence:
         self.num_created += 1
         key = self.num_created
-        sequence = Sequence(key, f"r{key}", prompt, SAMPLING, hash_seed=salt, fork_parent=parent)
+        blocks = DraftBlocks(salt, 0, lookahead) if lookahead else None
+        sequence = Sequence(key, f"r{key}", prompt, SAMPLING, hash_seed=salt, fork_parent=parent, draft_blocks=blocks)
         self.sequences.append(sequence)
         return sequence
 
@@ -199,9 +200,17 @@ class ManagerMachine(RuleBasedStateMachine):
             sequence.token_ids += [*drafts[:num_accepted], data.draw(st.integers(0, 1))]
             sequence.num_tokens += num_accepted + 1
             sequence.num_computed_tokens = sequence.num_tokens - 1
+            self.check_slots_ahead(sequence)
         if sequence.num_computed_tokens >= sequence.commit_at:
             self.kv.commit(sequence)
         self.kv.trim(sequence)
+
+    def check_slots_ahead(self, sequence: Sequence):
+        """What a drafter writes behind the computed tokens has slots, in pages that nobody can find."""
+        end = sequence.num_tokens + sequence.num_lookahead_tokens - 1
+        for slot in range(sequence.num_computed_tokens, end):
+            for table in sequence.block_ids:
+                assert self.kv.pool._hashes[table[slot // self.layout.block_size]] is None
 
     @invariant()
     def every_reference_has_a_holder(self):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.contracts.errors import PluginError
+from dovetail.contracts.kinds import KINDS
 from dovetail.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 
@@ -59,9 +60,10 @@ def test_another_major_is_refused_with_what_to_do(install):
     with pytest.raises(PluginError) as caught:
         registry.load("telemetry_sink", "future")
     assert str(caught.value) == f"{refused.label}: {refused.refusal}"
+    spoken = KINDS["telemetry_sink"].version
     assert refused.refusal == (
-        "speaks telemetry_sink contract 2, this Dovetail speaks 1.0: upgrade dovetail, "
-        "or install a version of acme written for contract 1.0"
+        f"speaks telemetry_sink contract 2, this Dovetail speaks {spoken}: upgrade dovetail, "
+        f"or install a version of acme written for contract {spoken}"
     )
 
 

@@ -69,7 +69,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
         "cache": {"num_blocks": 200},
         "executor": {"threads": 1},
         "attention": "sdpa",
-        "speculative": {"drafters": {"lookup": {"name": "ngram", "num_tokens": 3, "min_match": 1}}},
+        "speculative": {"drafters": {"lookup": {"name": "ngram", "num_tokens": 3, "length": "fixed", "min_match": 1}}},
     }
     return {
         "name": "tiny",
@@ -245,8 +245,8 @@ def test_sampled_runs_compare_log_probabilities(folder: Path) -> None:
         "lookup": {"drafter": "lookup"},
         "AlwaysBest": {"drafter": "lookup", "config": {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}},
     }
-    sampling = {"max_tokens": 24, "ignore_eos": True, "temperature": 1.0}
-    report = run(folder, experiment(arms=arms, sampling=sampling, repetitions=2), "sampled")
+    sampling = {"max_tokens": 16, "ignore_eos": True, "temperature": 1.0}
+    report = run(folder, experiment(arms=arms, sampling=sampling), "sampled")
     found = {e["arm"]: e for e in report["equality"]}
     assert found["plain-again"]["logprob_difference"]["value"] == pytest.approx(0)
     assert found["lookup"]["verdict"] == "consistent"
