@@ -47,7 +47,7 @@ def test_kernels_in_the_interpreter(cases):
 
 # --- ahead of time ------------------------------------------------------------------------------------------
 
-SPILL_LIMIT = 0
+SPILL_LIMIT = 32
 """Bytes of registers that a default config may spill, per thread."""
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes of shared memory that one program may have (CUDA C programming guide, table of compute capabilities)."""

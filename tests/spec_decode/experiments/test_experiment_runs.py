@@ -245,8 +245,8 @@ def test_sampled_runs_compare_log_probabilities(folder: Path) -> None:
         "lookup": {"drafter": "lookup"},
         "AlwaysBest": {"drafter": "lookup", "config": {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}},
     }
-    sampling = {"max_tokens": 16, "ignore_eos": True, "temperature": 1.0}
-    report = run(folder, experiment(arms=arms, sampling=sampling), "sampled")
+    sampling = {"max_tokens": 48, "ignore_eos": True, "temperature": 1.0}
+    report = run(folder, experiment(arms=arms, sampling=sampling, repetitions=2), "sampled")
     found = {e["arm"]: e for e in report["equality"]}
     assert found["plain-again"]["logprob_difference"]["value"] == pytest.approx(0)
     assert found["lookup"]["verdict"] == "consistent"
