@@ -130,7 +130,7 @@ class ExecutorSection(ComponentSection):
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads of each worker; null: the executor's choice"
     )
-    enforce_eager: bool = Field(default=False, description="Capture no graphs, whatever the executor would do")
+    enforce_eager: bool = Field(default=False, description="Capture and replay nothing, whatever the executor would do")
 
 
 class SchedulerSection(ComponentSection):

@@ -193,15 +193,18 @@ def create_forward(
     limits: SchedulerLimits,
     query_lens: Sequence[int],
     hidden_layers: Sequence[int] = (),
+    *,
+    enforce_eager: bool = False,
 ) -> ForwardPass:
     """The forward pass that a runtime asks for.
 
     `query_lens`: of decode and verify steps; `hidden_layers`: those whose states drafters want, without graphs.
+    `enforce_eager`: without a runtime, nothing is recorded; a runtime has been told already.
 
     Raises `ConfigError` where batch sizes for graphs are given and cannot be had.
     """
     mode = runtime.compile_mode if runtime is not None else None
-    if not hidden_layers and runtime is None and device.torch_device.type == "cpu":
+    if not hidden_layers and not enforce_eager and runtime is None and device.torch_device.type == "cpu":
         return RepeatingForward(model.forward, backends)
     forward: ModelForward = compiled(model, model.forward, mode)
     eager = EagerForward(forward, backends, _layered(model, hidden_layers, mode) if hidden_layers else None)

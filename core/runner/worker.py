@@ -197,7 +197,16 @@ class ModelWorker:
         query_lens = [1] if speculation is None else [1, 1 + speculation.max_drafts]
         hidden_layers = () if speculation is None else speculation.hidden_layers
         runtime = self._placement.runtime
-        forward = create_forward(device, runtime, self._model, backends, config.limits, query_lens, hidden_layers)
+        forward = create_forward(
+            device,
+            runtime,
+            self._model,
+            backends,
+            config.limits,
+            query_lens,
+            hidden_layers,
+            enforce_eager=config.enforce_eager,
+        )
         mover = BlockMover(device, storage)
         self._runner = ModelRunner(
             config, self._model, self._context, mover, forward, device, processors, speculation, batch

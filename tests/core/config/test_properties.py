@@ -131,6 +131,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "executor.tensor_parallel": resolved.tensor_parallel,
         "executor.pipeline_parallel": 1,
         "executor.threads": resolved.num_threads,
+        "executor.enforce_eager": resolved.enforce_eager,
         "scheduler.max_num_batched_tokens": limits.max_num_batched_tokens,
         "scheduler.max_num_seqs": limits.max_num_seqs,
         "scheduler.enable_chunked_prefill": limits.enable_chunked_prefill,
