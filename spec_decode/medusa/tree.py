@@ -74,7 +74,7 @@ def best_tree(accuracies: Sequence[Sequence[float]], num_nodes: int) -> DraftTre
     which is cut to its first nodes is the best of that size.
     """
     chosen: list[Path] = []
-    waiting = [(-worth, (rank,)) for rank, worth in enumerate(accuracies[0]) if worth > 0]
+    waiting: list[tuple[float, Path]] = [(-worth, (rank,)) for rank, worth in enumerate(accuracies[0]) if worth > 0]
     heapq.heapify(waiting)
     while waiting and len(chosen) < num_nodes:
         worth, path = heapq.heappop(waiting)
