@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 HELD_OUT = 0.06
+TOP = 8
 
 
 @dataclass(frozen=True)
@@ -80,18 +81,29 @@ def loss_vocabulary(conversations: Sequence[Conversation], target: Target, size:
     return LossVocabulary(token_ids, place, target.unembed[token_ids].contiguous(), coverage)
 
 
-def teacher_probs(hidden: Tensor, next_ids: Tensor, vocabulary: LossVocabulary) -> Tensor:
-    """What a drafter should say where the target's state is `hidden` and `next_ids` followed: half the target's
-    distribution, half the token itself. float32 [n, v]; rows of tokens that are left out sum to less than 1."""
+@dataclass(frozen=True)
+class Lessons:
+    """What a drafter should say at n places: half the target's distribution, half the token that came."""
+
+    columns: Tensor
+    """int64 [n, TOP + 1]: columns of the loss vocabulary."""
+    weights: Tensor
+    """float32 [n, TOP + 1]: sum to 1, or to less where the token that came is left out of the vocabulary."""
+
+
+def lessons(hidden: Tensor, next_ids: Tensor, vocabulary: LossVocabulary) -> Lessons:
+    """Of places where the target's state was `hidden` and `next_ids` followed. The target's distribution is cut to its
+    `TOP` most likely tokens."""
     with torch.no_grad():
-        probs = torch.softmax(hidden @ vocabulary.unembed.T, -1)
+        best = torch.softmax(hidden.float() @ vocabulary.unembed.T, -1).topk(TOP)
         place = vocabulary.place[next_ids]
-        inside = (place >= 0).nonzero()[:, 0]
-        probs[inside, place[inside]] += 1
-        return probs / 2
+        columns = torch.cat([best.indices, place.clamp(min=0)[:, None]], -1)
+        weights = torch.cat([best.values / best.values.sum(-1, keepdim=True), (place >= 0).float()[:, None]], -1)
+        return Lessons(columns, weights / 2)
 
 
-def cross_entropy(states: Tensor, probs: Tensor, vocabulary: LossVocabulary) -> Tensor:
-    """Mean over rows of the cross entropy between `probs` and what `states` say."""
+def cross_entropy(states: Tensor, wanted: Lessons, vocabulary: LossVocabulary) -> Tensor:
+    """Mean over rows of the cross entropy between `wanted` and what `states` say."""
     logits = states @ vocabulary.unembed.T
-    return (probs.sum(-1) * logits.logsumexp(-1) - (probs * logits).sum(-1)).mean()
+    said = (wanted.weights * logits.gather(1, wanted.columns)).sum(-1)
+    return (wanted.weights.sum(-1) * logits.logsumexp(-1) - said).mean()

@@ -24,10 +24,10 @@ from data import (
     LossVocabulary,
     Target,
     cross_entropy,
+    lessons,
     load_conversations,
     load_target,
     loss_vocabulary,
-    teacher_probs,
 )
 from safetensors.torch import save_file
 from torch import Tensor
@@ -140,13 +140,13 @@ def batch_loss(head: Head, batch: Batch, vocabulary: LossVocabulary, noise: floa
     given = given + noise * (torch.rand_like(given) - 0.5)
     wanted = batch.states[:, 1:][batch.wanted]
     scale = wanted.square().mean().sqrt()
-    probs = teacher_probs(wanted, batch.next_ids[batch.wanted], vocabulary)
+    said = lessons(wanted, batch.next_ids[batch.wanted], vocabulary)
     total = torch.zeros(())
     for weight in (1.0, 0.6):
         predicted = head(batch.embedded, given)
         found = predicted[batch.wanted]
         distance = smooth_l1_loss(found / scale, wanted / scale)
-        total = total + weight * (cross_entropy(found, probs, vocabulary) + distance)
+        total = total + weight * (cross_entropy(found, said, vocabulary) + distance)
         # What is predicted for state i stands at position i in the second pass; the first state stays as it is.
         given = torch.cat([given[:, :1], predicted[:, :-1].detach()], 1)
     return total
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=8, help="conversations per step")
     parser.add_argument("--noise", type=float, default=0.2, help="width of the uniform noise on input states")
-    parser.add_argument("--vocabulary", type=int, default=6144, help="tokens over which the loss is computed")
+    parser.add_argument("--vocabulary", type=int, default=5120, help="tokens over which the loss is computed")
     arguments = parser.parse_args()
     started = time.perf_counter()
     torch.manual_seed(0)

@@ -12,18 +12,20 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from data import (
     Conversation,
+    Lessons,
     LossVocabulary,
     Target,
     cross_entropy,
+    lessons,
     load_conversations,
     load_target,
     loss_vocabulary,
-    teacher_probs,
 )
 from safetensors.torch import save_file
 from torch import Tensor
@@ -49,57 +51,68 @@ class Heads(torch.nn.Module):
 
 
 def answer_rows(conversation: Conversation) -> tuple[Tensor, Tensor]:
-    """States that predicted a token of the answer, float32 [m, hidden_size], and these tokens, int64 [m]."""
+    """States that predicted a token of the answer, float16 [m, hidden_size], and these tokens, int64 [m]."""
     start = conversation.num_prompt_tokens
-    return conversation.hidden[start - 1 :].float(), conversation.token_ids[start:]
+    return conversation.hidden[start - 1 :], conversation.token_ids[start:]
 
 
-def batches(conversations: Sequence[Conversation], num_rows: int, order: Tensor) -> Iterator[list[Conversation]]:
-    """Whole conversations, about `num_rows` answer tokens at a time."""
-    batch: list[Conversation] = []
-    for i in order.tolist():
-        batch.append(conversations[i])
-        if sum(len(c.token_ids) - c.num_prompt_tokens for c in batch) >= num_rows:
-            yield batch
-            batch = []
+@dataclass(frozen=True)
+class Answer:
+    """One answer, ready to learn from."""
+
+    hidden: Tensor
+    """float16 [m, hidden_size]: the states that predicted its tokens."""
+    lessons: Lessons
+    """What each of these states said."""
 
 
-def batch_loss(heads: Heads, batch: Sequence[Conversation], vocabulary: LossVocabulary) -> tuple[Tensor, list[float]]:
+def batch_loss(heads: Heads, batch: Sequence[Answer], vocabulary: LossVocabulary) -> tuple[Tensor, list[float]]:
     """The weighted sum of the heads' losses, and each of them."""
-    rows = [answer_rows(conversation) for conversation in batch]
-    probs = [teacher_probs(hidden, tokens, vocabulary) for hidden, tokens in rows]
     total, each = torch.zeros(()), []
     for head in range(len(heads.weight)):
         ahead = head + 1
-        states = torch.cat([hidden[:-ahead] for hidden, _ in rows if len(hidden) > ahead])
-        wanted = torch.cat([p[ahead:] for p in probs if len(p) > ahead])
+        states = torch.cat([answer.hidden[:-ahead] for answer in batch]).float()
+        wanted = Lessons(
+            torch.cat([answer.lessons.columns[ahead:] for answer in batch]),
+            torch.cat([answer.lessons.weights[ahead:] for answer in batch]),
+        )
         loss = cross_entropy(heads(states, head), wanted, vocabulary)
         total = total + 0.8**head * loss
         each.append(float(loss.detach()))
     return total, each
 
 
+def batches(answers: Sequence[Answer], num_rows: int, order: Tensor) -> Iterator[list[Answer]]:
+    """Whole answers, about `num_rows` tokens at a time."""
+    batch: list[Answer] = []
+    for i in order.tolist():
+        batch.append(answers[i])
+        if sum(len(answer.hidden) for answer in batch) >= num_rows:
+            yield batch
+            batch = []
+
+
 def train(
     heads: Heads, conversations: Sequence[Conversation], vocabulary: LossVocabulary, arguments: argparse.Namespace
 ) -> list[float]:
-    """AdamW with a cosine schedule; returns the losses of the last epoch, per head."""
+    """AdamW, warmed up and cosine; returns the losses of the last epoch, per head."""
     optimizer = torch.optim.AdamW(heads.parameters(), lr=arguments.lr, weight_decay=0.01)
-    num_rows = sum(len(c.token_ids) - c.num_prompt_tokens for c in conversations)
-    num_steps = arguments.epochs * max(1, num_rows // arguments.rows)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+    rows = [answer_rows(conversation) for conversation in conversations]
+    answers = [Answer(hidden, lessons(hidden, tokens, vocabulary)) for hidden, tokens in rows if len(tokens) > TOP]
+    num_steps = arguments.epochs * (1 + sum(len(answer.hidden) for answer in answers) // arguments.rows)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, arguments.lr, total_steps=num_steps + 1, pct_start=0.05)
     generator = torch.Generator().manual_seed(0)
     mean = [0.0] * len(heads.weight)
     for epoch in range(arguments.epochs):
         seen: list[list[float]] = []
-        order = torch.randperm(len(conversations), generator=generator)
-        for batch in batches(conversations, arguments.rows, order):
+        order = torch.randperm(len(answers), generator=generator)
+        for batch in batches(answers, arguments.rows, order):
             loss, each = batch_loss(heads, batch, vocabulary)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
             optimizer.step()
-            if schedule.last_epoch < num_steps:
-                schedule.step()
+            schedule.step()
             seen.append(each)
         mean = torch.tensor(seen).mean(0).tolist()
         print(f"epoch {epoch + 1}: loss per head {[round(value, 3) for value in mean]}", flush=True)
@@ -117,7 +130,7 @@ def accuracies(heads: Heads, conversations: Sequence[Conversation], target: Targ
             ahead = head + 1
             if len(hidden) <= ahead:
                 continue
-            best = (heads(hidden[:-ahead], head) @ target.unembed.T).topk(TOP).indices
+            best = (heads(hidden[:-ahead].float(), head) @ target.unembed.T).topk(TOP).indices
             hits[head] += (best == tokens[ahead:, None]).sum(0)
             counts[head] += len(best)
     return (hits / counts).tolist()
@@ -158,8 +171,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--rows", type=int, default=1024, help="answer tokens per step")
-    parser.add_argument("--vocabulary", type=int, default=6144, help="tokens over which the loss is computed")
+    parser.add_argument("--rows", type=int, default=320, help="answer tokens per step")
+    parser.add_argument("--vocabulary", type=int, default=5120, help="tokens over which the loss is computed")
     arguments = parser.parse_args()
     started = time.perf_counter()
     conversations, held_out = load_conversations(arguments.data)

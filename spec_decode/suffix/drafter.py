@@ -4,7 +4,7 @@ there is the guess; the longer the match, the longer the guess.
 Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975). Where the paper keeps suffix trees, a request's own tokens are
 searched anew each time, since comparing a few thousand integers takes numpy a few microseconds, and earlier answers lie
 in a sorted table (see `store`). What comes out is the same: all earlier occurrences of each suffix of the last
-`max_match` tokens (of the latest 128 pairs that end like it), and how often each token followed.
+`max_match` tokens (among the latest 256 places that end like it), and how often each token followed.
 """
 
 from __future__ import annotations
@@ -81,11 +81,12 @@ class SuffixDrafter(DraftWorker):
         suffix = request.token_ids[-self.options.max_match :]
         own = padded(request.token_ids, len(suffix), request.max_drafts)
         guess = self._guess(own, self._own_ends(request.token_ids) + len(suffix), suffix, request.max_drafts)
-        answers = self._answers
-        other = self._guess(answers.text, answers.ends(suffix), suffix, request.max_drafts)
-        if other is not None and (guess is None or other.score > guess.score):
-            answers.touch(other.place)
-            guess = other
+        if guess is None or guess.score < request.max_drafts:
+            answers = self._answers
+            other = self._guess(answers.text, answers.ends(suffix), suffix, request.max_drafts)
+            if other is not None and (guess is None or other.score > guess.score):
+                answers.touch(other.place)
+                guess = other
         if guess is None:
             return None
         return Draft(guess.token_ids, guess.parents if self.options.tree else None)

@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 
 NOTHING = -1
 """Stands in place of tokens before the first and after the last of a text."""
-MAX_MATCHES = 128
-"""Of more occurrences, only the latest count: enough to tell frequencies, and the cost of a guess is bounded."""
+MAX_MATCHES = 256
+"""Of more places that end like the text, only the latest are looked at: the cost of a guess is bounded."""
+MAX_COUNTED = 32
+"""Of more occurrences of one match, only the latest are counted: enough to tell what is frequent."""
+_GLANCE = 4
+"""Tokens by which most places are told apart, before longer windows are compared."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,21 @@ def match_lengths(text: NDArray[np.int32], ends: NDArray[np.int64], suffix: NDAr
 
     Every end has at least `len(suffix)` places before it.
     """
-    windows = text[ends[:, None] + np.arange(-len(suffix), 0)]
-    equal = (windows == suffix)[:, ::-1]
-    return np.where(equal.all(1), len(suffix), equal.argmin(1))
+    lengths = _match_lengths(text, ends, suffix[-_GLANCE:])
+    if len(suffix) > _GLANCE:
+        longer = (lengths == _GLANCE).nonzero()[0]
+        if len(longer):
+            lengths[longer] = _match_lengths(text, ends[longer], suffix)
+    return lengths
+
+
+def _match_lengths(text: NDArray[np.int32], ends: NDArray[np.int64], suffix: NDArray[np.int32]) -> NDArray[np.int64]:
+    count = len(suffix)
+    equal = np.ones((len(ends), count + 1), dtype=bool)
+    windows = text[ends[:, None] + np.arange(-1, -count - 1, -1)]
+    np.not_equal(windows, suffix[::-1], out=equal[:, :count])
+    # The first place that differs; the last column says that none does.
+    return equal.argmax(1)
 
 
 def best_guess(
@@ -65,28 +81,56 @@ def best_guess(
         spec_factor: a match of n tokens gives at most `spec_factor` * n nodes.
     """
     best = None
-    for length in sorted({int(n) for n in lengths if n >= min_match}, reverse=True):
+    for length in sorted(set(lengths.tolist()), reverse=True):
         budget = min(max_nodes, int(spec_factor * length))
         # No match gives more right nodes than it may have nodes, and shorter ones may have fewer.
-        if budget == 0 or (best is not None and best.score >= budget):
+        if length < min_match or budget == 0 or (best is not None and best.score >= budget):
             break
-        chosen = ends[lengths >= length]
-        depth = budget
-        follows = text[chosen[:, None] + np.arange(depth)].tolist()
-        token_ids, parents, score = grow(follows, budget, min_prob, tree=tree)
+        chosen = ends[lengths >= length][-MAX_COUNTED:]
+        follows = text[chosen[:, None] + np.arange(budget)].tolist()
+        token_ids, parents, score = (grow if tree else chain)(follows, budget, min_prob)
         if token_ids and (best is None or score > best.score):
             best = Guess(token_ids, parents, score, int(chosen[-1]))
     return best
 
 
-def grow(
-    follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float, *, tree: bool
-) -> tuple[list[int], list[int], float]:
-    """The most likely continuations, and the sum of their probabilities.
+def chain(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> tuple[list[int], list[int], float]:
+    """The most likely continuation, token by token, its parents, and the sum of its probabilities; see `grow`."""
+    token_ids: list[int] = []
+    score, prob = 0.0, 1.0
+    rows = follows
+    while len(token_ids) < max_nodes and prob >= min_prob:
+        place = len(token_ids)
+        if len(rows) == 1:
+            rest = rows[0][place:]
+            rest = rest[: rest.index(NOTHING)] if NOTHING in rest else rest
+            token_ids += rest
+            score += prob * len(rest)
+            break
+        following = [row[place] for row in rows]
+        counts: dict[int, int] = {}
+        # Of equally frequent ones max takes the first, so the latest come first.
+        for token in reversed(following):
+            counts[token] = counts.get(token, 0) + 1
+        counts.pop(NOTHING, None)
+        if not counts:
+            break
+        token = max(counts, key=counts.__getitem__)
+        prob = prob * counts[token] / len(rows)
+        if prob < min_prob:
+            break
+        rows = [row for row, follower in zip(rows, following, strict=True) if follower == token]
+        token_ids.append(token)
+        score += prob
+    return token_ids, list(range(-1, len(token_ids) - 1)), score
+
+
+def grow(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> tuple[list[int], list[int], float]:
+    """The tree of the most likely continuations, and the sum of their probabilities.
 
     `follows` has one row per occurrence, oldest first; a row ends where it says `NOTHING`. A token's probability is the
     share of the occurrences of what precedes it that go on with it, times that of its parent; of equally likely
-    ones the latest is taken. Nodes below `min_prob` are left out. Without `tree` only the best child of a node counts.
+    ones the latest is taken. Nodes below `min_prob` are left out.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -97,17 +141,10 @@ def grow(
     def offer(parent: int, depth: int, prob: float, rows: Sequence[Sequence[int]]) -> None:
         if depth == len(rows[0]):
             return
-        if len(rows) == 1:
-            groups = {rows[0][depth]: [rows[0]]}
-        else:
-            groups = {}
-            for row in reversed(rows):
-                groups.setdefault(row[depth], []).append(row)
+        groups: dict[int, list[Sequence[int]]] = {}
+        for row in reversed(rows):
+            groups.setdefault(row[depth], []).append(row)
         groups.pop(NOTHING, None)
-        if not tree and len(groups) > 1:
-            # Of equally many rows max takes the first, which holds the latest occurrence.
-            token = max(groups, key=lambda token: len(groups[token]))
-            groups = {token: groups[token]}
         for token, group in groups.items():
             child = prob * len(group) / len(rows)
             if child >= min_prob:

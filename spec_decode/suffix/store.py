@@ -1,23 +1,27 @@
 """Answers of finished requests, searchable by their tokens.
 
 A suffix tree in Python costs hundreds of bytes and several dictionary operations per token and level. Here the answers
-lie in one array, with a table of their pairs of tokens sorted by pair: looking a pair up is a binary search, and the
-longer match is found by comparing arrays. New answers wait in a short tail that is searched from end to end; when it
-has grown, it is merged into the table, and there the least recently used answers give way.
+lie in one array, with a table of their pairs of tokens: one sorted array of integers, each the hash of a pair above the
+place where it ends. Looking a pair up is a binary search, and longer matches are found by comparing arrays, which rules
+out pairs of equal hash as well. New answers wait in a short tail that is searched from end to end; when it has grown it
+is merged into the table, and there the least recently used answers give way.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.spec_decode.suffix.matching import MAX_MATCHES, NOTHING
 
-_MIN_TAIL = 8192
-_TAIL_SHARE = 8
-"""The tail is merged once it holds this part of what the table holds: so a token is sorted a few times in all."""
+_MAX_TAIL = 8192
+_SPARE = 8
+"""Answers give way until this part of the store is free: so a full store is not rebuilt with every merge."""
+_PLACE_BITS = 28
+_HASH_MASK = (1 << 34) - 1
 
 
 class AnswerStore:
@@ -39,8 +43,8 @@ class AnswerStore:
         self._size = before
         """Used part of `text`."""
         self._sorted_until = before
-        self._keys = np.empty(0, dtype=np.int64)
-        self._places = np.empty(0, dtype=np.int64)
+        self._pairs = np.empty(0, dtype=np.int64)
+        """Sorted: hash of a pair, then the index after it."""
 
     def __len__(self) -> int:
         """Tokens held."""
@@ -54,9 +58,8 @@ class AnswerStore:
         self._answers[self._next] = answer
         self._append(self._next, answer)
         self._next += 1
-        num_sorted, num_new = self._sorted_until - self._before, self._size - self._sorted_until
-        is_full = num_sorted + num_new - len(self._starts) > self._max_tokens
-        if is_full or num_new > max(_MIN_TAIL, num_sorted // _TAIL_SHARE):
+        is_full = self._size - self._before - len(self._starts) > self._max_tokens
+        if is_full or self._size - self._sorted_until > _MAX_TAIL:
             self._merge()
 
     def ends(self, suffix: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -64,14 +67,13 @@ class AnswerStore:
         if self._size == self._before or len(suffix) < 2:
             return np.empty(0, dtype=np.int64)
         first, second = int(suffix[-2]), int(suffix[-1])
-        key = (first << 32) | second
-        low = int(self._keys.searchsorted(key))
-        high = low + int(self._keys[low:].searchsorted(key, "right")) if low < len(self._keys) else low
-        found = self._places[max(low, high - MAX_MATCHES) : high]
+        key = _hash(first, second) << _PLACE_BITS
+        low, high = self._pairs.searchsorted(np.array([key, key + (1 << _PLACE_BITS)])).tolist()
+        found = self._pairs[max(low, high - MAX_MATCHES) : high] & ((1 << _PLACE_BITS) - 1)
         tail = self.text[self._sorted_until : self._size]
-        if len(tail):
-            recent = ((tail[1:] == second) & (tail[:-1] == first)).nonzero()[0] + (self._sorted_until + 2)
-            found = np.concatenate([found, recent])
+        recent = ((tail[1:] == second) & (tail[:-1] == first)).nonzero()[0]
+        if len(recent):
+            found = np.concatenate([found, recent + (self._sorted_until + 2)])
         return found[-MAX_MATCHES:]
 
     def touch(self, place: int) -> None:
@@ -91,28 +93,31 @@ class AnswerStore:
         self._size += len(answer) + 1
 
     def _merge(self) -> None:
-        """Drops what is too much and sorts the pairs of all that is left."""
-        # Room for the next tail, so that a full store is not sorted anew with every answer.
-        room = self._max_tokens - self._max_tokens // (_TAIL_SHARE + 1)
+        """Sorts the pairs of the tail in; before that, where the store is full, makes room."""
         total = len(self)
-        for number in list(self._answers):
-            if total <= room or len(self._answers) == 1:
-                break
-            total -= len(self._answers.pop(number))
+        if total > self._max_tokens:
+            for number in list(self._answers):
+                if total <= self._max_tokens - self._max_tokens // _SPARE or len(self._answers) == 1:
+                    break
+                total -= len(self._answers.pop(number))
+            self._rebuild(total)
+        part = self.text[self._sorted_until : self._size].astype(np.int64)
+        whole = ((part[:-1] != NOTHING) & (part[1:] != NOTHING)).nonzero()[0]
+        hashes = _hash(part[whole], part[whole + 1])
+        pairs = (hashes << _PLACE_BITS) | (whole + (self._sorted_until + 2))
+        self._pairs = np.sort(np.concatenate([self._pairs, pairs]))
+        self._sorted_until = self._size
+
+    def _rebuild(self, total: int) -> None:
         kept = sorted(self._answers)
         self.text = np.full(self._before + total + len(kept) + self._after, NOTHING, dtype=np.int32)
         self._numbers, self._starts = [], []
-        self._size = self._before
+        self._size = self._sorted_until = self._before
+        self._pairs = np.empty(0, dtype=np.int64)
         for number in kept:
             self._append(number, self._answers[number])
-        self._sort()
 
-    def _sort(self) -> None:
-        part = self.text[self._before : self._size].astype(np.int64)
-        keys = (part[:-1] << 32) | (part[1:] & 0xFFFFFFFF)
-        whole = (part[:-1] != NOTHING) & (part[1:] != NOTHING)
-        places = whole.nonzero()[0]
-        order = keys[places].argsort(kind="stable")
-        self._keys = keys[places][order]
-        self._places = places[order] + (self._before + 2)
-        self._sorted_until = self._size
+
+def _hash(first: Any, second: Any) -> Any:
+    """34 bits of two tokens, of integers or arrays of int64 alike."""
+    return (first * 0x9E3779B1 + second * 0x7FEB352D) & _HASH_MASK

@@ -20,17 +20,17 @@ def contexts(store: AnswerStore, pair: list[int]) -> list[list[int]]:
 @given(
     answers=st.lists(st.lists(st.integers(0, 3), min_size=0, max_size=30), max_size=20),
     pair=st.lists(st.integers(0, 3), min_size=2, max_size=2),
-    min_tail=st.sampled_from([0, 10, 10_000]),
+    max_tail=st.sampled_from([0, 10, 10_000]),
 )
 @settings(max_examples=200, deadline=None)
-def test_every_occurrence_of_a_pair_is_found(answers: list[list[int]], pair: list[int], min_tail: int) -> None:
+def test_every_occurrence_of_a_pair_is_found(answers: list[list[int]], pair: list[int], max_tail: int) -> None:
     store = AnswerStore(100_000, 3, 2)
-    before, module._MIN_TAIL = module._MIN_TAIL, min_tail
+    before, module._MAX_TAIL = module._MAX_TAIL, max_tail
     try:
         for answer in answers:
             store.add(array(answer))
     finally:
-        module._MIN_TAIL = before
+        module._MAX_TAIL = before
     expected = [
         [*pair, *answer[i + 2 : i + 3]] if i + 2 < len(answer) else [*pair, -1]
         for answer in answers

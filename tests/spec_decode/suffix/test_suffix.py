@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import DraftBatch, DraftRequest
 from dovetail.spec_decode.suffix.drafter import SuffixDrafter, SuffixOptions
-from dovetail.spec_decode.suffix.matching import grow, match_lengths, padded
+from dovetail.spec_decode.suffix.matching import MAX_COUNTED, grow, match_lengths, padded
 from dovetail.testing.draft_suite import DraftWorkerSuite
 
 
@@ -40,10 +40,10 @@ def guess(worker: SuffixDrafter, tokens: Sequence[int], count: int) -> list[int]
 
 
 def continuations(tokens: list[int], length: int) -> list[list[int]]:
-    """What follows each earlier occurrence of the last `length` tokens, oldest first."""
+    """What follows each of the latest earlier occurrences of the last `length` tokens, oldest first."""
     suffix = tokens[-length:]
     ends = [end for end in range(length, len(tokens)) if tokens[end - length : end] == suffix]
-    return [tokens[end:] for end in ends]
+    return [tokens[end:] for end in ends[-MAX_COUNTED:]]
 
 
 def frequent_chain(texts: list[list[int]], count: int, min_prob: float) -> tuple[list[int], float]:
@@ -111,7 +111,7 @@ def test_match_lengths(tokens: list[int], width: int) -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_trees_hold_the_most_likely_prefixes(rows: list[list[int]], count: int) -> None:
-    tokens, parents, score = grow(rows, count, 0.0, tree=True)
+    tokens, parents, score = grow(rows, count, 0.0)
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
