@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("core", "plugins", "attention_backends", "executors", "schedulers", "spec_decode")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
+MAX_KERNEL_LINES = 130
+"""Of a Triton kernel, whose pointers, strides and constants are arguments, most on a line of their own."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,12 @@ class Function:
     place: str
     lines: int
     is_annotated: bool
+    is_kernel: bool
+
+    @property
+    def most_lines(self) -> int:
+        """How long it may be."""
+        return MAX_KERNEL_LINES if self.is_kernel else MAX_FUNCTION_LINES
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,12 @@ def read_file(path: Path) -> File:
     source = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT).as_posix()
     functions = tuple(
-        Function(f"{name}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1, node.returns is not None)
+        Function(
+            f"{name}:{node.name}",
+            (node.end_lineno or node.lineno) - node.lineno + 1,
+            node.returns is not None,
+            any("jit" in ast.unparse(decorator) for decorator in node.decorator_list),
+        )
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
@@ -86,7 +99,7 @@ def violations(files: list[File]) -> list[str]:
     """What passes the limits."""
     found = [f"{file.path}: {file.lines} lines" for file in files if file.lines > MAX_FILE_LINES]
     for file in files:
-        found += [f"{f.place}: {f.lines} lines" for f in file.functions if f.lines > MAX_FUNCTION_LINES]
+        found += [f"{f.place}: {f.lines} lines" for f in file.functions if f.lines > f.most_lines]
     return found
 
 

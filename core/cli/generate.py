@@ -73,21 +73,27 @@ def generate(
                 print_speculation([output])
             return
         outputs = llm.generate(items, params)
-        for output in outputs:
-            texts = [completion.text for completion in output.outputs]
-            if as_json:
-                line: dict[str, Any] = {"prompt": output.prompt, "texts": texts}
-                line["token_ids"] = [completion.token_ids for completion in output.outputs]
-                line["finish_reasons"] = [completion.finish_reason for completion in output.outputs]
-                line |= _logprobs(output)
-                if stats:
-                    line["metrics"] = asdict(output.metrics)
-                print(json.dumps(line, ensure_ascii=False))
-            else:
-                print(f"--- {output.prompt if output.prompt is not None else output.prompt_token_ids}")
-                print("\n".join(texts))
-        if stats and not as_json:
-            print_speculation(outputs)
+    for output in outputs:
+        if as_json:
+            _print_json(output, stats)
+        else:
+            print(f"--- {output.prompt if output.prompt is not None else output.prompt_token_ids}")
+            print("\n".join(completion.text for completion in output.outputs))
+    if stats and not as_json:
+        print_speculation(outputs)
+
+
+def _print_json(output: RequestOutput, stats: bool) -> None:
+    line: dict[str, Any] = {
+        "prompt": output.prompt,
+        "texts": [completion.text for completion in output.outputs],
+        "token_ids": [completion.token_ids for completion in output.outputs],
+        "finish_reasons": [completion.finish_reason for completion in output.outputs],
+    }
+    line |= _logprobs(output)
+    if stats:
+        line["metrics"] = asdict(output.metrics)
+    print(json.dumps(line, ensure_ascii=False))
 
 
 def _logprobs(output: RequestOutput) -> dict[str, Any]:
