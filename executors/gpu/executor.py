@@ -88,6 +88,7 @@ class GPUExecutor(Executor):
         super().__init__(options, spec, need)
         self._worker: Worker | None = None
         self._failure: WorkerError | None = None
+        self._threads_before: int | None = None
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: GPUOptions, environment: Environment) -> list[str]:
@@ -113,6 +114,7 @@ class GPUExecutor(Executor):
         """Builds and loads the worker here."""
         if self._worker is not None:
             raise RuntimeError("start() was called twice")
+        self._set_threads()
         try:
             self._worker = self.spec.create(self._placement())
             self._worker.load()
@@ -145,6 +147,19 @@ class GPUExecutor(Executor):
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+        if self._threads_before is not None:
+            import torch
+
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
+
+    def _set_threads(self) -> None:
+        """Those that the config gives, for what the host computes."""
+        import torch
+
+        if self.spec.num_threads is not None:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(self.spec.num_threads)
 
     def _placement(self) -> Placement:
         options = self.options
