@@ -173,12 +173,13 @@ def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(make_async: MakeAs
 
     async def main() -> None:
         outputs = []
-        async for output in engine.generate([5], SHORT, "same"):
+        # The step thread does not wait for this loop: only a long request is still running when its first output is read.
+        async for output in engine.generate([5], LONG, "same"):
             if not outputs:
                 with pytest.raises(RequestError, match="'same' is in use"):
-                    await last_output(engine.generate([6], LONG, "same"))
+                    await last_output(engine.generate([6], SHORT, "same"))
             outputs.append(output)
-        assert len(outputs[-1].outputs[0].token_ids) == 5
+        assert len(outputs[-1].outputs[0].token_ids) == 200
         assert (await last_output(engine.generate([6], SHORT, "same"))).prompt_token_ids == [6]
 
     asyncio.run(main())
