@@ -78,7 +78,7 @@ class BatchingScheduler(Scheduler):
     The running request of best rank is never preempted, so it finishes, and then the next: every request gets done.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options: ClassVar[type[PluginOptions]] = BatchingOptions
 
     def __init__(self, options: BatchingOptions, limits: SchedulerLimits):
@@ -192,16 +192,19 @@ class BatchingScheduler(Scheduler):
 
     def _let_in(self, step: _Step, memory: KVMemory) -> None:
         """Admits requests in order. The first that finds no room holds back those behind it, lest it starve; one
-        that only waits for another long prompt does not."""
+        that only waits for another long prompt, or for another to compute the prefix they share, does not."""
         waiting = self._waiting.requests
         index = 0
-        # Only prompts too long for now are passed over; a bound keeps a queue full of them cheap.
+        # Requests that are passed over stay in the queue; a bound keeps a queue full of them cheap.
         while step.left > 0 and index < min(len(waiting), self.limits.max_num_seqs):
             request = waiting[index]
             if request in step.schedule.preempted or self._is_kept_out(request):
                 break
             is_swapped = request.status is RequestStatus.SWAPPED
             if not is_swapped:
+                if memory.awaits_prefix(request):
+                    index += 1
+                    continue
                 memory.attach_prefix(request)
             num_known = request.num_tokens - request.num_computed_tokens
             count = self._first_chunk(num_known, step)

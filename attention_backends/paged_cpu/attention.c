@@ -10,6 +10,7 @@
 #include "pages.h"
 
 #define CHUNK_TILES 4  /* tiles between two updates of the running softmax */
+#define TILES_AHEAD 2  /* tiles whose page is asked for before it is read */
 #define CHUNK (TILE * CHUNK_TILES)
 #define NV (TILE / VL) /* vectors that hold a tile's scores */
 #define MAX_ROWS 6     /* rows that share the registers */
@@ -209,8 +210,9 @@ static Work begin_work(const Plan *plan, const Layer *layer, const Step *step, c
     for (int row = 0; row < rows; row++) {
         int token = plan->unit_tokens[unit->token_begin + row / group];
         int64_t from = token * step->query_stride + (int64_t)(head * group + row % group) * layer->head_size;
-        for (int d = 0; d < layer->head_size; d++)
-            work.query[row * width + d] = factor * read_number(layer->dtype, step->query, from + d);
+        float *query = work.query + (int64_t)row * width;
+        read_any_numbers(layer->dtype, step->query, from, layer->head_size, query);
+        for (int d = 0; d < layer->head_size; d++) query[d] *= factor;
         int first = plan->first_key[token], end = plan->end_key[token];
         work.token[row] = token;
         work.first[row] = first < unit->key_begin ? unit->key_begin : first;
@@ -253,6 +255,9 @@ static void attend_unit(const Plan *plan, const Layer *layer, const Step *step, 
         Tile tiles[CHUNK_TILES];
         for (int t = 0; start + t * TILE < end; t++) {
             int from = start + t * TILE, to = from + TILE < end ? from + TILE : end;
+            int soon = from + TILES_AHEAD * TILE;
+            if (soon < unit->key_end && soon % layer->block_size < TILE)
+                prefetch_page(layer, step, table[soon / layer->block_size], head);
             tiles[t] = load_tile(layer, step, table, head, from, from < begin ? begin : from, to,
                                  work.keys + t * TILE * work.width, work.values + t * TILE * work.width, work.width);
         }

@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 /* Keep in step with DTYPES in backend.py. */
@@ -43,6 +47,10 @@ INLINE uint16_t to_bfloat16(float x) {
     return (u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : rounded;
 }
 
+#if defined(__F16C__)
+INLINE float from_float16(uint16_t h) { return _cvtsh_ss(h); }
+INLINE uint16_t to_float16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+#else
 INLINE float from_float16(uint16_t h) {
     uint32_t magnitude = h & 0x7fff, sign = (uint32_t)(h & 0x8000) << 16;
     /* Moves the exponent's bias by a product, which is right for subnormal numbers too. */
@@ -60,6 +68,7 @@ INLINE uint16_t to_float16(float x) {
     uint32_t special = u > 0x7f800000 ? 0x7e00 : 0x7c00;
     return sign | (u >= 0x47800000 ? special : u < 0x38800000 ? subnormal : normal);
 }
+#endif
 
 /* Element i of an array; an int8 comes without its scale. */
 INLINE float read_number(const int dtype, const void *data, int64_t i) {
@@ -77,6 +86,37 @@ INLINE void write_number(const int dtype, void *data, int64_t i, float x) {
     case FLOAT16: ((uint16_t *)data)[i] = to_float16(x); break;
     case INT8: ((int8_t *)data)[i] = (int8_t)x; break;
     default: ((float *)data)[i] = x;
+    }
+}
+
+/* VL float16 numbers. Compilers do not find the instruction for it by themselves. */
+INLINE vec vec_from_float16(const uint16_t *h) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)h));
+#elif defined(__F16C__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)h));
+#else
+    vec x;
+    for (int i = 0; i < VL; i++) x[i] = from_float16(h[i]);
+    return x;
+#endif
+}
+
+/* Elements i .. i + count - 1 of an array. */
+INLINE void read_numbers(const int dtype, const void *data, int64_t i, const int count, float *to) {
+    int j = 0;
+    if (dtype == FLOAT16)
+        for (; j + VL <= count; j += VL) *(vec *)(to + j) = vec_from_float16((const uint16_t *)data + i + j);
+    for (; j < count; j++) to[j] = read_number(dtype, data, i + j);
+}
+
+/* The same where the compiler does not know the dtype. */
+static void read_any_numbers(int dtype, const void *data, int64_t i, int count, float *to) {
+    switch (dtype) {
+    case BFLOAT16: read_numbers(BFLOAT16, data, i, count, to); break;
+    case FLOAT16: read_numbers(FLOAT16, data, i, count, to); break;
+    case INT8: read_numbers(INT8, data, i, count, to); break;
+    default: read_numbers(FLOAT32, data, i, count, to);
     }
 }
 

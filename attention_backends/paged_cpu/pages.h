@@ -127,17 +127,14 @@ INLINE void read_run(const int dtype, const Layer *layer, const uint8_t *keys, c
         }
     }
     for (int d = 0; d < size; d++) {
-        int64_t from = (int64_t)d * block_size + offset;
-        for (int j = 0; j < count; j++) {
-            float x = read_number(dtype, keys, from + j);
-            key_lanes[d * TILE + j] = dtype == INT8 ? x * key_scale[j] : x;
-        }
+        float *lanes = key_lanes + d * TILE;
+        read_numbers(dtype, keys, (int64_t)d * block_size + offset, count, lanes);
+        for (int j = 0; dtype == INT8 && j < count; j++) lanes[j] *= key_scale[j];
     }
     for (int j = 0; j < count; j++) {
-        for (int d = 0; d < size; d++) {
-            float x = read_number(dtype, values, (int64_t)(offset + j) * size + d);
-            value_rows[j * width + d] = dtype == INT8 ? x * value_scale[j] : x;
-        }
+        float *row = value_rows + j * width;
+        read_numbers(dtype, values, (int64_t)(offset + j) * size, size, row);
+        for (int d = 0; dtype == INT8 && d < size; d++) row[d] *= value_scale[j];
     }
 }
 
@@ -149,6 +146,13 @@ static void read_any_run(const Layer *layer, const uint8_t *keys, const uint8_t 
     switch (2 * layer->kv_dtype + (count == TILE)) {
         READ(FLOAT32) READ(BFLOAT16) READ(FLOAT16) READ(INT8)
     }
+}
+
+/* Asks for the page of one key, which is read soon: pages lie anywhere, so that the processor cannot guess. */
+static void prefetch_page(const Layer *layer, const Step *step, int32_t page, int head) {
+    const uint8_t *keys = page_part(layer, step, page, head, 0);
+    int64_t bytes = 2 * part_bytes(layer);
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(keys + line);
 }
 
 /* Keys begin .. end - 1, which lie within the tile that starts at key `start`. Only pages that hold one of them are

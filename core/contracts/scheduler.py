@@ -98,6 +98,12 @@ class KVMemory(Protocol):
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds, those with cached content included."""
 
+    def awaits_prefix(self, request: Any) -> bool:
+        """Whether a request without blocks would compute what another request is given to compute: the block behind
+        its cached prefix is part of this schedule, or of the step under way. Let in one step later it finds that block
+        in the cache. Since contract 1.1.
+        """
+
     def attach_prefix(self, request: Any) -> int:
         """Finds the longest cached prefix of a request without blocks, takes those blocks for it, and returns
         their tokens, a number below `request.num_tokens` so that there is something left to compute.

@@ -13,6 +13,7 @@ from dovetail.contracts.kv import KVLayout
 from dovetail.kv.pool import NULL_BLOCK, BlockPool, HostPool, PrefixCacheReset
 from dovetail.kv.prefix import extend_hashes_of, find_cached_prefix, find_fork_prefix, first_live_block
 from dovetail.kv.transfers import BlockChanges, PendingTransfers
+from dovetail.kv.under_way import ContentUnderWay
 from dovetail.sequence import Sequence
 
 _NEVER = 1 << 60
@@ -66,6 +67,7 @@ class KVCacheManager:
         """Key -> tokens that its blocks hold, or 0 for a fork that may have to copy before it writes."""
         self._num_registered: dict[int, int] = {}
         """Key -> leading blocks whose content is findable or never shall be."""
+        self._under_way = ContentUnderWay()
         self._unsent: set[int] = set()
         """Sequences that got their first blocks since the last drain."""
         self._new_blocks: dict[int, list[tuple[int, int, list[int]]]] = {}
@@ -85,6 +87,16 @@ class KVCacheManager:
         """Blocks that nobody holds, those with cached content included."""
         return self.pool.num_free
 
+    def awaits_prefix(self, request: Sequence) -> bool:
+        """Whether the next block of the request's prompt, behind those that `attach_prefix` finds, is under way."""
+        if not self._under_way or request.fork_parent is not None or not self._may_search(request):
+            return False
+        index = len(find_cached_prefix(self.layout, self.pool, request)[0])
+        if (index + 1) * self.block_size >= request.num_tokens:
+            return False
+        extend_hashes_of(request, index + 1, self.block_size)
+        return request.block_hashes[index] in self._under_way
+
     def attach_prefix(self, request: Sequence) -> int:
         """Takes the longest cached prefix, or what the fork parent has computed if that is longer, and sets
         `num_computed_tokens` to its length. Also sets `num_cached_tokens` while the request was never preempted.
@@ -93,9 +105,7 @@ class KVCacheManager:
         """
         if request.block_ids or request.host_block_ids:
             raise ValueError(f"request {request.request_id} holds blocks already; release it before attach_prefix")
-        # The log probabilities of a prompt come from computing it: a cached part would have none.
-        may_search = self.prefix_caching and request.sampling.prompt_logprobs is None
-        tables = find_cached_prefix(self.layout, self.pool, request) if may_search else [[]]
+        tables = find_cached_prefix(self.layout, self.pool, request) if self._may_search(request) else [[]]
         num_registered = len(tables[0])
         num_tokens = num_registered * self.block_size
         parent, num_forked = request.fork_parent, find_fork_prefix(self.layout, request)
@@ -124,9 +134,10 @@ class KVCacheManager:
         end = request.num_computed_tokens + num_new_tokens
         if request.num_lookahead_tokens:
             end = max(end, min(end + request.num_lookahead_tokens, request.max_total_tokens))
-        if not reserve and end <= self._capacity.get(request.key, 0):
-            return True
-        return self._grow(request, end, reserve)
+        fits = (not reserve and end <= self._capacity.get(request.key, 0)) or self._grow(request, end, reserve)
+        if fits and num_new_tokens > 1 and self.prefix_caching:
+            self._announce(request, request.num_computed_tokens + num_new_tokens)
+        return fits
 
     def release(self, request: Sequence) -> None:
         """Gives back all blocks of the request; its tokens must be computed anew."""
@@ -242,6 +253,7 @@ class KVCacheManager:
         """Forgets all cached content. Requests go on, and what they have and will compute is not cached either."""
         for key in self._num_registered:
             self._num_registered[key] = _NEVER
+        self._under_way.clear()
         return self.pool.reset_prefix_cache()
 
     def statistics(self) -> KVStatistics:
@@ -260,6 +272,18 @@ class KVCacheManager:
             num_swapped_out_blocks=self._num_swapped_out,
             num_swapped_in_blocks=self._num_swapped_in,
         )
+
+    def _may_search(self, request: Sequence) -> bool:
+        # The log probabilities of a prompt come from computing it: a cached part would have none.
+        return self.prefix_caching and request.sampling.prompt_logprobs is None
+
+    def _announce(self, sequence: Sequence, end: int) -> None:
+        """Blocks that will be full of known tokens when those before `end` are computed are under way."""
+        first = max(self._num_registered[sequence.key], sequence.num_computed_tokens // self.block_size)
+        last = min(end, len(sequence.token_ids) - sequence.hash_ahead) // self.block_size
+        if first < last:
+            extend_hashes_of(sequence, last, self.block_size)
+            self._under_way.begin(sequence.key, sequence.block_hashes[first:last])
 
     def _grow(self, request: Sequence, end: int, reserve: int) -> bool:
         key, tables = request.key, request.block_ids
@@ -333,6 +357,7 @@ class KVCacheManager:
             for index in range(done, num_full):
                 if table[index] != NULL_BLOCK:
                     self.pool.register(table[index], group_id, hashes[index])
+        self._under_way.end(sequence.key, hashes[done:num_full])
         self._num_registered[sequence.key] = num_full
 
     def _free_dead(self, sequence: Sequence, group_id: int, num_dead: int) -> None:
@@ -380,6 +405,7 @@ class KVCacheManager:
             # Row by row from the tail, so that in every group tails are evicted before their parents.
             self._free_blocks([block for row in zip(*map(reversed, tables), strict=True) for block in row])
         sequence.block_ids = []
+        self._under_way.forget(sequence.key)
         self._capacity.pop(sequence.key, None)
         self._new_blocks.pop(sequence.key, None)
         self._unsent.discard(sequence.key)

@@ -200,6 +200,18 @@ def test_equal_priority_takes_nothing():
 
 
 @both
+def test_requests_that_arrive_together_compute_their_common_prefix_once(kind: type[BatchingScheduler]):
+    simulation = simulate(kind, prefix_caching=True)
+    first, second, third = (simulation.add([1] * 8 + [2, number], 2) for number in range(3))
+    stranger = simulation.add([0] * 4, 2)
+    schedule = simulation.step()
+    assert (schedule.requests, schedule.num_tokens) == ([first, stranger], [10, 4])
+    schedule = simulation.step()
+    assert (schedule.requests, schedule.num_tokens) == ([first, stranger, second, third], [1, 1, 2, 2])
+    simulation.run()
+
+
+@both
 def test_no_prefix_is_looked_for_while_every_place_is_taken(kind: type[BatchingScheduler], monkeypatch):
     simulation = simulate(kind, replace(LIMITS, max_num_seqs=1), prefix_caching=True)
     first, second = simulation.add([1] * 8, 6), simulation.add([1] * 8, 2)

@@ -173,7 +173,7 @@ def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(make_async: MakeAs
 
     async def main() -> None:
         outputs = []
-        # The step thread does not wait for this loop: only a long request is still running when its first output is read.
+        # The step thread does not wait for this loop: only a long request still runs when its first output is read.
         async for output in engine.generate([5], LONG, "same"):
             if not outputs:
                 with pytest.raises(RequestError, match="'same' is in use"):

@@ -51,3 +51,12 @@ def test_nothing_is_remembered_of_requests_that_are_gone(make_llm: Callable[...,
     core = vars(llm.engine.core)
     kept = {name: value for name, value in core.items() if isinstance(value, dict | set) and value}
     assert kept == {}
+
+
+def test_prompts_of_one_call_share_their_prefix(make_llm: Callable[..., LLM], hf_greedy: Callable[..., Any]) -> None:
+    shared = [3 + 7 * i % 120 for i in range(18)]
+    prompts = [[*shared, number] for number in range(6)]
+    outputs = make_llm().generate(prompts, SamplingParams(temperature=0, max_tokens=6))
+    assert [output.num_cached_tokens for output in outputs] == [0, 16, 16, 16, 16, 16]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == hf_greedy(prompt, 6)

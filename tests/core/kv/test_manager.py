@@ -79,6 +79,47 @@ def test_blocks_are_not_found_before_they_are_computed():
     assert engine.kv.attach_prefix(engine.sequence(list(range(9)))) == 0
 
 
+def test_a_prefix_that_another_request_computes_is_awaited():
+    engine = Engine()
+    first, second = engine.sequence(list(range(13))), engine.sequence([*range(8), 90, 91])
+    engine.kv.attach_prefix(first)
+    assert not engine.kv.awaits_prefix(second)
+    assert engine.kv.allocate(first, 12)
+    assert engine.kv.awaits_prefix(second)
+    engine.forward(first)
+    assert not engine.kv.awaits_prefix(second)
+    assert engine.kv.attach_prefix(second) == 8
+
+
+def test_a_prefix_is_not_awaited_from_a_request_that_gave_way():
+    engine = Engine()
+    first, second = engine.sequence(list(range(9))), engine.sequence(list(range(9)))
+    engine.kv.attach_prefix(first)
+    assert engine.kv.allocate(first, 8)
+    engine.kv.release(first)
+    assert not engine.kv.awaits_prefix(second)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "salt"), [([0, 1, 2, 90, 4, 5], b""), ([0, 1, 2, 3], b""), (list(range(9)), b"other")]
+)
+def test_only_a_whole_block_of_the_same_content_is_awaited(tokens: list[int], salt: bytes):
+    engine = Engine()
+    first = engine.sequence(list(range(9)))
+    engine.kv.attach_prefix(first)
+    assert engine.kv.allocate(first, 8)
+    assert not engine.kv.awaits_prefix(engine.sequence(tokens, salt=salt))
+
+
+def test_nothing_is_awaited_once_the_cache_is_reset():
+    engine = Engine()
+    first = engine.sequence(list(range(9)))
+    engine.kv.attach_prefix(first)
+    assert engine.kv.allocate(first, 8)
+    engine.kv.reset_prefix_cache()
+    assert not engine.kv.awaits_prefix(engine.sequence(list(range(9))))
+
+
 def test_salts_keep_prefixes_apart():
     engine = Engine()
     engine.computed(list(range(9)), salt=b"a")

@@ -231,6 +231,12 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert len(set(filter(None, table))) == len(table) - table.count(0)
 
     @invariant()
+    def content_is_under_way_only_where_a_step_computes_it(self):
+        assert set(self.kv._under_way._contents) <= set(self.scheduled)
+        if not self.scheduled:
+            assert len(self.kv._under_way) == 0
+
+    @invariant()
     def host_blocks_have_one_holder(self):
         tables = [table for sequence in self.sequences for table in sequence.host_block_ids]
         held = [block for table in tables for block in table if block >= 0]
