@@ -40,9 +40,7 @@ KINDS: dict[str, Kind] = {
             _V1_2,
             "the KV page layout and attention over it",
         ),
-        Kind(
-            "scheduler", "dovetail.contracts.scheduler:Scheduler", _V1_1, "which requests run next, who gives way"
-        ),
+        Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1_1, "which requests run next, who gives way"),
         Kind(
             "model_family", "dovetail.contracts.model:ModelFamily", _V1_2, "a config to a module that calls attention"
         ),
