@@ -31,6 +31,7 @@
 
 #define BLOCK 32
 #define MAX_TILE_ROWS 4
+#define MAX_TILES 2
 /* How many bytes ahead a single row of activations asks for weights: with so little work per byte, the processor's own
  * prefetching, which stops at each page, leaves memory waiting. */
 #define AHEAD 4096
@@ -245,93 +246,115 @@ inline_always void unpack_pair(const uint8_t *quants, int bits, int v, vb *first
     }
 }
 
-/* Sums of M rows over one tile; bits, group, has_min and M are constants where this is inlined. */
-inline_always void multiply_tile(const uint8_t *data, int64_t K, const Activations *x, int64_t row, int M, int bits,
-                                 int group, int has_min, int zero, vf *sums) {
+/* Sums of M rows over T tiles; bits, group, has_min, M and T are constants where this is inlined. Tiles that are
+ * multiplied together share what is loaded of the activations. */
+inline_always void multiply_tiles(const uint8_t *data, int64_t K, const Activations *x, int64_t row, int M, int T,
+                                  int bits, int group, int has_min, int zero, vf sums[][MAX_TILE_ROWS]) {
     const int64_t blocks = K / BLOCK, stride = block_bytes(bits, group, has_min);
     const int scale_sets = BLOCK / group;
     if (bits == 8) zero += SIGNED_ZERO;
     const int8_t *values = x->values + row * K;
     const float *of_x = x->scales + row * blocks, *of_sums = x->sums + 2 * row * blocks;
-    for (int m = 0; m < M; m++) sums[m] = (vf){};
+    for (int t = 0; t < T; t++)
+        for (int m = 0; m < M; m++) sums[t][m] = (vf){};
     for (int64_t b = 0; b < blocks; b++, data += stride, values += M * BLOCK, of_x += M, of_sums += 2 * M) {
         for (int64_t line = 0; M == 1 && line < stride; line += 64) __builtin_prefetch(data + AHEAD + line);
-        const uint8_t *quants = data + 2 * NR * scale_sets * (1 + has_min);
-        vi first[MAX_TILE_ROWS], second[MAX_TILE_ROWS], narrow_first[MAX_TILE_ROWS], narrow_second[MAX_TILE_ROWS];
-        for (int m = 0; m < M; m++) first[m] = second[m] = narrow_first[m] = narrow_second[m] = (vi){};
+        vi first[MAX_TILES][MAX_TILE_ROWS], second[MAX_TILES][MAX_TILE_ROWS];
+        vi narrow_first[MAX_TILES][MAX_TILE_ROWS], narrow_second[MAX_TILES][MAX_TILE_ROWS];
+        for (int t = 0; t < T; t++)
+            for (int m = 0; m < M; m++)
+                first[t][m] = second[t][m] = narrow_first[t][m] = narrow_second[t][m] = (vi){};
 #pragma GCC unroll 4
         for (int v = 0; v < 4; v++) {
-            vb one, two;
-            unpack_pair(quants, bits, v, &one, &two);
+            vb one[MAX_TILES], two[MAX_TILES];
+            for (int t = 0; t < T; t++) {
+                const uint8_t *quants = data + t * blocks * stride + 2 * NR * scale_sets * (1 + has_min);
+                unpack_pair(quants, bits, v, &one[t], &two[t]);
+            }
             for (int m = 0; m < M; m++) {
-                const int8_t *four = values + m * BLOCK;
-                if (bits == 8) {
-                    first[m] = dot_signed(first[m], one, spread(four + 8 * v));
-                    first[m] = dot_signed(first[m], two, spread(four + 8 * v + 4));
-                } else if (group == BLOCK) {
-                    narrow_first[m] = dot(narrow_first[m], one, spread(four + 4 * v));
-                    narrow_first[m] = dot(narrow_first[m], two, spread(four + 16 + 4 * v));
-                } else {
-                    narrow_first[m] = dot(narrow_first[m], one, spread(four + 4 * v));
-                    narrow_second[m] = dot(narrow_second[m], two, spread(four + 16 + 4 * v));
+                const int8_t *four = values + m * BLOCK + (bits == 8 ? 8 : 4) * v;
+                vi low = spread(four);
+                for (int t = 0; t < T; t++) {
+                    if (bits == 8) first[t][m] = dot_signed(first[t][m], one[t], low);
+                    else narrow_first[t][m] = dot(narrow_first[t][m], one[t], low);
+                }
+                vi high = spread(four + (bits == 8 ? 4 : 16));
+                for (int t = 0; t < T; t++) {
+                    if (bits == 8) first[t][m] = dot_signed(first[t][m], two[t], high);
+                    else if (group == BLOCK) narrow_first[t][m] = dot(narrow_first[t][m], two[t], high);
+                    else narrow_second[t][m] = dot(narrow_second[t][m], two[t], high);
                 }
             }
             /* Before 16 bits overflow; where sums are wide, once at the end. */
             if (bits != 8 && (v == 3 || (!WIDE_SUMS && bits != 4 && v == 1))) {
-                for (int m = 0; m < M; m++) {
-                    first[m] += widened(narrow_first[m]);
-                    narrow_first[m] = (vi){};
-                    if (group != BLOCK) {
-                        second[m] += widened(narrow_second[m]);
-                        narrow_second[m] = (vi){};
+                for (int t = 0; t < T; t++)
+                    for (int m = 0; m < M; m++) {
+                        first[t][m] += widened(narrow_first[t][m]);
+                        narrow_first[t][m] = (vi){};
+                        if (group != BLOCK) {
+                            second[t][m] += widened(narrow_second[t][m]);
+                            narrow_second[t][m] = (vi){};
+                        }
                     }
-                }
             }
         }
-        vf scale = load_halves(data), scale_two = {}, minimum = {}, minimum_two = {};
-        if (group != BLOCK) scale_two = load_halves(data + 2 * NR);
-        if (has_min) minimum = load_halves(data + 2 * NR * scale_sets);
-        if (has_min && group != BLOCK) minimum_two = load_halves(data + 2 * NR * (scale_sets + 1));
-        for (int m = 0; m < M; m++) {
-            float sum = group == BLOCK ? of_sums[2 * m] + of_sums[2 * m + 1] : of_sums[2 * m];
-            sums[m] += __builtin_convertvector(first[m], vf) * (scale * of_x[m]);
-            if (group != BLOCK) sums[m] += __builtin_convertvector(second[m], vf) * (scale_two * of_x[m]);
-            if (has_min) {
-                sums[m] += minimum * sum;
-                if (group != BLOCK) sums[m] += minimum_two * of_sums[2 * m + 1];
-            } else if (zero) {
-                sums[m] -= scale * ((float)zero * sum);
-                if (group != BLOCK) sums[m] -= scale_two * ((float)zero * of_sums[2 * m + 1]);
+        for (int t = 0; t < T; t++) {
+            const uint8_t *scales = data + t * blocks * stride;
+            vf scale = load_halves(scales), scale_two = {}, minimum = {}, minimum_two = {};
+            if (group != BLOCK) scale_two = load_halves(scales + 2 * NR);
+            if (has_min) minimum = load_halves(scales + 2 * NR * scale_sets);
+            if (has_min && group != BLOCK) minimum_two = load_halves(scales + 2 * NR * (scale_sets + 1));
+            for (int m = 0; m < M; m++) {
+                float sum = group == BLOCK ? of_sums[2 * m] + of_sums[2 * m + 1] : of_sums[2 * m];
+                vf total = sums[t][m];
+                total += __builtin_convertvector(first[t][m], vf) * (scale * of_x[m]);
+                if (group != BLOCK) total += __builtin_convertvector(second[t][m], vf) * (scale_two * of_x[m]);
+                if (has_min) {
+                    total += minimum * sum;
+                    if (group != BLOCK) total += minimum_two * of_sums[2 * m + 1];
+                } else if (zero) {
+                    total -= scale * ((float)zero * sum);
+                    if (group != BLOCK) total -= scale_two * ((float)zero * of_sums[2 * m + 1]);
+                }
+                sums[t][m] = total;
             }
         }
     }
 }
 
 inline_always void multiply_rows(const Segment *s, int64_t tile, int64_t K, const Activations *x, int64_t row, int M,
-                                 int bits, int group, int has_min, int zero, void *y, int64_t N, int is_bf16,
+                                 int T, int bits, int group, int has_min, int zero, void *y, int64_t N, int is_bf16,
                                  const float *bias) {
-    vf sums[MAX_TILE_ROWS];
+    vf sums[MAX_TILES][MAX_TILE_ROWS];
     const uint8_t *data = s->data + tile * (K / BLOCK) * block_bytes(bits, group, has_min);
-    multiply_tile(data, K, x, row, M, bits, group, has_min, zero, sums);
-    int64_t first = s->first_row + tile * NR;
-    int64_t count = s->rows - tile * NR < NR ? s->rows - tile * NR : NR;
-    for (int m = 0; m < M; m++) {
-        float *out = (float *)y + (row + m) * N + first;
-        if (count == NR && !is_bf16 && !bias) { memcpy(out, &sums[m], sizeof sums[m]); continue; }
-        for (int i = 0; i < count; i++)
-            store_float(y, (row + m) * N + first + i, sums[m][i] + (bias ? bias[first + i] : 0.0f), is_bf16);
+    multiply_tiles(data, K, x, row, M, T, bits, group, has_min, zero, sums);
+    for (int t = 0; t < T; t++, tile++) {
+        int64_t first = s->first_row + tile * NR;
+        int64_t count = s->rows - tile * NR < NR ? s->rows - tile * NR : NR;
+        for (int m = 0; m < M; m++) {
+            float *out = (float *)y + (row + m) * N + first;
+            if (count == NR && !is_bf16 && !bias) { memcpy(out, &sums[t][m], sizeof sums[t][m]); continue; }
+            for (int i = 0; i < count; i++)
+                store_float(y, (row + m) * N + first + i, sums[t][m][i] + (bias ? bias[first + i] : 0.0f), is_bf16);
+        }
     }
 }
 
+/* Tiles tile .. end - 1, at most MAX_TILES. */
 #define KERNEL(name, bits, group, has_min, zero)                                                                     \
-    static void name(const Segment *s, int64_t tile, int64_t K, const Activations *x, int64_t from, int64_t to,      \
-                     void *y, int64_t N, int is_bf16, const float *bias) {                                           \
+    static void name(const Segment *s, int64_t tile, int64_t end, int64_t K, const Activations *x, int64_t from,     \
+                     int64_t to, void *y, int64_t N, int is_bf16, const float *bias) {                               \
         int64_t m = from;                                                                                            \
-        for (; m + 4 <= to; m += 4)                                                                                  \
-            multiply_rows(s, tile, K, x, m, 4, bits, group, has_min, zero, y, N, is_bf16, bias);                     \
-        for (; m + 2 <= to; m += 2)                                                                                  \
-            multiply_rows(s, tile, K, x, m, 2, bits, group, has_min, zero, y, N, is_bf16, bias);                     \
-        if (m < to) multiply_rows(s, tile, K, x, m, 1, bits, group, has_min, zero, y, N, is_bf16, bias);             \
+        if (end - tile == MAX_TILES)                                                                                 \
+            for (; m + 4 <= to; m += 4)                                                                              \
+                multiply_rows(s, tile, K, x, m, 4, MAX_TILES, bits, group, has_min, zero, y, N, is_bf16, bias);      \
+        for (int64_t rest = m; tile < end; tile++, m = rest) {                                                       \
+            for (; m + 4 <= to; m += 4)                                                                              \
+                multiply_rows(s, tile, K, x, m, 4, 1, bits, group, has_min, zero, y, N, is_bf16, bias);              \
+            for (; m + 2 <= to; m += 2)                                                                              \
+                multiply_rows(s, tile, K, x, m, 2, 1, bits, group, has_min, zero, y, N, is_bf16, bias);              \
+            if (m < to) multiply_rows(s, tile, K, x, m, 1, 1, bits, group, has_min, zero, y, N, is_bf16, bias);      \
+        }                                                                                                            \
     }
 
 KERNEL(four_plain, 4, 32, 0, 8)
@@ -341,7 +364,7 @@ KERNEL(five_min, 5, 32, 1, 0)
 KERNEL(six_plain, 6, 16, 0, 32)
 KERNEL(eight_plain, 8, 32, 0, 0)
 
-typedef void (*Kernel)(const Segment *, int64_t, int64_t, const Activations *, int64_t, int64_t, void *, int64_t, int,
+typedef void (*Kernel)(const Segment *, int64_t, int64_t, int64_t, const Activations *, int64_t, int64_t, void *, int64_t, int,
                        const float *);
 
 static Kernel kernel_of(const Segment *s) {
@@ -358,6 +381,8 @@ int64_t packed_bytes(int64_t rows, int64_t K, int32_t bits, int32_t group, int32
     return (rows + NR - 1) / NR * (K / BLOCK) * block_bytes(bits, group, has_min);
 }
 
+static int64_t pairs_of(const Segment *s) { return (s->rows + MAX_TILES * NR - 1) / (MAX_TILES * NR); }
+
 /* y [M][N] = x [M][K] W^T + bias. Returns 0, or 1 where there was no memory for the rounded activations. */
 int linear(const Segment *segments, int64_t num_segments, const void *x, int64_t M, int64_t K, void *y, int64_t N,
            int is_bf16, const float *bias, int threads) {
@@ -371,9 +396,9 @@ int linear(const Segment *segments, int64_t num_segments, const void *x, int64_t
         if (!memory) return 1;
     }
     Activations rounded = {(int8_t *)memory, (float *)(memory + values), (float *)(memory + values) + M * K / BLOCK};
-    int64_t tiles = 0;
-    for (int64_t i = 0; i < num_segments; i++) tiles += (segments[i].rows + NR - 1) / NR;
-    const int is_large = M * K * tiles * NR > 65536;
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < num_segments; i++) pairs += pairs_of(&segments[i]);
+    const int is_large = M * K * pairs * MAX_TILES * NR > 65536;
     if (M <= 4)
         for (int64_t m = 0; m < M; m++) round_row(x, m, M, K, is_bf16, &rounded);
 #pragma omp parallel num_threads(threads) if (is_large)
@@ -385,11 +410,12 @@ int linear(const Segment *segments, int64_t num_segments, const void *x, int64_t
         for (int64_t from = 0; from < M; from += ROWS_AT_ONCE) {
             int64_t to = from + ROWS_AT_ONCE < M ? from + ROWS_AT_ONCE : M;
 #pragma omp for schedule(static) nowait
-            for (int64_t t = 0; t < tiles; t++) {
+            for (int64_t p = 0; p < pairs; p++) {
                 const Segment *s = segments;
-                int64_t tile = t;
-                while (tile >= (s->rows + NR - 1) / NR) tile -= (s++->rows + NR - 1) / NR;
-                kernel_of(s)(s, tile, K, &rounded, from, to, y, N, is_bf16, bias);
+                int64_t pair = p;
+                while (pair >= pairs_of(s)) pair -= pairs_of(s++);
+                int64_t tile = pair * MAX_TILES, end = tile + MAX_TILES, tiles = (s->rows + NR - 1) / NR;
+                kernel_of(s)(s, tile, end < tiles ? end : tiles, K, &rounded, from, to, y, N, is_bf16, bias);
             }
         }
     }
