@@ -20,6 +20,8 @@ class Chains:
         self.lengths = np.zeros(len(requests), dtype=np.int64)
         self._sureness = np.ones(len(requests))
         self._probs: list[list[torch.Tensor]] = [[] for _ in requests]
+        self._confidence: list[list[float]] = [[] for _ in requests]
+        """Of chains that are not drawn, where the host wants to know."""
         self.active = np.arange(len(requests))
         """Chains that go on."""
 
@@ -39,7 +41,8 @@ class Chains:
         if self.lengths[index] == 0:
             return None
         token_ids: list[int] = self._tokens[index, : self.lengths[index]].tolist()
-        return Draft(token_ids, probs=torch.stack(self._probs[index]) if self._probs[index] else None)
+        probs = torch.stack(self._probs[index]) if self._probs[index] else None
+        return Draft(token_ids, probs=probs, confidence=self._confidence[index] or None)
 
     def extend(
         self,
@@ -62,8 +65,10 @@ class Chains:
             int64: which rows of `logits` belong to the chains that go on.
         """
         rows = np.arange(len(self.active))
-        if stop_below > 0:
+        highest = np.ones(len(self.active))
+        if stop_below > 0 or setup.wants_confidence:
             highest = (logits.amax(-1).float() - logits.float().logsumexp(-1)).exp().cpu().numpy()
+        if stop_below > 0:
             self._sureness[self.active] *= highest
             rows = np.flatnonzero(self._sureness[self.active] >= stop_below)
             self.active = self.active[rows]
@@ -75,6 +80,10 @@ class Chains:
         self.lengths[self.active] += 1
         for place, row in probs.items():
             self._probs[self.active[place]].append(row)
+        if setup.wants_confidence:
+            for place, (index, own) in enumerate(zip(self.active.tolist(), highest[rows].tolist(), strict=True)):
+                if place not in probs:
+                    self._confidence[index].append(min(own, 1.0))
         goes_on = self.lengths[self.active] < self._limits[self.active]
         self.active = self.active[goes_on]
         return rows[goes_on]

@@ -49,7 +49,7 @@ class DraftModelDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = DraftModelOptions
-    capabilities = DraftCapabilities(probabilities=True, kv_cache=True)
+    capabilities = DraftCapabilities(probabilities=True, confidence=True, kv_cache=True)
     options: DraftModelOptions
 
     @classmethod

@@ -160,6 +160,8 @@ class DraftSetup:
     most likely token where the temperature is 0. Penalties and biases stay out: acceptance makes up for them."""
     draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor] = _without_host
     """Such probabilities [N, vocab_size] and float64 [N] uniforms -> int64 [N] tokens, none of probability 0."""
+    wants_confidence: bool = False
+    """Whether `Draft.confidence` will be looked at; where it takes time to know, leave it out otherwise."""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def _load_drafter(
         create_context=create_context,
         distributions=draft_distributions,
         draw=draft_draw,
+        wants_confidence=drafter.length == "confidence",
     )
     with torch.inference_mode():
         worker: DraftWorker = plugins.create(drafter.component, setup)

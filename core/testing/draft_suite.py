@@ -88,6 +88,7 @@ class DraftWorkerSuite:
             num_layers=self.num_layers,
             distributions=draft_distributions,
             draw=draft_draw,
+            wants_confidence=self.worker_class.capabilities.confidence,
         )
 
     def create(self) -> DraftWorker:
@@ -217,9 +218,15 @@ class DraftWorkerSuite:
             assert len(draft.parents) == count
             assert all(-1 <= parent < i for i, parent in enumerate(draft.parents)), "parents come before children"
         assert self.worker_class.capabilities.trees or not draft.is_tree, "a tree, but `trees` is not declared"
+        declares = self.worker_class.capabilities
+        if draft.confidence is not None:
+            assert declares.confidence, "confidence, but `confidence` is not declared"
+            assert len(draft.confidence) == count
+            assert all(0 <= confidence <= 1 for confidence in draft.confidence)
         if draft.probs is None:
+            assert draft.confidence is not None or not declares.confidence, "`confidence` is declared, but not given"
             return
-        assert self.worker_class.capabilities.probabilities, "probs, but `probabilities` is not declared"
+        assert declares.probabilities, "probs, but `probabilities` is not declared"
         assert draft.probs.shape == (count, self.vocab_size)
         assert draft.probs.dtype == torch.float32
         assert bool((draft.probs >= 0).all())

@@ -62,7 +62,12 @@ class EagleDrafter(DraftWorker):
     contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = EagleOptions
     capabilities = DraftCapabilities(
-        trees=True, probabilities=True, needs_hidden_states=True, kv_cache=True, reads_next_token=True
+        trees=True,
+        probabilities=True,
+        needs_hidden_states=True,
+        confidence=True,
+        kv_cache=True,
+        reads_next_token=True,
     )
     options: EagleOptions
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dovetail.contracts.speculation import Draft
@@ -22,7 +24,7 @@ class GrowingTree:
 
     def add_children(self, parent: int, tokens: list[int], log_probs: list[float]) -> None:
         """Children of a node, -1 for those of the last known token."""
-        score = self._scores[parent] if parent >= 0 else 0.0
+        score = self._score_of(parent)
         depth = self.depths[parent] + 1 if parent >= 0 else 1
         self.tokens += tokens
         self.depths += [depth] * len(tokens)
@@ -58,4 +60,8 @@ class GrowingTree:
         best.sort()
         places = {node: place for place, node in enumerate(best)} | {-1: -1}
         parents = [places[self._parents[node]] for node in best]
-        return Draft([self.tokens[node] for node in best], parents)
+        confidence = [min(1.0, math.exp(self._scores[node] - self._score_of(self._parents[node]))) for node in best]
+        return Draft([self.tokens[node] for node in best], parents, confidence=confidence)
+
+    def _score_of(self, node: int) -> float:
+        return self._scores[node] if node >= 0 else 0.0

@@ -46,7 +46,7 @@ class MedusaDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = MedusaOptions
-    capabilities = DraftCapabilities(trees=True, needs_hidden_states=True)
+    capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True)
     options: MedusaOptions
 
     @classmethod
@@ -98,31 +98,39 @@ class MedusaDrafter(DraftWorker):
         rows = torch.tensor([int(batch.requests[i].hidden_rows[-1]) for i in wanting], device=self.setup.device)
         longest = max(batch.requests[i].max_drafts for i in wanting)
         num_heads = 1 + max(self._tree.heads[:longest])
-        candidates = self._candidates(batch.hidden_states[rows], num_heads).tolist()
-        for i, of_heads in zip(wanting, candidates, strict=True):
-            drafts[i] = self._draft(of_heads, batch.requests[i].max_drafts)
+        logits = self._logits(batch.hidden_states[rows], num_heads)
+        count = self._tree.num_candidates
+        # On a CPU max takes a fraction of the time of topk.
+        best = logits.max(-1, keepdim=True) if count == 1 else logits.topk(count)
+        candidates = best.indices.transpose(0, 1).tolist()
+        shares: list[Any] = [None] * len(wanting)
+        if self.setup.wants_confidence:
+            shares = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().transpose(0, 1).tolist()
+        for i, of_heads, share in zip(wanting, candidates, shares, strict=True):
+            drafts[i] = self._draft(of_heads, share, batch.requests[i].max_drafts)
         return drafts
 
-    def _draft(self, candidates: Sequence[Sequence[int]], max_drafts: int) -> Draft:
+    def _draft(
+        self, candidates: Sequence[Sequence[int]], shares: Sequence[Sequence[float]] | None, max_drafts: int
+    ) -> Draft:
+        """Its nodes from the candidates of each head, and their probabilities there, which no token in between bears
+        on."""
         tree = self._tree
-        nodes = zip(tree.heads[:max_drafts], tree.ranks[:max_drafts], strict=True)
+        nodes = list(zip(tree.heads[:max_drafts], tree.ranks[:max_drafts], strict=True))
         tokens = [candidates[head][rank] for head, rank in nodes]
-        return Draft(tokens, None if tree.is_chain else tree.parents[:max_drafts])
+        confidence = None if shares is None else [min(1.0, shares[head][rank]) for head, rank in nodes]
+        return Draft(tokens, None if tree.is_chain else tree.parents[:max_drafts], confidence=confidence)
 
-    def _candidates(self, hidden: Tensor, num_heads: int) -> Tensor:
-        """The best tokens of the first heads, best first: [N, hidden_size] -> int64 [N, num_heads, num_candidates]."""
+    def _logits(self, hidden: Tensor, num_heads: int) -> Tensor:
+        """What the first heads say: [N, hidden_size] -> [num_heads, N, vocab_size]."""
         weights = self._weights
         x = hidden.to(self.setup.dtype).expand(num_heads, *hidden.shape)
         for matrix, bias in zip(weights.blocks, weights.biases, strict=True):
             x = x + torch.nn.functional.silu(torch.baddbmm(bias[:num_heads], x, matrix[:num_heads]))
         if weights.unembed is None:
-            logits = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).view(*x.shape[:2], -1)
-        else:
-            logits = torch.bmm(x, weights.unembed[:num_heads])
-        count = self._tree.num_candidates
-        # On a CPU max takes a fraction of the time of topk.
-        best = logits.max(-1, keepdim=True).indices if count == 1 else logits.topk(count).indices
-        return best.transpose(0, 1)
+            shared: Tensor = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).view(*x.shape[:2], -1)
+            return shared
+        return torch.bmm(x, weights.unembed[:num_heads])
 
 
 def _folder(options: MedusaOptions, hidden_size: int, vocab_size: int) -> Path:

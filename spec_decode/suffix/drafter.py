@@ -51,7 +51,7 @@ class SuffixDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = SuffixOptions
-    capabilities = DraftCapabilities(trees=True)
+    capabilities = DraftCapabilities(trees=True, confidence=True)
     options: SuffixOptions
 
     @classmethod
@@ -89,7 +89,7 @@ class SuffixDrafter(DraftWorker):
                 guess = other
         if guess is None:
             return None
-        return Draft(guess.token_ids, guess.parents if self.options.tree else None)
+        return Draft(guess.token_ids, guess.parents if self.options.tree else None, confidence=guess.confidence())
 
     def _own_ends(self, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
         """Indices after the latest earlier occurrences of the last token, or pair of tokens, ascending."""

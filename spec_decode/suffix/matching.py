@@ -26,10 +26,17 @@ class Guess:
 
     token_ids: list[int]
     parents: list[int]
+    probs: list[float]
+    """How likely each node is to be right, those before it included, if what follows is distributed as before."""
     score: float
-    """How many of the nodes will be right, if what follows is distributed as it was before."""
+    """Their sum: how many of the nodes will be right."""
     place: int
     """Index, in the text, of the token after the latest of the occurrences that the guess was read from."""
+
+    def confidence(self) -> list[float]:
+        """How likely each node is to be right if the one before it is."""
+        before = [1.0 if parent < 0 else self.probs[parent] for parent in self.parents]
+        return [min(1.0, own / given) for own, given in zip(self.probs, before, strict=True)]
 
 
 def padded(tokens: NDArray[np.int32], before: int, after: int) -> NDArray[np.int32]:
@@ -88,16 +95,20 @@ def best_guess(
             break
         chosen = ends[lengths >= length][-MAX_COUNTED:]
         follows = text[chosen[:, None] + np.arange(budget)].tolist()
-        token_ids, parents, score = (grow if tree else chain)(follows, budget, min_prob)
+        token_ids, parents, probs = (grow if tree else chain)(follows, budget, min_prob)
+        score = sum(probs)
         if token_ids and (best is None or score > best.score):
-            best = Guess(token_ids, parents, score, int(chosen[-1]))
+            best = Guess(token_ids, parents, probs, score, int(chosen[-1]))
     return best
 
 
-def chain(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> tuple[list[int], list[int], float]:
-    """The most likely continuation, token by token, its parents, and the sum of its probabilities; see `grow`."""
+def chain(
+    follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float
+) -> tuple[list[int], list[int], list[float]]:
+    """The most likely continuation, token by token, its parents, and its probabilities; see `grow`."""
     token_ids: list[int] = []
-    score, prob = 0.0, 1.0
+    probs: list[float] = []
+    prob = 1.0
     rows = follows
     while len(token_ids) < max_nodes and prob >= min_prob:
         place = len(token_ids)
@@ -105,7 +116,7 @@ def chain(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> 
             rest = rows[0][place:]
             rest = rest[: rest.index(NOTHING)] if NOTHING in rest else rest
             token_ids += rest
-            score += prob * len(rest)
+            probs += [prob] * len(rest)
             break
         following = [row[place] for row in rows]
         counts: dict[int, int] = {}
@@ -121,12 +132,12 @@ def chain(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> 
             break
         rows = [row for row, follower in zip(rows, following, strict=True) if follower == token]
         token_ids.append(token)
-        score += prob
-    return token_ids, list(range(-1, len(token_ids) - 1)), score
+        probs.append(prob)
+    return token_ids, list(range(-1, len(token_ids) - 1)), probs
 
 
-def grow(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> tuple[list[int], list[int], float]:
-    """The tree of the most likely continuations, and the sum of their probabilities.
+def grow(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> tuple[list[int], list[int], list[float]]:
+    """The tree of the most likely continuations, its parents, and its probabilities.
 
     `follows` has one row per occurrence, oldest first; a row ends where it says `NOTHING`. A token's probability is the
     share of the occurrences of what precedes it that go on with it, times that of its parent; of equally likely
@@ -134,7 +145,7 @@ def grow(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> t
     """
     token_ids: list[int] = []
     parents: list[int] = []
-    score = 0.0
+    probs: list[float] = []
     order = itertools.count()
     waiting: list[tuple[float, int, int, int, int, list[Sequence[int]]]] = []
 
@@ -155,6 +166,6 @@ def grow(follows: Sequence[Sequence[int]], max_nodes: int, min_prob: float) -> t
         negative, _, parent, depth, token, rows = heapq.heappop(waiting)
         token_ids.append(token)
         parents.append(parent)
-        score -= negative
+        probs.append(-negative)
         offer(len(token_ids) - 1, depth + 1, -negative, rows)
-    return token_ids, parents, score
+    return token_ids, parents, probs

@@ -49,7 +49,8 @@ class Logged(DraftModelDrafter):
         with self.options.log.open("a") as file:
             for request, draft in zip(batch.requests, drafts):
                 if draft is not None:
-                    print(json.dumps([request.token_ids.tolist(), list(draft.token_ids)]), file=file)
+                    entry = request.token_ids.tolist(), list(draft.token_ids), draft.confidence
+                    print(json.dumps(entry), file=file)
         return drafts
 
 
@@ -153,8 +154,32 @@ def test_drafts_are_what_transformers_says_of_the_draft_model(
     llm.generate(pair.prompts[:6], PARAMS)
     rounds = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(rounds) > 20
-    for known, drafted in rounds:
+    for known, drafted, confidence in rounds:
         assert drafted == greedy(pair.draft_model, known, len(drafted))
+        assert confidence is None
+
+
+def test_its_confidence_is_the_draft_models_probability(
+    pair: Pair, make_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    options = {"log": str(tmp_path / "log"), "length": "confidence", "min_confidence": 0.05}
+    outputs = make_llm(pair.draft, name=f"{pair.plugins}:Logged", options=options).generate(pair.prompts[:6], PARAMS)
+    assert tokens_of(outputs) == pair.answers[:6]
+    for line in (tmp_path / "log").read_text().splitlines():
+        known, drafted, confidence = json.loads(line)
+        logits = pair.draft_model(torch.tensor([known + drafted])).logits[0, len(known) - 1 : -1]
+        own = logits.softmax(-1).gather(1, torch.tensor(drafted)[:, None])[:, 0]
+        assert confidence == pytest.approx(own.tolist(), rel=1e-3)
+
+
+def test_an_unsure_draft_is_verified_in_part(pair: Pair, make_llm: Callable[..., LLM]) -> None:
+    counts = []
+    for threshold in (0.0, 0.02, 1.0):
+        llm = make_llm(pair.draft, options={"length": "confidence", "min_confidence": threshold})
+        outputs = llm.generate(pair.prompts, PARAMS)
+        assert tokens_of(outputs) == pair.answers
+        counts.append(sum(output.metrics.num_drafted for output in outputs))
+    assert counts[0] > counts[1] > counts[2]
 
 
 @pytest.mark.parametrize("params", [PARAMS, SAMPLED], ids=["greedy", "sampled"])

@@ -111,7 +111,7 @@ def test_match_lengths(tokens: list[int], width: int) -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_trees_hold_the_most_likely_prefixes(rows: list[list[int]], count: int) -> None:
-    tokens, parents, score = grow(rows, count, 0.0)
+    tokens, parents, probs = grow(rows, count, 0.0)
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -119,7 +119,16 @@ def test_trees_hold_the_most_likely_prefixes(rows: list[list[int]], count: int) 
     best = sorted(prefixes.values(), reverse=True)[:count]
     assert [prefixes[path] for path in paths] == best
     assert len(set(paths)) == len(paths)
-    assert score == pytest.approx(sum(best) / len(rows))
+    assert probs == pytest.approx([number / len(rows) for number in best])
+
+
+def test_confidence_is_the_share_of_places_that_went_on_so() -> None:
+    # After 1 2 came 3 three times of four, and after that 4 twice of three, then 5 always.
+    text = [1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 6, 7, 0, 1, 2, 8, 9, 7, 0, 1, 2]
+    (draft,) = create(max_spec_factor=2.0, max_match=2).propose(DraftBatch([request(text, 3)], None))
+    assert draft is not None
+    assert list(draft.token_ids) == [3, 4, 5]
+    assert draft.confidence == pytest.approx([3 / 4, 2 / 3, 1])
 
 
 def test_longer_matches_give_longer_guesses() -> None:
