@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 HELD_OUT = 0.06
@@ -79,6 +79,11 @@ def loss_vocabulary(conversations: Sequence[Conversation], target: Target, size:
     place[token_ids] = torch.arange(len(token_ids))
     coverage = float(counts[token_ids].sum() / counts.sum())
     return LossVocabulary(token_ids, place, target.unembed[token_ids].contiguous(), coverage)
+
+
+def save_vocabulary(vocabulary: LossVocabulary, folder: Path) -> None:
+    """The tokens that the heads have learned to guess, as the drafters read them."""
+    save_file({"token_ids": vocabulary.token_ids.int()}, folder / "draft_vocabulary.safetensors")
 
 
 @dataclass(frozen=True)

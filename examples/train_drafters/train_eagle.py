@@ -5,7 +5,8 @@
 Li et al. 2024 (arXiv 2401.15077): one Llama layer over fc(cat(embed(token i + 1), state i)) predicts state i + 1, from
 which the target's own unembedding reads token i + 2. States are the target's last hidden states after the final norm.
 The second pass of each step takes the head's own predictions as input, as they are from the second draft on (Zhang et
-al. 2024, arXiv 2408.15766). Writes config.json (the `speculators` format) and model.safetensors (bfloat16).
+al. 2024, arXiv 2408.15766). Writes config.json (the `speculators` format), model.safetensors (bfloat16) and
+draft_vocabulary.safetensors.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from data import (
     load_conversations,
     load_target,
     loss_vocabulary,
+    save_vocabulary,
 )
 from safetensors.torch import save_file
 from torch import Tensor
@@ -184,9 +186,11 @@ def train(
 
 
 @torch.inference_mode()
-def accuracies(head: Head, conversations: Sequence[Conversation], target: Target) -> list[float]:
+def accuracies(
+    head: Head, conversations: Sequence[Conversation], target: Target, vocabulary: LossVocabulary
+) -> list[float]:
     """How often draft 1, 2, ... is right where all before it were: each is made with the head's own states since the
-    last known token, whole vocabulary."""
+    last known token."""
     hits, counts = [0] * DEPTH, [0] * DEPTH
     for conversation in conversations:
         batch = collate([conversation], target)
@@ -194,7 +198,7 @@ def accuracies(head: Head, conversations: Sequence[Conversation], target: Target
         right = batch.wanted[0].clone()
         for depth in range(DEPTH):
             predicted = head(batch.embedded, given)
-            found = (predicted[0] @ target.unembed.T).argmax(-1)
+            found = vocabulary.token_ids[(predicted[0] @ vocabulary.unembed.T).argmax(-1)]
             counts[depth] += int(right.sum())
             right = right & (found == batch.next_ids[0])
             hits[depth] += int(right.sum())
@@ -287,8 +291,9 @@ def main() -> None:
     shape = read_shape(config)
     head = Head(shape)
     losses = train(head, conversations, target, vocabulary, arguments)
-    found = accuracies(head, held_out, target)
+    found = accuracies(head, held_out, target, vocabulary)
     save(head, arguments.out, layer_config(shape, config), arguments.base_model)
+    save_vocabulary(vocabulary, arguments.out)
     num_tokens = sum(len(c.token_ids) - c.num_prompt_tokens for c in conversations)
     figures = {
         "answers": len(conversations),

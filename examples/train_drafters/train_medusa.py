@@ -3,7 +3,8 @@
     python examples/train_drafters/train_medusa.py --data data --out heads [--heads 4] [--epochs 4]
 
 Residual blocks only: every head shares the target's unembedding. Head k learns from the state that predicted token i
-what token i + 1 + k will be. Writes config.json, medusa_lm_head.safetensors (bfloat16) and target.safetensors.
+what token i + 1 + k will be. Writes config.json, medusa_lm_head.safetensors (bfloat16),
+draft_vocabulary.safetensors and target.safetensors.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from data import (
     load_conversations,
     load_target,
     loss_vocabulary,
+    save_vocabulary,
 )
 from safetensors.torch import save_file
 from torch import Tensor
@@ -120,8 +122,8 @@ def train(
 
 
 @torch.inference_mode()
-def accuracies(heads: Heads, conversations: Sequence[Conversation], target: Target) -> list[list[float]]:
-    """Per head, how often its candidate of rank 1, 2, ... is right, over the whole vocabulary."""
+def accuracies(heads: Heads, conversations: Sequence[Conversation], vocabulary: LossVocabulary) -> list[list[float]]:
+    """Per head, how often its candidate of rank 1, 2, ... is right."""
     hits = torch.zeros(len(heads.weight), TOP)
     counts = torch.zeros(len(heads.weight), 1)
     for conversation in conversations:
@@ -130,8 +132,8 @@ def accuracies(heads: Heads, conversations: Sequence[Conversation], target: Targ
             ahead = head + 1
             if len(hidden) <= ahead:
                 continue
-            best = (heads(hidden[:-ahead].float(), head) @ target.unembed.T).topk(TOP).indices
-            hits[head] += (best == tokens[ahead:, None]).sum(0)
+            best = (heads(hidden[:-ahead].float(), head) @ vocabulary.unembed.T).topk(TOP).indices
+            hits[head] += (vocabulary.token_ids[best] == tokens[ahead:, None]).sum(0)
             counts[head] += len(best)
     return (hits / counts).tolist()
 
@@ -186,10 +188,11 @@ def main() -> None:
     )
     heads = Heads(arguments.heads, arguments.layers, target.embed.shape[1])
     losses = train(heads, conversations, vocabulary, arguments)
-    found = accuracies(heads, held_out, target)
+    found = accuracies(heads, held_out, vocabulary)
     for head, ranks in enumerate(found):
         print(f"head {head}: top-1 {ranks[0]:.3f}, top-3 {sum(ranks[:3]):.3f}, top-10 {sum(ranks):.3f}")
     save(heads, target, found, arguments.out, arguments.base_model)
+    save_vocabulary(vocabulary, arguments.out)
     minutes = (time.perf_counter() - started) / 60
     print(
         json.dumps(

@@ -26,6 +26,7 @@ from dovetail.contracts.speculation import (
 from dovetail.nn import Attention
 from dovetail.nn.hf_config import head_size, num_kv_heads
 from dovetail.spec_decode.chains import Chains
+from dovetail.spec_decode.draft_vocabulary import load_draft_vocabulary
 from dovetail.spec_decode.eagle.files import HeadConfig, read_config, tensor_names
 from dovetail.spec_decode.eagle.head import EagleHead, load_head
 from dovetail.spec_decode.eagle.trees import GrowingTree
@@ -128,6 +129,10 @@ class EagleDrafter(DraftWorker):
         self._head: EagleHead = load_head(context, _with_layers(read_config(directory), setup.num_layers), directory)
         self._layers = context.attention_layers
         self._reads_layers = self._head.config.version == 3
+        self._vocabulary = load_draft_vocabulary(directory, setup) if self._head.lm_head is None else None
+        own = self._head.target_ids if self._vocabulary is None else self._vocabulary.token_ids
+        self._target_ids: torch.Tensor | None = own
+        """int64: the target's id of each token that the head guesses; None: the same ids."""
 
     def attention_layers(self) -> Sequence[Attention]:
         return self._layers
@@ -185,7 +190,7 @@ class EagleDrafter(DraftWorker):
         chains = Chains(requests, [request.max_drafts for request in requests])
         while True:
             logits = self._logits(outputs)
-            rows = chains.extend(self.setup, logits, self.options.stop_below, self._head.target_ids)
+            rows = chains.extend(self.setup, logits, self.options.stop_below, self._target_ids)
             if not len(rows):
                 return [chains.draft(i) for i in range(len(requests))]
             active = chains.active_requests
@@ -230,7 +235,7 @@ class EagleDrafter(DraftWorker):
         """Gives each of `nodes` its likeliest children; row i of `outputs` came of the i-th."""
         log_probs = self._logits(outputs).float().log_softmax(-1)
         top = log_probs.topk(min(self.options.top_k, log_probs.shape[1]), dim=-1)
-        ids = top.indices if self._head.target_ids is None else self._head.target_ids[top.indices]
+        ids = top.indices if self._target_ids is None else self._target_ids[top.indices]
         for (tree, node), tokens, scores in zip(nodes, ids.tolist(), top.values.tolist(), strict=True):
             tree.add_children(node, tokens, scores)
 
@@ -257,6 +262,8 @@ class EagleDrafter(DraftWorker):
 
     def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
         lm_head = self._head.lm_head
+        if self._vocabulary is not None:
+            return self._vocabulary.logits(outputs)
         logits: torch.Tensor = self.setup.compute_logits(outputs) if lm_head is None else lm_head(outputs)
         return logits
 

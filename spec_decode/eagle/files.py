@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dovetail.contracts.errors import ModelError
+from dovetail.spec_decode import draft_vocabulary
 
 _LLAMA_DEFAULTS: dict[str, Any] = {
     "hidden_size": 4096,
@@ -103,7 +104,7 @@ def _head_config(config: Mapping[str, Any], layer: Mapping[str, Any], is_third: 
 
 def tensor_names(directory: Path) -> frozenset[str]:
     """Names of the head's tensors, in the one spelling. Reads no data of safetensors files."""
-    files = sorted(directory.glob("*.safetensors"))
+    files = _weight_files(directory)
     if not files:
         return frozenset(name for name, _ in read_tensors(directory))
     names: list[str] = []
@@ -115,7 +116,7 @@ def tensor_names(directory: Path) -> frozenset[str]:
 
 def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The head's tensors, in the one spelling. Raises `ModelError` for files that are missing or damaged."""
-    files = sorted(directory.glob("*.safetensors"))
+    files = _weight_files(directory)
     for path in files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - the handle is no mapping
@@ -131,6 +132,10 @@ def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
         raise ModelError(f"{path} cannot be read as plain tensors: {error}") from error
     for name, tensor in tensors.items():
         yield from _wanted(name, tensor)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("*.safetensors") if path.name != draft_vocabulary.FILE)
 
 
 def _wanted(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -24,6 +24,7 @@ from dovetail.contracts.speculation import (
     DraftWorker,
     SpeculationNeed,
 )
+from dovetail.spec_decode.draft_vocabulary import load_draft_vocabulary
 from dovetail.spec_decode.medusa.bundled import check_target, find_bundled
 from dovetail.spec_decode.medusa.format import HeadsLayout, load_weights, read_layout
 from dovetail.spec_decode.medusa.tree import DraftTree, best_tree, chain, from_paths
@@ -86,6 +87,7 @@ class MedusaDrafter(DraftWorker):
         except ValueError as error:
             raise ModelError(f"{folder}: {error}") from error
         self._weights = load_weights(layout, setup.device, setup.dtype)
+        self._vocabulary = None if layout.has_unembedding else load_draft_vocabulary(folder, setup)
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
@@ -102,7 +104,8 @@ class MedusaDrafter(DraftWorker):
         count = self._tree.num_candidates
         # On a CPU max takes a fraction of the time of topk.
         best = logits.max(-1, keepdim=True) if count == 1 else logits.topk(count)
-        candidates = best.indices.transpose(0, 1).tolist()
+        ids = best.indices if self._vocabulary is None else self._vocabulary.token_ids[best.indices]
+        candidates = ids.transpose(0, 1).tolist()
         shares: list[Any] = [None] * len(wanting)
         if self.setup.wants_confidence:
             shares = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().transpose(0, 1).tolist()
@@ -122,15 +125,17 @@ class MedusaDrafter(DraftWorker):
         return Draft(tokens, None if tree.is_chain else tree.parents[:max_drafts], confidence=confidence)
 
     def _logits(self, hidden: Tensor, num_heads: int) -> Tensor:
-        """What the first heads say: [N, hidden_size] -> [num_heads, N, vocab_size]."""
+        """What the first heads say of the tokens they guess: [N, hidden_size] -> [num_heads, N, tokens]."""
         weights = self._weights
         x = hidden.to(self.setup.dtype).expand(num_heads, *hidden.shape)
         for matrix, bias in zip(weights.blocks, weights.biases, strict=True):
             x = x + torch.nn.functional.silu(torch.baddbmm(bias[:num_heads], x, matrix[:num_heads]))
-        if weights.unembed is None:
-            shared: Tensor = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).view(*x.shape[:2], -1)
-            return shared
-        return torch.bmm(x, weights.unembed[:num_heads])
+        if weights.unembed is not None:
+            return torch.bmm(x, weights.unembed[:num_heads])
+        if self._vocabulary is not None:
+            return self._vocabulary.logits(x)
+        shared: Tensor = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).view(*x.shape[:2], -1)
+        return shared
 
 
 def _folder(options: MedusaOptions, hidden_size: int, vocab_size: int) -> Path:

@@ -17,6 +17,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import DraftBatch, DraftRequest, DraftSetup, SpeculationNeed
+from dovetail.spec_decode.draft_vocabulary import FILE
 from dovetail.spec_decode.medusa.drafter import MedusaDrafter, MedusaOptions
 from dovetail.spec_decode.medusa.format import read_layout
 from dovetail.testing.draft_suite import DraftWorkerSuite
@@ -236,3 +237,35 @@ def test_without_a_path_only_known_targets_are_served() -> None:
     reasons = MedusaDrafter.check(NEED, MedusaOptions(), ENVIRONMENT)
     assert len(reasons) == 1
     assert "no heads come with Dovetail for a target with hidden size 8" in reasons[0]
+
+
+def test_a_draft_vocabulary_leaves_only_its_own_tokens(tmp_path: Path) -> None:
+    tensors = head_tensors()
+    folder = write(tmp_path, tensors)
+    allowed = [3, 7, 20, 41]
+    save_file({"token_ids": torch.tensor(allowed, dtype=torch.int32)}, folder / FILE)
+    worker = create(folder)
+    hidden = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5))
+    expected = [
+        next(token for token in ranked if token in allowed)
+        for ranked in expected_candidates(tensors, worker.setup, hidden[0])
+    ]
+    assert list(propose(worker, hidden).token_ids) == expected
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"ids": torch.tensor([1])},
+        {"token_ids": torch.tensor([1, VOCAB])},
+        {"token_ids": torch.tensor([-1])},
+        {"token_ids": torch.tensor([1.0])},
+        {"token_ids": torch.empty(0, dtype=torch.int32)},
+    ],
+    ids=["another name", "too high", "negative", "no integers", "empty"],
+)
+def test_a_bad_draft_vocabulary_is_refused(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    folder = write(tmp_path, head_tensors())
+    save_file(tensors, folder / FILE)
+    with pytest.raises(ModelError, match="token_ids"):
+        create(folder)

@@ -74,7 +74,7 @@ def test_the_bundled_heads_serve_the_embedded_model(embedded_model: dict[str, An
     chats = [f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n" for prompt in prompts]
     outputs = generate({"drafters": {"heads": {"name": "medusa", "length": "fixed"}}}, chats, 80, **embedded_model)
     assert all(output.metrics.drafter_error is None for output in outputs)
-    assert tokens_per_step(outputs) > 1.3
+    assert tokens_per_step(outputs) > 1.15
 
 
 @bundled

@@ -1,0 +1,59 @@
+"""Guessing among a target's frequent tokens only.
+
+Reading the whole unembedding is most of what a small head costs, and nearly all text consists of a few thousand tokens
+(FR-Spec, Zhao et al. 2025, arXiv 2502.14856). A folder of heads may hold `draft_vocabulary.safetensors` with the int32
+tensor `token_ids`: the tokens that its heads guess. Other tokens are never guessed, which costs speed and no quality.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.speculation import DraftSetup
+
+FILE = "draft_vocabulary.safetensors"
+_ROWS_AT_ONCE = 64
+
+
+class DraftVocabulary:
+    """Some of the target's tokens, and the target's unembedding of them."""
+
+    def __init__(self, token_ids: Tensor, setup: DraftSetup):
+        self.token_ids = token_ids.to(setup.device, torch.int64)
+        """int64 [v]: the target's ids."""
+        self._weight = _unembedding(self.token_ids, setup)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., hidden_size], ready for the target's unembedding -> [..., v]."""
+        return torch.nn.functional.linear(states, self._weight)
+
+
+def load_draft_vocabulary(folder: Path, setup: DraftSetup) -> DraftVocabulary | None:
+    """The vocabulary of a folder of heads; None: it has none of its own. Raises `ModelError` for a file that cannot be
+    read or names tokens that the target does not have."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        token_ids = load_file(path)["token_ids"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise ModelError(f"{path} holds no tensor token_ids that can be read ({error}); copy it again") from error
+    is_list = token_ids.dim() == 1 and len(token_ids) > 0 and not token_ids.is_floating_point()
+    if not is_list or int(token_ids.min()) < 0 or int(token_ids.max()) >= setup.vocab_size:
+        raise ModelError(f"{path}: token_ids must be a list of ids below {setup.vocab_size}, the target's vocabulary")
+    return DraftVocabulary(token_ids, setup)
+
+
+@torch.inference_mode()
+def _unembedding(token_ids: Tensor, setup: DraftSetup) -> Tensor:
+    """[v, hidden_size] in the setup's dtype: the logits of unit vectors, since a target hands out no weights."""
+    units = torch.eye(setup.hidden_size, dtype=setup.dtype, device=setup.device)
+    starts = range(0, len(units), _ROWS_AT_ONCE)
+    columns = [setup.compute_logits(units[start : start + _ROWS_AT_ONCE])[:, token_ids] for start in starts]
+    return torch.cat(columns).to(setup.dtype).T.contiguous()
