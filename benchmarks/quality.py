@@ -200,7 +200,7 @@ def preface(arguments: argparse.Namespace, material: Material, name: str, digest
     num_tokens = sum(len(window) - 1 for window in material.windows)
     ids = texts.digest_ids(list(chain(*material.windows)))
     return f"""\
-Reference: {arguments.model} dequantized to float32, computed in float32 by Dovetail on plain torch operators.
+Reference: {arguments.model} dequantized to float32, computed in float32 by Dovetail (torch's operators, float32 pages).
 Formats that quantize again start from these float32 weights; one that keeps the source's own blocks (llama.cpp's Q4_1
 for the bundled model) has no error of weights, only of activations.
 Text: {name}, sha256 {digest}..., token ids {ids}...

@@ -13,7 +13,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Keep in step with DTYPES in backend.py. */
+/* Keep in step with DTYPES in kernels.py. */
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8 };
 
 #if defined(__AVX512F__)

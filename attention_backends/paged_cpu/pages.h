@@ -83,6 +83,8 @@ INLINE void write_vector(const int dtype, const int kv_dtype, const Layer *layer
             x = scale == 0 ? 0 : rintf(x / scale);
             x = x > 127 ? 127 : x < -127 ? -127 : x;
         }
+        /* A key of 1e5, which bfloat16 models have, must not become infinite. Infinity itself stays what it is. */
+        if (kv_dtype == FLOAT16 && fabsf(x) > 65504.0f && fabsf(x) <= 3.4e38f) x = x > 0 ? 65504.0f : -65504.0f;
         write_number(kv_dtype, part, offset + d * stride, x);
     }
 }

@@ -89,7 +89,7 @@ def test_every_pair_of_dtypes(dtype, kv_dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_a_page_holds_is_rounded_as_torch_rounds(dtype):
-    """To nearest even, over exponents from subnormal to infinite."""
+    """To nearest even, over exponents from subnormal to beyond the range, where pages hold the last number in it."""
     layer = AttentionLayer(0, 1, 1, 64, 1.0)
     setup = AttentionSetup((layer,), KVSpec(1, 64, dtype), BLOCK_SIZE, "float32", "cpu", 1, 16, 16)
     backend = PagedCPUBackend(PagedCPUBackend.Options(), setup)
@@ -98,9 +98,10 @@ def test_what_a_page_holds_is_rounded_as_torch_rounds(dtype):
         -30, 20, (16, 1, 64), generator=generator
     )
     cache = torch.zeros(backend.kv_cache_shape(2), dtype=getattr(torch, dtype))
+    most = torch.finfo(cache.dtype).max
     backend.plan(make_batch([([1], 0, 16)], setup))
     backend.forward(layer, torch.zeros(16, 1, 64), values, values, cache)
-    expected = values[:, 0].to(cache.dtype)
+    expected = values[:, 0].clamp(-most, most).to(cache.dtype)
     assert torch.equal(cache[1, 0, 1].view(16, 64), expected)
     assert torch.equal(cache[1, 0, 0].view(64, 16), expected.T)
 
@@ -230,6 +231,16 @@ def test_what_is_not_a_number_shows():
     request = case.requests[0]
     request.keys[0] = torch.nan
     assert torch.isnan(replace(case, requests=(request,)).run_from_scratch(paged(case))).all()
+
+
+def test_large_numbers_stay_finite_in_float16_pages():
+    case = in_pages_of(random_case(2, CaseShape(max_requests=1, head_size=16)), "float16")
+    request = case.requests[0]
+    request.values[0] = 1e5
+    request.values[1] = -1e5
+    output = replace(case, requests=(request,)).run_from_scratch(paged(case))
+    assert torch.isfinite(output).all()
+    assert output.abs().max() > 100
 
 
 def test_a_step_without_rows():
