@@ -131,9 +131,7 @@ class ModelWorker:
         if not room or quantization is None or component is None or layout is None:
             return None
         made_by = (
-            component.reference,
-            str(component.version),
-            repr(sorted(component.options.items())),
+            *map(self._plugins.identity, (component, config.weight_format, config.model_family)),
             layout,
             config.model.dtype,
             repr(sorted(config.model.hf_config.items(), key=str)),

@@ -58,6 +58,36 @@ def answer(model: Path, quantization: str = "q8", **options: object) -> Sequence
     return list(llm.generate([[5, 6, 7, 8]], params)[0].outputs[0].token_ids)
 
 
+SCALING = """
+from dovetail.plugins.weight_formats.safetensors import SafetensorsFormat
+
+
+class ScalingReader:
+    def __init__(self, reader):
+        self._reader = reader
+
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
+
+    def tensors(self, *arguments):
+        for name, tensor in self._reader.tensors(*arguments):
+            yield name, tensor * {factor} if "mlp" in name else tensor
+
+
+class Scaling(SafetensorsFormat):
+    def open(self, files):
+        return ScalingReader(super().open(files))
+"""
+
+FAMILY = """
+from dovetail.plugins.model_families.llama import LlamaFamily
+
+
+class Family(LlamaFamily):
+    {body}
+"""
+
+
 def weights_in(cache: Path) -> list[Path]:
     return sorted(cache.glob("*.safetensors"))
 
@@ -87,6 +117,31 @@ def test_other_weights_of_the_same_size_are_packed_anew(model: Path, cache: Path
     packed.clear()
     assert answer(model) != before
     assert packed
+
+
+def test_another_weight_format_or_another_version_of_it_is_packed_anew(
+    model: Path, cache: Path, packed: list[str], tmp_path: Path
+) -> None:
+    answer(model)
+    code = tmp_path / "formats.py"
+    for number, factor in enumerate((-3, 0), start=2):
+        code.write_text(SCALING.format(factor=factor))
+        packed.clear()
+        first = answer(model, weight_format=f"{code}:Scaling")
+        assert packed
+        assert len(weights_in(cache)) == number
+        packed.clear()
+        assert answer(model, weight_format=f"{code}:Scaling") == first
+        assert packed == []
+
+
+def test_another_model_family_is_packed_anew(model: Path, cache: Path, tmp_path: Path) -> None:
+    answer(model)
+    for number, body in enumerate(("pass", "changed = True"), start=2):
+        code = tmp_path / "families.py"
+        code.write_text(FAMILY.format(body=body))
+        answer(model, family=f"{code}:Family")
+        assert len(weights_in(cache)) == number
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
