@@ -53,6 +53,7 @@ def reasons_against(source: Path) -> list[str]:
     """Why the kernels of `source` cannot be used here; empty where they can. Compiles them if that was not done yet,
     and loads them."""
     try:
+        built(source)  # what this process has loaded already, workers may still have to find
         load(source)
     except NativeError as error:
         return [str(error)]

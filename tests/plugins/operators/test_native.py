@@ -76,7 +76,6 @@ def test_other_devices_and_dtypes_are_refused(need: OperatorsNeed) -> None:
 
 
 def test_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    native.load.cache_clear()
     monkeypatch.setenv("PATH", "")
     need, environment = OperatorsNeed("cpu", "float32"), Environment("cpu", 2, 2**30)
     [reason] = NativeOperators.check(need, PluginOptions(), environment)
