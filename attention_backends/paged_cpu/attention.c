@@ -5,7 +5,12 @@
  * Where more than one unit serves a token, each leaves a partial result, and the last step puts them together.
  */
 
+#ifdef _OPENMP
 #include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+#endif
 
 #include "pages.h"
 

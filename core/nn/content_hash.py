@@ -21,7 +21,8 @@ systems keep to the second."""
 
 
 class ContentHashes:
-    """SHA-256 hashes of files, kept in one JSON file by path, inode, size and time of the last change."""
+    """SHA-256 hashes of files, kept in one JSON file by path, inode, size and times of the last writing and
+    the last change of any kind."""
 
     def __init__(self, memo: Path):
         self._memo = memo
@@ -38,7 +39,7 @@ class ContentHashes:
             entry = known.get(name)
             if entry is None or entry[:-1] != marks:
                 entry = [*marks, file_hash(path)]
-                if time.time_ns() - marks[-1] > _SETTLED_NS and _marks(path) == marks:
+                if time.time_ns() - max(marks[2:]) > _SETTLED_NS and _marks(path) == marks:
                     known.pop(name, None)
                     known[name] = entry
                     changed = True
@@ -54,7 +55,7 @@ class ContentHashes:
             return {}
         if not isinstance(data, dict):
             return {}
-        return {name: entry for name, entry in data.items() if isinstance(entry, list) and len(entry) == 4}
+        return {name: entry for name, entry in data.items() if isinstance(entry, list) and len(entry) == 5}
 
     def _write(self, known: dict[str, list[int | str]]) -> None:
         # Of two writers at once one loses what it learned, and computes it again some day.
@@ -82,4 +83,5 @@ def _chunk_hash(path: Path, start: int) -> bytes:
 
 def _marks(path: Path) -> list[int]:
     status = path.stat()
-    return [status.st_ino, status.st_size, status.st_mtime_ns]
+    # Writing times can be set back, as tools that copy or unpack do; times of change cannot.
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -59,10 +59,12 @@ class KeptKernel(LinearKernel):
 class KernelKeeper:
     """The kernels of one model on one rank, and the file that they are kept in."""
 
-    def __init__(self, cache: PackedCache, made_by: Sequence[str], bytes_per_weight: float):
-        """`made_by`: all that the packed weights depend on besides the contents of the checkpoint's files."""
+    def __init__(self, cache: PackedCache, made_by: Sequence[str], ranks: tuple[int, int], bytes_per_weight: float):
+        """`made_by`: all that the packed weights depend on besides the contents of the checkpoint's files and `ranks`,
+        which are this rank and the number of ranks."""
         self._cache = cache
         self._made_by = tuple(made_by)
+        self._rank, self._num_ranks = ranks
         self._bytes_per_weight = bytes_per_weight
         self._kernels: dict[str, KeptKernel] = {}
         self._twice: str | None = None
@@ -82,11 +84,10 @@ class KernelKeeper:
         Returns the key under which `keep` should store them; None if they are restored, or are not to be kept: no files
         that would identify them, or more than fits.
         """
-        sizes = (kernel.shape.in_features * kernel.shape.out_features for kernel in self._kernels.values())
-        if not files or self._twice is not None or not 0 < sum(sizes) * self._bytes_per_weight <= self._cache.max_bytes:
+        if not files or self._twice is not None or not self._kernels or not self._has_room():
             return None
         try:
-            key = self._cache.content_key(files, *self._made_by)
+            key = self._key(self._cache.content_key(files, *self._made_by), self._rank)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             return None
@@ -109,4 +110,21 @@ class KernelKeeper:
             for name, kernel in self._kernels.items()
             for part, tensor in kernel.packed().items()
         }
-        self._cache.put(key, parts)
+        content = key.partition(" ")[0]
+        self._cache.put(key, parts, beside=[self._key(content, rank) for rank in range(self._num_ranks)])
+
+    def _key(self, content: str, rank: int) -> str:
+        return f"{content} rank {rank} of {self._num_ranks}"
+
+    def _has_room(self) -> bool:
+        """For all ranks: what only some of them had would make no start faster."""
+        sizes = (kernel.shape.in_features * kernel.shape.out_features for kernel in self._kernels.values())
+        wanted = sum(sizes) * self._bytes_per_weight * self._num_ranks
+        if wanted > self._cache.max_bytes and self._rank == 0:
+            logger.warning(
+                "packed weights are not kept, and are packed anew at every start: they take %.3g GiB, and "
+                "model.packed_cache_gib is %.3g",
+                wanted / 2**30,
+                self._cache.max_bytes / 2**30,
+            )
+        return 0 < wanted <= self._cache.max_bytes

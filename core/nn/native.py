@@ -2,21 +2,27 @@
 
 A plugin that has such kernels works without them, or refuses with the reason that `reasons_against` gives. Kernels are
 plain C (C11 with OpenMP) without torch's headers, so that compiling takes seconds, and are called through ctypes with
-addresses of tensors. They share torch's OpenMP threads: torch must be imported before `load` is called, so that its
-runtime is the one that the dynamic linker finds.
+addresses of tensors. They share torch's OpenMP threads. A source that calls OpenMP's functions does so under
+`#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks OpenMP.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import glob
 import hashlib
+import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +30,19 @@ from pathlib import Path
 from dovetail.contracts.errors import DovetailError
 from dovetail.nn.disk_cache import cache_directory
 
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+_OPENMP = "-fopenmp"
+_LACKS_OPENMP = re.compile(r"fopenmp|omp\.h|lomp|libomp|lgomp|libgomp")
 _COMPILERS = ("cc", "gcc", "clang")
 _TIMEOUT = 300
 _SELF_TEST = "self_test"
+_BUILDING = ".build-"
+_UNUSED_SECONDS = 30 * 24 * 3600
+"""A library that was not loaded for so long is of sources, a compiler or a processor that are gone."""
+_ABANDONED_SECONDS = 24 * 3600
+"""A build that is older was left by a process that died."""
+
+logger = logging.getLogger(__name__)
 
 
 class NativeError(DovetailError):
@@ -35,12 +50,47 @@ class NativeError(DovetailError):
 
 
 def reasons_against(source: Path) -> list[str]:
-    """Why the kernels of `source` cannot be used here; empty where they can. Compiles them if that was not done yet."""
+    """Why the kernels of `source` cannot be used here; empty where they can. Compiles them if that was not done yet,
+    and loads them."""
     try:
-        built(source)
+        built(source)  # what this process has loaded already, workers may still have to find
+        load(source)
     except NativeError as error:
         return [str(error)]
     return []
+
+
+_NUMBERS = frozenset(
+    {
+        *(
+            ctypes.c_bool,
+            ctypes.c_float,
+            ctypes.c_double,
+            ctypes.c_byte,
+            ctypes.c_ubyte,
+            ctypes.c_short,
+            ctypes.c_ushort,
+        ),
+        *(ctypes.c_int, ctypes.c_uint, ctypes.c_long, ctypes.c_ulong, ctypes.c_longlong, ctypes.c_ulonglong),
+    }
+)
+
+
+@functools.cache
+def address_fields(arguments: type[ctypes.Structure]) -> tuple[str, ...]:
+    """The fields of a kernel's arguments that hold addresses. Raises `TypeError` unless each field is a number or a
+    `c_void_p`: an address in any other would be overlooked."""
+    found: list[str] = []
+    for kind in reversed(arguments.__mro__):
+        for name, field, *_ in kind.__dict__.get("_fields_", ()):
+            if field is ctypes.c_void_p:
+                found.append(name)
+            elif field not in _NUMBERS:
+                raise TypeError(
+                    f"{arguments.__name__}.{name} is a {field.__name__}: the arguments of a kernel are numbers and "
+                    "addresses, and those must be c_void_p, so that they can be recorded and repeated"
+                )
+    return tuple(found)
 
 
 class Kernel:
@@ -48,10 +98,12 @@ class Kernel:
 
     All that a call depends on stands in its arguments, so that it can be recorded and repeated later
     (`dovetail.nn.replay`): what they point to must stay where it is, as weights, caches and the buffers of a step plan
-    do, or be a tensor that the forward pass was given or made.
+    do, or be a tensor that the forward pass was given or made. Addresses are `c_void_p` and all other fields numbers;
+    what arguments point to may hold any types.
     """
 
     def __init__(self, library: ctypes.CDLL, name: str, arguments: type[ctypes.Structure]):
+        address_fields(arguments)
         function = library[name]
         function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int
         self._function = function
@@ -91,27 +143,107 @@ def recorded_calls() -> Iterator[list[tuple[Kernel, ctypes.Structure]]]:
 @functools.cache
 def load(source: Path) -> ctypes.CDLL:
     """The compiled kernels of `source`. Raises `NativeError` with the compiler's message."""
-    return ctypes.CDLL(str(built(source)))
+    import torch  # noqa: F401 - its OpenMP runtime must be the one that the dynamic linker finds
+
+    library = built(source)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:
+        # Deleted by another process meanwhile, or linked with what is no longer here.
+        library.unlink(missing_ok=True)
+    library = built(source)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise NativeError(f"the compiled kernels of {source.name} cannot be loaded: {error}") from error
 
 
 def built(source: Path) -> Path:
-    """The shared library of `source`, compiled if it is not there yet.
+    """The shared library of `source`, compiled if it is not there yet or was damaged.
 
-    The library's name is a hash of the sources beside it (every .c and .h file of its folder), the flags, the compiler
-    and the processor, so a change of any of them compiles anew. If the source defines `int self_test(void)`, it is run
-    in a process of its own before the library is taken into use, and must return 0. Safe against concurrent callers:
-    each writes a file of its own and renames it.
+    The library's name holds a hash of the sources beside it (every .c and .h file of its folder), the flags, the
+    compiler and the processor, so a change of any of them compiles anew; and a hash of the library itself, since
+    loading one that is cut short or has holes, as after a loss of power, may kill the process. If the source defines
+    `int self_test(void)`, it is run in a process of its own before the library is taken into use, and must return 0.
+    Safe against concurrent callers: each writes a file of its own and renames it.
+
+    Raises `NativeError` where there is no compiler, where it fails, and where the folder cannot be written to.
     """
-    compiler = _compiler()
-    target = cache_directory() / "native" / f"{source.stem}-{_key(source, compiler)}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-            made = Path(folder) / target.name
-            _run([compiler, *FLAGS, str(source), "-o", str(made), "-lm"], f"{compiler} cannot compile {source.name}")
-            _self_test(source, made)
-            made.replace(target)
-    return target
+    compiler = find_compiler()
+    if compiler is None:
+        raise NativeError(f"its kernels need a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH")
+    folder, name = cache_directory() / "native", f"{source.stem}-{_key(source, compiler)}"
+    kept = _intact(folder, name)
+    if kept is not None:
+        return kept
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = _build(source, compiler, folder, name)
+    except OSError as error:
+        raise NativeError(
+            f"its compiled kernels cannot be kept in {folder} ({error}): make that folder writable, or set "
+            "XDG_CACHE_HOME (on Linux) to one that is"
+        ) from error
+    _clear(folder, made)
+    return made
+
+
+def find_compiler() -> str | None:
+    """The C compiler that sources are compiled with."""
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _intact(folder: Path, name: str) -> Path | None:
+    """The library of this name, marked as used; damaged ones are deleted."""
+    try:
+        found = sorted(folder.glob(f"{glob.escape(name)}-*.so"))
+    except OSError:
+        return None
+    for path in found:
+        with contextlib.suppress(OSError):
+            if path.stem == f"{name}-{_file_hash(path)}":
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+                return path
+            logger.warning("%s is damaged: it is deleted and compiled anew", path)
+            path.unlink()
+    return None
+
+
+def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_BUILDING, ignore_cleanup_errors=True) as own:
+        made = Path(own) / f"{name}.so"
+        _compile(source, compiler, made)
+        _self_test(source, made)
+        with made.open("rb+") as file:
+            os.fsync(file.fileno())
+        return made.replace(folder / f"{name}-{_file_hash(made)}.so")
+
+
+def _compile(source: Path, compiler: str, target: Path) -> None:
+    problem, rest = f"{compiler} cannot compile {source.name}", (str(source), "-o", str(target), "-lm")
+    try:
+        _run([compiler, *FLAGS, _OPENMP, *rest], problem)
+    except NativeError as error:
+        if not _LACKS_OPENMP.search(str(error)):
+            raise
+        try:
+            _run([compiler, *FLAGS, *rest], problem)
+        except NativeError:
+            raise NativeError(f"{error}; it needs a compiler with OpenMP (libomp for clang)") from error
+        logger.warning("%s has no OpenMP: the kernels of %s run on one thread", compiler, source.name)
+
+
+def _clear(folder: Path, made: Path) -> None:
+    """Deletes what nobody used for long. One that another process has loaded stays whole for it."""
+    now = time.time()
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            age = now - path.stat().st_mtime
+            if path.suffix == ".so" and path != made and age > _UNUSED_SECONDS:
+                path.unlink()
+            elif path.name.startswith(_BUILDING) and age > _ABANDONED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _self_test(source: Path, library: Path) -> None:
@@ -119,13 +251,9 @@ def _self_test(source: Path, library: Path) -> None:
     if f"int {_SELF_TEST}(void)" not in source.read_text():
         return
     program = f"import ctypes, sys; sys.exit(ctypes.CDLL({str(library)!r}).{_SELF_TEST}())"
-    _run([_python(), "-c", program], f"the compiled kernels of {source.name} fail their own test on this processor")
-
-
-def _python() -> str:
-    import sys
-
-    return sys.executable
+    _run(
+        [sys.executable, "-c", program], f"the compiled kernels of {source.name} fail their own test on this processor"
+    )
 
 
 def _run(command: Sequence[str], problem: str) -> None:
@@ -138,12 +266,8 @@ def _run(command: Sequence[str], problem: str) -> None:
         raise NativeError(f"{problem} (exit {done.returncode}): {' | '.join(detail[:3])}")
 
 
-def _compiler() -> str:
-    for name in _COMPILERS:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    raise NativeError(f"its kernels need a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH")
+def _file_hash(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 def _key(source: Path, compiler: str) -> str:
@@ -151,7 +275,7 @@ def _key(source: Path, compiler: str) -> str:
     for file in sorted({*source.parent.glob("*.c"), *source.parent.glob("*.h"), source}):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     binary = os.stat(os.path.realpath(compiler))
-    digest.update(repr((FLAGS, compiler, binary.st_size, binary.st_mtime_ns, _processor())).encode())
+    digest.update(repr((FLAGS, _OPENMP, compiler, binary.st_size, binary.st_mtime_ns, _processor())).encode())
     return digest.hexdigest()
 
 

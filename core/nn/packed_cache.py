@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -47,8 +47,8 @@ class PackedCache:
         """A key for what is made of the contents of `files`. `parts` says how it is made: the method, the version of
         its layout, the instruction set it is laid out for, the rank and number of ranks, the layer.
 
-        The contents are hashed once and then known by the files' path, inode, size and time of change. Raises `OSError`
-        for files that cannot be read.
+        The contents are hashed once and then known by the files' path, inode, size and times of change. Raises
+        `OSError` for files that cannot be read.
         """
         return hashlib.blake2b(repr((self._hashes.of(files), parts)).encode(), digest_size=16).hexdigest()
 
@@ -75,34 +75,34 @@ class PackedCache:
             os.utime(path)
         return tensors
 
-    def put(self, key: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+    def put(self, key: str, tensors: Mapping[str, torch.Tensor], beside: Collection[str] = ()) -> bool:
         """Stores dense tensors of any device under `key`, in place of what was there, and makes room by deleting the
-        files that were not used for the longest time. Returns whether it did: not what is larger than the whole cache,
-        and nothing where the disk is full or cannot be written to.
+        files that were not used for the longest time, save those of the keys `beside`, which this one is of use with
+        alone. Returns whether it did: not what is larger than the whole cache or does not fit beside those, and nothing
+        where the disk is full or cannot be written to.
 
         Raises `ValueError` for tensors that a safetensors file cannot hold (sparse, quantized by torch).
         """
-        size = num_bytes(tensors)
-        if size > self.max_bytes:
-            logger.info(
-                "packed weights of %d bytes are not kept: %s has room for %d", size, self.directory, self.max_bytes
-            )
-            return False
-        path = self._path(key)
+        size, path = num_bytes(tensors), self._path(key)
+        lasting = {self._path(other) for other in beside} - {path}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._make_room(path, size)
+            if not self._make_room(path, size, lasting):
+                return False
             with atomic_file(path) as file:
                 write_tensors(file, tensors, key)
             # Once more, for what others wrote meanwhile, and for the header.
-            self._make_room(path, path.stat().st_size)
+            if not self._make_room(path, path.stat().st_size, lasting):
+                path.unlink(missing_ok=True)
+                return False
         except OSError as error:
             self._warn(f"cannot be written to ({error})")
             return False
         return True
 
-    def _make_room(self, wanted: Path, size: int) -> None:
-        """Deletes other files, least recently used first, until `size` bytes at `wanted` fit."""
+    def _make_room(self, wanted: Path, size: int, lasting: Collection[Path]) -> bool:
+        """Deletes other files, least recently used first, until `size` bytes at `wanted` fit. Returns whether they do;
+        if they cannot, nothing is deleted."""
         others: list[tuple[int, int, Path]] = []
         for path in self.directory.iterdir():
             # Another process may delete it at any time.
@@ -112,12 +112,21 @@ class PackedCache:
                     others.append((status.st_mtime_ns, status.st_size, path))
                 elif path.name.startswith(TEMPORARY_PREFIX) and time.time() - status.st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
+        least = size + sum(file_size for _, file_size, path in others if path in lasting)
+        if least > self.max_bytes:
+            logger.info(
+                "packed weights of %d bytes are not kept: %s has room for %d (model.packed_cache_gib)",
+                least,
+                self.directory,
+                self.max_bytes,
+            )
+            return False
         total = size + sum(file_size for _, file_size, _ in others)
         for _, file_size, path in sorted(others):
-            if total <= self.max_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total -= file_size
+            if total > self.max_bytes and path not in lasting:
+                path.unlink(missing_ok=True)
+                total -= file_size
+        return True
 
     def _path(self, key: str) -> Path:
         """Keys are any text, so the file is named by a hash; the file itself holds the key."""

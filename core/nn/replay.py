@@ -280,13 +280,8 @@ def _moved(arguments: ctypes.Structure, index: _Index, places: Mapping[int, int]
 
 def _pointers(arguments: ctypes.Structure) -> list[tuple[str, int]]:
     """The fields that are pointers, null ones left out."""
-    found = ((name, getattr(arguments, name)) for name in _pointer_fields(type(arguments)))
+    found = ((name, getattr(arguments, name)) for name in native.address_fields(type(arguments)))
     return [(name, value) for name, value in found if value is not None]
-
-
-@functools.cache
-def _pointer_fields(structure: type[ctypes.Structure]) -> tuple[str, ...]:
-    return tuple(name for name, kind, *_ in structure._fields_ if kind is ctypes.c_void_p)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import platform
 import sys
@@ -40,6 +41,12 @@ class LoadedPlugins:
         """An instance of the component: its options first, then what the kind's contract says besides."""
         plugin, options = self.get(component)
         return plugin(options, *arguments)
+
+    def identity(self, component: Component) -> str:
+        """What tells a component's results from those of others that might be in its place: what `plugin_hash` counts,
+        the content of the file that its class stands in, and its options."""
+        plugin, _ = self.get(component)
+        return repr((*_facts(component), _source_hash(plugin), sorted(component.options.items())))
 
 
 def bootstrap(components: Sequence[Component], expected_hash: str) -> LoadedPlugins:
@@ -90,6 +97,14 @@ def _facts(component: Component) -> list[str | None]:
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     version = installed_version(component.distribution) if component.distribution else None
     return [component.kind, component.name, component.reference, component.distribution, version, content]
+
+
+def _source_hash(plugin: type[Plugin]) -> str | None:
+    """Of code that is changed without a new version: modules on the path, distributions installed in place."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(plugin)).read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return None
 
 
 def installed_version(distribution: str) -> str | None:

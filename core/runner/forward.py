@@ -14,6 +14,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.device import Device, Graph, Runtime
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.kv import LayerCache, StateSpec
 from dovetail.contracts.model import CausalLM, LayeredCausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.nn.attention import Attention
@@ -194,17 +195,21 @@ def create_forward(
     query_lens: Sequence[int],
     hidden_layers: Sequence[int] = (),
     *,
+    caches: Sequence[LayerCache | None] = (),
     enforce_eager: bool = False,
 ) -> ForwardPass:
     """The forward pass that a runtime asks for.
 
     `query_lens`: of decode and verify steps; `hidden_layers`: those whose states drafters want, without graphs.
-    `enforce_eager`: without a runtime, nothing is recorded; a runtime has been told already.
+    `caches`: what the model's layers keep; with recurrent states nothing is recorded, since proving a recording runs a
+    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime has been told already.
 
     Raises `ConfigError` where batch sizes for graphs are given and cannot be had.
     """
     mode = runtime.compile_mode if runtime is not None else None
-    if not hidden_layers and not enforce_eager and runtime is None and device.torch_device.type == "cpu":
+    has_states = any(isinstance(cache, StateSpec) for cache in caches)
+    may_repeat = not (hidden_layers or enforce_eager or has_states)
+    if may_repeat and runtime is None and device.torch_device.type == "cpu":
         return RepeatingForward(model.forward, backends)
     forward: ModelForward = compiled(model, model.forward, mode)
     eager = EagerForward(forward, backends, _layered(model, hidden_layers, mode) if hidden_layers else None)

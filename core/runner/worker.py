@@ -131,15 +131,13 @@ class ModelWorker:
         if not room or quantization is None or component is None or layout is None:
             return None
         made_by = (
-            component.reference,
-            str(component.version),
-            repr(sorted(component.options.items())),
+            *map(self._plugins.identity, (component, config.weight_format, config.model_family)),
             layout,
             config.model.dtype,
             repr(sorted(config.model.hf_config.items(), key=str)),
-            f"rank {self._communicator.rank} of {self._communicator.size}",
         )
-        return KernelKeeper(PackedCache(default_directory(), room), made_by, quantization.bytes_per_weight())
+        ranks = self._communicator.rank, self._communicator.size
+        return KernelKeeper(PackedCache(default_directory(), room), made_by, ranks, quantization.bytes_per_weight())
 
     def _create_operators(self) -> Operators:
         component = self._config.operators
@@ -205,6 +203,7 @@ class ModelWorker:
             config.limits,
             query_lens,
             hidden_layers,
+            caches=[layer.cache for layer in self._context.attention_layers],
             enforce_eager=config.enforce_eager,
         )
         mover = BlockMover(device, storage)

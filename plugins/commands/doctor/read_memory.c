@@ -1,9 +1,21 @@
 /* Reads memory as fast as the machine can: what no kernel that streams weights can beat. */
 
-#include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+#include <time.h>
+static int omp_get_num_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+static double omp_get_wtime(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+#endif
 
 /* As wide as a register: wider ones are put together in memory. */
 #if defined(__AVX512F__)

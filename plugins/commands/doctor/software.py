@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -12,11 +11,9 @@ from pathlib import Path
 import torch
 
 from dovetail.contracts.kinds import KINDS
-from dovetail.nn.native import reasons_against
+from dovetail.nn.native import find_compiler, reasons_against
 from dovetail.plugins.commands.doctor.facts import Kernel, Software
 from dovetail.plugins.commands.doctor.features import features_in
-
-_COMPILERS = ("cc", "gcc", "clang")
 
 
 def examine_software() -> Software:
@@ -27,7 +24,7 @@ def examine_software() -> Software:
         torch_threads=torch.get_num_threads(),
         openmp=torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
         omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
-        compiler=next(filter(None, map(shutil.which, _COMPILERS)), None),
+        compiler=find_compiler(),
         kernels=tuple(examine_kernel(source) for source in sorted(_sources())),
     )
 

@@ -160,6 +160,16 @@ def test_what_is_larger_than_the_cache_is_not_stored_and_displaces_nothing(cache
     assert same(cache.get("small"), some(1))
 
 
+def test_files_of_other_ranks_are_not_displaced(cache: PackedCache) -> None:
+    ranks = ["rank 0", "rank 1", "rank 2"]
+    cache.put("another model", some(9, kib=20))
+    for number, rank in enumerate(ranks[:2]):
+        assert cache.put(rank, some(number, kib=24), beside=ranks)
+    assert cache.get("another model") is None
+    assert not cache.put("rank 2", some(2, kib=24), beside=ranks)
+    assert [cache.get(rank) is not None for rank in ranks] == [True, True, False]
+
+
 def test_a_replaced_file_is_not_counted_twice(cache: PackedCache) -> None:
     for _ in range(2):
         cache.put("other", some(1, kib=20))
@@ -233,6 +243,19 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written just now counts as old."""
+    monkeypatch.setattr("dovetail.nn.content_hash._SETTLED_NS", -(10**18))
+
+
+def replace_unseen(path: Path) -> None:
+    """Another content of the same size, written, it seems, at the same time."""
+    status = path.stat()
+    path.write_bytes(bytes(status.st_size))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def test_a_key_follows_the_contents_and_every_part(cache: PackedCache, weights: Path, tmp_path: Path) -> None:
     key = cache.content_key([weights], "q4", "avx2")
     copy = tmp_path / "copy.gguf"
@@ -244,6 +267,7 @@ def test_a_key_follows_the_contents_and_every_part(cache: PackedCache, weights: 
     assert cache.content_key([weights], "q4", "avx2") != key
 
 
+@pytest.mark.usefixtures("settled")
 def test_contents_are_hashed_once(cache: PackedCache, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
     monkeypatch.setattr("dovetail.nn.content_hash.file_hash", lambda path: hashed.append(path) or file_hash(path))
@@ -254,12 +278,18 @@ def test_contents_are_hashed_once(cache: PackedCache, weights: Path, monkeypatch
 def test_a_file_that_was_just_written_is_not_remembered(cache: PackedCache, weights: Path) -> None:
     os.utime(weights)
     before = cache.content_key([weights])
-    status = weights.stat()
-    weights.write_bytes(bytes(status.st_size))
-    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    replace_unseen(weights)
     assert cache.content_key([weights]) != before
 
 
+@pytest.mark.usefixtures("settled")
+def test_a_file_whose_writing_time_was_set_back_is_hashed_anew(cache: PackedCache, weights: Path) -> None:
+    before = cache.content_key([weights])
+    replace_unseen(weights)
+    assert cache.content_key([weights]) != before
+
+
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("memo", ["", "[]", '{"x": 3}', '{"x": [1, 2, 3]}'])
 def test_a_damaged_memo_is_made_anew(cache: PackedCache, weights: Path, memo: str) -> None:
     key = cache.content_key([weights])

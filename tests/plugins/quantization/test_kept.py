@@ -11,7 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
+from dovetail.contracts.quantization import LinearShape
 from dovetail.nn import native
+from dovetail.nn.huge_pages import WeightMemory
+from dovetail.nn.kept_kernels import KernelKeeper
+from dovetail.nn.packed_cache import PackedCache
 from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -58,6 +62,36 @@ def answer(model: Path, quantization: str = "q8", **options: object) -> Sequence
     return list(llm.generate([[5, 6, 7, 8]], params)[0].outputs[0].token_ids)
 
 
+SCALING = """
+from dovetail.plugins.weight_formats.safetensors import SafetensorsFormat
+
+
+class ScalingReader:
+    def __init__(self, reader):
+        self._reader = reader
+
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
+
+    def tensors(self, *arguments):
+        for name, tensor in self._reader.tensors(*arguments):
+            yield name, tensor * {factor} if "mlp" in name else tensor
+
+
+class Scaling(SafetensorsFormat):
+    def open(self, files):
+        return ScalingReader(super().open(files))
+"""
+
+FAMILY = """
+from dovetail.plugins.model_families.llama import LlamaFamily
+
+
+class Family(LlamaFamily):
+    {body}
+"""
+
+
 def weights_in(cache: Path) -> list[Path]:
     return sorted(cache.glob("*.safetensors"))
 
@@ -89,6 +123,31 @@ def test_other_weights_of_the_same_size_are_packed_anew(model: Path, cache: Path
     assert packed
 
 
+def test_another_weight_format_or_another_version_of_it_is_packed_anew(
+    model: Path, cache: Path, packed: list[str], tmp_path: Path
+) -> None:
+    answer(model)
+    code = tmp_path / "formats.py"
+    for number, factor in enumerate((-3, 0), start=2):
+        code.write_text(SCALING.format(factor=factor))
+        packed.clear()
+        first = answer(model, weight_format=f"{code}:Scaling")
+        assert packed
+        assert len(weights_in(cache)) == number
+        packed.clear()
+        assert answer(model, weight_format=f"{code}:Scaling") == first
+        assert packed == []
+
+
+def test_another_model_family_is_packed_anew(model: Path, cache: Path, tmp_path: Path) -> None:
+    answer(model)
+    for number, body in enumerate(("pass", "changed = True"), start=2):
+        code = tmp_path / "families.py"
+        code.write_text(FAMILY.format(body=body))
+        answer(model, family=f"{code}:Family")
+        assert len(weights_in(cache)) == number
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
 def test_a_damaged_file_is_replaced(model: Path, cache: Path, packed: list[str], damage: str) -> None:
     expected = answer(model)
@@ -103,10 +162,39 @@ def test_a_damaged_file_is_replaced(model: Path, cache: Path, packed: list[str],
     assert weights_in(cache)[0].read_bytes() == whole
 
 
-def test_nothing_is_kept_where_there_is_no_room(model: Path, cache: Path) -> None:
+def test_nothing_is_kept_where_there_is_no_room(model: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     answer(model, packed_cache_gib=0)
+    assert "model.packed_cache_gib" not in caplog.text
     answer(model, packed_cache_gib=1e-6)
+    assert "model.packed_cache_gib is" in caplog.text
     assert weights_in(cache) == []
+
+
+def keepers(cache: PackedCache, num_ranks: int) -> list[KernelKeeper]:
+    """Of ranks with one layer each, of 64 x 64 weights in 4608 bytes."""
+    made = []
+    for rank in range(num_ranks):
+        keeper = KernelKeeper(cache, ["q8"], (rank, num_ranks), 1.125)
+        shape = LinearShape("layer", 64, 64, has_bias=False)
+        kernel = keeper.wrap(shape, GroupedLinear(shape, WeightMemory()))
+        kernel.load(slice(0, 64), torch.full((64, 64), float(rank)))
+        kernel.finish()
+        made.append(keeper)
+    return made
+
+
+@pytest.mark.parametrize(("max_bytes", "num_kept"), [(9000, 0), (12000, 2)])
+def test_all_ranks_are_kept_or_none(model: Path, tmp_path: Path, max_bytes: int, num_kept: int) -> None:
+    cache, files = PackedCache(tmp_path / "weights", max_bytes), [model / "model.safetensors"]
+    for keeper in keepers(cache, 2):
+        key = keeper.restore(files)
+        if key is not None:
+            keeper.keep(key)
+    assert len(weights_in(cache.directory)) == num_kept
+    again = keepers(cache, 2)
+    for keeper in again:
+        keeper.restore(files)
+    assert [keeper.is_restored for keeper in again] == [num_kept == 2] * 2
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_else(model: Path, cache: Path) -> None:

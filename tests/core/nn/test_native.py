@@ -1,0 +1,174 @@
+"""Compiled kernels on disk: damaged ones are made anew, and what cannot be had is told with a reason."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.attention_backends.paged_cpu.kernels import SOURCE as ATTENTION
+from dovetail.nn import native
+from dovetail.plugins.commands.doctor.bandwidth import SOURCE as READ_MEMORY
+from dovetail.plugins.operators.native.operators import SOURCE as OPERATORS
+from dovetail.plugins.quantization.grouped.kernel import SOURCE as LINEAR
+
+pytestmark = pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
+
+ADD = """
+typedef struct { int a, b; } Call;
+int add(const Call *c) { return c->a + c->b; }
+int self_test(void) { return 0; }
+"""
+
+
+class Add(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int32), ("b", ctypes.c_int32))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path / "cache")
+    return tmp_path / "cache" / "native"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    path = tmp_path / "code" / "add.c"
+    path.write_text(ADD)
+    return path
+
+
+def five(source: Path) -> int:
+    return native.Kernel(native.load(source), "add", Add)(2, 3)
+
+
+def test_a_library_is_compiled_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = native.built(source)
+    monkeypatch.setattr(native, "_build", lambda *arguments: pytest.fail("compiled again"))
+    assert native.built(source) == first
+    assert five(source) == 5
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut", "holed"])
+def test_a_damaged_library_is_compiled_anew(source: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    library = native.built(source)
+    whole = library.read_bytes()
+    library.write_bytes(
+        {"emptied": b"", "cut": whole[: len(whole) // 2], "holed": whole[:4096] + bytes(len(whole) - 4096)}[damage]
+    )
+    assert five(source) == 5
+    assert "damaged" in caplog.text
+
+
+def test_a_whole_library_that_does_not_load_is_compiled_anew(source: Path) -> None:
+    library = native.built(source)
+    library.write_bytes(b"of another system")
+    name = library.stem.rpartition("-")[0]
+    library.replace(library.with_name(f"{name}-{native._file_hash(library)}.so"))
+    assert five(source) == 5
+
+
+def test_kernels_that_never_load_are_a_reason_against(source: Path) -> None:
+    source.write_text("int nowhere(void);\nint add(void) { return nowhere(); }")
+    [reason] = native.reasons_against(source)
+    assert "nowhere" in reason
+    with pytest.raises(native.NativeError, match="cannot be loaded"):
+        native.load(source)
+
+
+def test_a_folder_that_cannot_be_written_is_a_reason_that_says_what_to_set(source: Path, folder: Path) -> None:
+    folder.parent.write_text("a file stands in the way")
+    [reason] = native.reasons_against(source)
+    assert "XDG_CACHE_HOME" in reason
+    assert str(folder) in reason
+
+
+def test_libraries_that_nobody_used_for_long_are_deleted(source: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    old, recent, dead = folder / "add-1-1.so", folder / "add-2-2.so", folder / ".build-dead"
+    old.touch()
+    recent.touch()
+    dead.mkdir()
+    for path in (old, dead):
+        os.utime(path, (1, 1))
+    made = native.built(source)
+    assert set(folder.iterdir()) == {recent, made}
+    os.utime(made, (1, 1))
+    native.built(source)
+    assert made.stat().st_mtime > 1
+
+
+@pytest.fixture
+def compiler_without_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Apple's clang answers."""
+    real = native.find_compiler()
+    script = tmp_path / "bin" / "cc"
+    script.parent.mkdir()
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *-fopenmp*) echo "clang: error: unsupported option \'-fopenmp\'" >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("compiler_without_openmp")
+@pytest.mark.parametrize("shipped", [ATTENTION, LINEAR, OPERATORS, READ_MEMORY], ids=lambda path: path.stem)
+def test_bundled_kernels_compile_without_openmp(
+    shipped: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "FLAGS", ("-O0", *native.FLAGS[1:]))  # much sooner done
+    library = native.built(shipped)
+    assert "one thread" in caplog.text
+    # All symbols resolved at once, in a process in which nobody brought OpenMP.
+    program = f"import ctypes, os; ctypes.CDLL({str(library)!r}, mode=os.RTLD_NOW)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.usefixtures("compiler_without_openmp")
+def test_kernels_that_need_openmp_say_so(source: Path) -> None:
+    source.write_text("#ifndef _OPENMP\n#error not without\n#endif\n")
+    [reason] = native.reasons_against(source)
+    assert "libomp" in reason
+
+
+def test_a_mistake_in_the_source_is_told_with_the_compilers_message(source: Path) -> None:
+    source.write_text("int add(void) { return missing; }")
+    [reason] = native.reasons_against(source)
+    assert "missing" in reason
+    assert "OpenMP" not in reason
+
+
+def test_the_doctor_names_the_compiler_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.find_compiler() == shutil.which("cc") or shutil.which("cc") is None
+    monkeypatch.setenv("PATH", "")
+    assert native.find_compiler() is None
+
+
+class Inner(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p),)
+
+
+class First(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_void_p), ("count", ctypes.c_int64))
+
+
+class Second(First):
+    _fields_ = (("y", ctypes.c_void_p), ("scale", ctypes.c_float))
+
+
+def test_addresses_are_found_in_inherited_fields_too() -> None:
+    assert native.address_fields(Second) == ("x", "y")
+
+
+@pytest.mark.parametrize("kind", [ctypes.POINTER(ctypes.c_float), ctypes.c_char_p, Inner, ctypes.c_void_p * 2])
+def test_arguments_with_addresses_of_other_types_are_refused(source: Path, kind: type) -> None:
+    structure = type("Call", (ctypes.Structure,), {"_fields_": (("a", ctypes.c_int32), ("data", kind))})
+    with pytest.raises(TypeError, match=r"Call\.data .* must be c_void_p"):
+        native.Kernel(native.load(source), "add", structure)
