@@ -120,9 +120,10 @@ def _print_choices(console: Console, explanation: Explanation, decided: dict[str
 
 def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
     _heading(console, "memory, estimated per rank")
+    served = "" if estimate.served_layers is None else f" ({estimate.served_layers})"
     rows = [
         ("parameters", f"{estimate.num_parameters:,} ({_size(estimate.checkpoint_bytes)} on disk)"),
-        ("weights", _size(estimate.weight_bytes)),
+        ("weights", f"{_size(estimate.weight_bytes)}{served}"),
         ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes"),
     ]
     if estimate.draft_weight_bytes:

@@ -22,7 +22,14 @@ from dovetail.testing.local_plugins import write_distribution
 
 METHODS = '''\
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import QuantizationMethod
+from dovetail.contracts.quantization import LinearKernel, QuantizationMethod
+
+class Kernel(LinearKernel):
+    def load(self, rows, weight):
+        raise NotImplementedError
+
+    def apply(self, x, bias):
+        raise NotImplementedError
 
 class Options(PluginOptions):
     skip: list[str] = []
@@ -34,7 +41,7 @@ class Method(QuantizationMethod):
     Options = Options
 
     def create_linear(self, shape, device):
-        return None
+        return Kernel()
 
     def bytes_per_weight(self):
         return 0.625
