@@ -84,6 +84,8 @@ def _print_values(console: Console, explanation: Explanation, decided: dict[str,
             decision = decided.get(value.key) or decided.get(_name_of_none(value))
             if decision is not None:
                 notes.append(f"asked {_plain(decision.asked)}: {decision.reason}")
+            if value.key in explanation.remarks:
+                notes.append(f"warning: {explanation.remarks[value.key]}")
             key = value.key.partition(".")[2] or section
             table.add_row(*map(Text, (f"  {key}", _plain(value.value), value.origin, "; ".join(notes))))
         console.print(table)

@@ -85,6 +85,11 @@ class KernelKeeper:
         sizes = (kernel.shape.in_features * kernel.shape.out_features for kernel in self._kernels.values())
         if not files or self._twice is not None or not 0 < sum(sizes) * self._bytes_per_weight <= self._cache.max_bytes:
             return None
+        if unkept := {
+            type(kept.kernel).__qualname__ for kept in self._kernels.values() if not _can_be_kept(kept.kernel)
+        }:
+            logger.debug("packed weights are not kept: %s lacks packed or restore", ", ".join(sorted(unkept)))
+            return None
         try:
             key = self._cache.content_key(files, *self._made_by)
         except OSError as error:
@@ -110,3 +115,8 @@ class KernelKeeper:
             for part, tensor in kernel.packed().items()
         }
         self._cache.put(key, parts)
+
+
+def _can_be_kept(kernel: LinearKernel) -> bool:
+    own = type(kernel)
+    return own.packed is not LinearKernel.packed and own.restore is not LinearKernel.restore
