@@ -15,7 +15,7 @@ from dovetail.plugins.commands.bench.stats import MANY_GROUPS, MIN_GROUPS, ratio
 Verdict = Literal["faster", "slower", "undecided"]
 
 _NOTES = (
-    "Intervals: Student's t on logarithms, one value for each repetition (serve: block of consecutive requests), or, from"
+    "Intervals: Student's t on logarithms, a value for each repetition (serve: block of consecutive requests); from"
     f" {MANY_GROUPS} repetitions on each side on, 4,000 bootstrap draws of them; none where a side has fewer than"
     f" {MIN_GROUPS}. undecided: the interval holds 1, or there is none.",
     "They know the spread within each result only: what changed on the machine from one to the other is not in them."
