@@ -10,7 +10,7 @@ from dovetail.config.choose import Chosen, choose_or_none, go_without
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
 from dovetail.config.schema import AUTO, ComponentSection
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
@@ -115,7 +115,12 @@ class _Question:
     def _served(self, method: QuantizationMethod) -> Served:
         from dovetail.nn.layer_plan import ask_layers  # takes torch along, which most commands do without
 
-        return ask_layers(self._layers, method, self._need.device_type)
+        layers = self._layers
+        try:
+            return ask_layers(layers, method, self._need.device_type)
+        except TypeError as error:
+            whose = f"{type(method).__module__}:{type(method).__qualname__}"
+            raise PluginError(f"{whose} breaks the contract of quantization methods: {error}") from error
 
     @cached_property
     def _layers(self) -> LayerPlan:
