@@ -84,6 +84,8 @@ def _print_values(console: Console, explanation: Explanation, decided: dict[str,
             decision = decided.get(value.key) or decided.get(_name_of_none(value))
             if decision is not None:
                 notes.append(f"asked {_plain(decision.asked)}: {decision.reason}")
+            if value.key in explanation.remarks:
+                notes.append(f"warning: {explanation.remarks[value.key]}")
             key = value.key.partition(".")[2] or section
             table.add_row(*map(Text, (f"  {key}", _plain(value.value), value.origin, "; ".join(notes))))
         console.print(table)
@@ -120,9 +122,10 @@ def _print_choices(console: Console, explanation: Explanation, decided: dict[str
 
 def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
     _heading(console, "memory, estimated per rank")
+    served = "" if estimate.served_layers is None else f" ({estimate.served_layers})"
     rows = [
         ("parameters", f"{estimate.num_parameters:,} ({_size(estimate.checkpoint_bytes)} on disk)"),
-        ("weights", _size(estimate.weight_bytes)),
+        ("weights", f"{_size(estimate.weight_bytes)}{served}"),
         ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes"),
     ]
     if estimate.draft_weight_bytes:

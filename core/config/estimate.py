@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.config.resolved import Component, ResolvedConfig, ResolvedDraftModel
 from dovetail.config.rules_run import kv_bytes_per_token, kv_capacity
@@ -16,6 +16,9 @@ from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
 from dovetail.registry.components import create_class
 
+if TYPE_CHECKING:
+    from dovetail.nn.layer_plan import LayerPlan
+
 
 @dataclass(frozen=True)
 class MemoryEstimate:
@@ -24,7 +27,10 @@ class MemoryEstimate:
     num_parameters: int
     checkpoint_bytes: int
     weight_bytes: int
-    """Weights in memory, as if every one of them were split evenly over ranks."""
+    """Weights in memory, as if every one of them were split evenly over ranks; those that a quantization method serves
+    as it holds them."""
+    served_layers: str | None
+    """How many layers the quantization method serves, and why not the others; None without one."""
     kv_bytes_per_token: int
     """As if every layer kept every token; models with sliding windows take less."""
     draft_bytes_per_token: int
@@ -41,16 +47,18 @@ class MemoryEstimate:
 
 def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> MemoryEstimate:
     """Estimates the memory of a resolved configuration. Raises `ModelError` for a checkpoint that is damaged."""
-    model = resolved.model
-    infos = _tensor_infos(resolved.weight_format, model.files)
+    infos = _tensor_infos(resolved.weight_format, resolved.model.files)
     ranks = resolved.tensor_parallel
-    weight_bytes = _weight_bytes(infos, model.dtype, resolved.quantization, resolved.quantization_need()) // ranks
+    weights = _weights(resolved, infos)
+    weight_bytes = weights.num_bytes
     family, options = create_class(resolved.model_family)
     size = cast(type[ModelFamily], family)(options).size(resolved.model.hf_config)
     drafters = resolved.speculation.drafters.values() if resolved.speculation is not None else ()
     draft_bytes = sum(drafter.bytes_per_token for drafter in drafters)
     draft_weight_bytes = sum(
-        _draft_weight_bytes(drafter.model, resolved.device_type) for drafter in drafters if drafter.model is not None
+        _draft_weights(drafter.model, resolved.device_type).num_bytes
+        for drafter in drafters
+        if drafter.model is not None
     )
     per_token = kv_bytes_per_token(size, resolved.cache.dtype, ranks) + draft_bytes
     kv_bytes, kv_tokens = _kv_memory(resolved, environment, weight_bytes + draft_weight_bytes, per_token)
@@ -58,6 +66,7 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         num_parameters=sum(math.prod(info.shape) for info in infos),
         checkpoint_bytes=sum(info.num_bytes for info in infos),
         weight_bytes=weight_bytes,
+        served_layers=weights.served,
         kv_bytes_per_token=per_token,
         draft_bytes_per_token=draft_bytes,
         draft_weight_bytes=draft_weight_bytes,
@@ -67,9 +76,12 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
     )
 
 
-def _draft_weight_bytes(model: ResolvedDraftModel, device_type: str) -> int:
+def _draft_weights(model: ResolvedDraftModel, device_type: str) -> _Weights:
     infos = _tensor_infos(model.weight_format, model.files)
-    return _weight_bytes(infos, model.dtype, model.quantization, model.quantization_need(device_type))
+    if model.quantization is None:
+        return _in_full_precision(infos, model.dtype, ranks=1)
+    need = model.quantization_need(device_type)
+    return _quantized(infos, model.quantization, need, _plan(model.family, model.hf_config, ranks=1))
 
 
 def _tensor_infos(weight_format: Component, files: ModelFiles) -> list[TensorInfo]:
@@ -81,20 +93,42 @@ def _tensor_infos(weight_format: Component, files: ModelFiles) -> list[TensorInf
         reader.close()
 
 
-def _weight_bytes(
-    infos: Iterable[TensorInfo], dtype: str, quantization: Component | None, need: QuantizationNeed
-) -> int:
-    plain = DTYPE_BYTES[dtype]
-    if quantization is None:
-        return sum(math.prod(info.shape) * plain for info in infos)
+@dataclass(frozen=True)
+class _Weights:
+    """What the weights of one model take on one rank."""
+
+    num_bytes: int
+    served: str | None
+
+
+def _weights(resolved: ResolvedConfig, infos: Sequence[TensorInfo]) -> _Weights:
+    model, ranks = resolved.model, resolved.tensor_parallel
+    if resolved.quantization is None:
+        return _in_full_precision(infos, model.dtype, ranks)
+    plan = _plan(resolved.model_family, model.hf_config, ranks)
+    return _quantized(infos, resolved.quantization, resolved.quantization_need(), plan)
+
+
+def _in_full_precision(infos: Sequence[TensorInfo], dtype: str, ranks: int) -> _Weights:
+    return _Weights(sum(math.prod(info.shape) for info in infos) * DTYPE_BYTES[dtype] // ranks, None)
+
+
+def _quantized(
+    infos: Sequence[TensorInfo], quantization: Component, need: QuantizationNeed, plan: LayerPlan
+) -> _Weights:
+    from dovetail.nn.layer_plan import ask_layers, bytes_held  # takes torch along, which most commands do without
+
     plugin, options = create_class(quantization)
-    packed = cast(type[QuantizationMethod], plugin)(options, need).bytes_per_weight()
-    # Embeddings are looked up, not multiplied, so methods leave them alone.
-    return sum(int(math.prod(info.shape) * (packed if _is_linear(info) else plain)) for info in infos)
+    method = cast(type[QuantizationMethod], plugin)(options, need)
+    held = bytes_held(plan, method, need.device_type, DTYPE_BYTES[need.dtype], infos)
+    return _Weights(plan.num_bytes(held), f"{quantization.name} {ask_layers(plan, method, need.device_type)}")
 
 
-def _is_linear(info: TensorInfo) -> bool:
-    return len(info.shape) == 2 and "embed" not in info.name
+def _plan(family: Component, hf_config: Mapping[str, Any], ranks: int) -> LayerPlan:
+    from dovetail.nn.layer_plan import plan_layers
+
+    plugin, options = create_class(family)
+    return plan_layers(cast(type[ModelFamily], plugin)(options), hf_config, tensor_parallel=ranks)
 
 
 def _kv_memory(

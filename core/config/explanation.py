@@ -4,8 +4,8 @@ and what would be refused."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.config.estimate import MemoryEstimate, estimate_memory
@@ -46,6 +46,8 @@ class Explanation:
     """Why an engine would not start."""
     refused_requests: tuple[str, ...]
     """What requests would be refused for."""
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    """Warnings of single values, by key."""
 
 
 def explain(
@@ -69,6 +71,7 @@ def explain(
         estimate=estimate,
         refusal=refusal,
         refused_requests=_refused_requests(resolved, estimate) if resolved is not None else (),
+        remarks=dict(state.remarks),
     )
 
 

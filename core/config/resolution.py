@@ -25,6 +25,8 @@ class Resolution:
         self.environment = environment
         self._decisions: list[Decision] = []
         self.warnings: list[str] = []
+        self.remarks: dict[str, str] = {}
+        """What was warned of single values, by dotted key."""
         self.values: dict[str, Any] = copy.deepcopy(layered.config.model_dump(mode="json"))
         """The tree so far: what was asked, with decisions in its place."""
 
@@ -65,6 +67,11 @@ class Resolution:
     def warn(self, message: str) -> None:
         """Notes something odd that stops nothing."""
         self.warnings.append(message)
+
+    def remark(self, key: str, message: str) -> None:
+        """Warns of one value, beside which `dovetail explain` says it again."""
+        self.warn(f"{key} ({self.layered.origin(key)}): {message}")
+        self.remarks[key] = message
 
     def flat_values(self) -> dict[str, Any]:
         """The tree so far by dotted key."""

@@ -60,7 +60,9 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     rules_model.refuse_quantized_checkpoint(opener, hf_config)
     dtype = rules_model.choose_dtype(state, hf_config)
     family, size = rules_model.choose_family(state, hf_config, dtype)
-    quantization, packed_formats = rules_quantization.choose_quantization(state, family, opener, files, dtype)
+    quantization, packed_formats = rules_quantization.choose_quantization(
+        state, family, opener, files, hf_config, dtype
+    )
     operators = rules_run.choose_operators(state, family, dtype)
     need = rules_run.attention_need(state, hf_config, size, dtype, trees=False)
     kv_dtype = rules_run.choose_kv_dtype(state, need, is_quantized=quantization is not None)

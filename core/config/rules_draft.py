@@ -62,7 +62,7 @@ class DraftModelScope:
         rules_model.refuse_quantized_checkpoint(opener, hf_config)
         dtype = rules_model.choose_dtype(state, hf_config)
         family, size = rules_model.choose_family(state, hf_config, dtype)
-        quantization, packed_formats = choose_quantization(state, family, opener, files, dtype)
+        quantization, packed_formats = choose_quantization(state, family, opener, files, hf_config, dtype)
         self._state.warnings += state.warnings
         self.info = DraftModelInfo(hf_config, size, dtype, self._difference(files, opener, size.vocab_size))
         self.model = ResolvedDraftModel(

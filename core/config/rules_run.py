@@ -226,12 +226,26 @@ def choose_executor(state: Resolution) -> Component:
             f"with reproducibility: strict at most {_MOST_STRICT_RANKS} ranks may share a layer, since the order in "
             "which more of them are summed depends on the batch; lower it, or leave reproducibility at default"
         )
+    _remark_threads(state, section.threads, section.tensor_parallel)
     need = ExecutorNeed(
         state.environment.device_type, section.tensor_parallel, section.pipeline_parallel, section.enforce_eager
     )
     return choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
     ).component
+
+
+def _remark_threads(state: Resolution, threads: int | None, ranks: int) -> None:
+    """More threads than cores wait for each other at the end of every parallel loop."""
+    environment = state.environment
+    cores = environment.num_cores or environment.num_cpus
+    if threads is not None and threads * ranks > cores:
+        asked = f"{threads} threads on each of {ranks} ranks" if ranks > 1 else f"{threads} threads"
+        state.remark(
+            "executor.threads",
+            f"{asked} are more than the {cores} cores that this process may use, so steps wait for threads that do not "
+            f"run: ask for {max(1, cores // ranks)} at most",
+        )
 
 
 def attention_need(

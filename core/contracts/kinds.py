@@ -29,6 +29,7 @@ class Kind:
 _V1 = ContractVersion(1, 0)
 _V1_1 = ContractVersion(1, 1)
 _V1_2 = ContractVersion(1, 2)
+_V1_3 = ContractVersion(1, 3)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -49,7 +50,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1_2,
+            _V1_3,
             "how a linear layer's weights are held and multiplied",
         ),
         Kind("operators", "dovetail.contracts.operators:Operators", _V1_1, "the small operators between linear layers"),

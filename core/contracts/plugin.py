@@ -63,6 +63,8 @@ class Environment:
     """Host memory in bytes."""
     cpu_features: frozenset[str] = frozenset()
     """Instruction sets in the spelling of /proc/cpuinfo: "avx2", "avx512_bf16", "amx_tile", ..."""
+    num_cores: int | None = None
+    """Physical cores among the `num_cpus`, where the system tells."""
     devices: tuple[DeviceInfo, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     """Installed distributions that matter to selection: name -> version."""

@@ -7,8 +7,8 @@ chooses among such methods, since running them changes no weight.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -45,7 +45,7 @@ class LinearShape:
     has_bias: bool
 
 
-class LinearKernel:
+class LinearKernel(ABC):
     """The weights of one linear layer in the method's own form. Created on the worker's device."""
 
     @abstractmethod
@@ -110,7 +110,22 @@ class QuantizationMethod(Plugin):
 
     @abstractmethod
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """The kernel for one layer; None: this layer stays in full precision."""
+        """The kernel for one layer; None: this layer stays in full precision.
+
+        Asked while the configuration is resolved as well, of a model without weights, with the device "meta" where the
+        run's is no CPU: which layers are served has to follow from `shape`.
+        """
+
+    def why_not(self, shape: LinearShape) -> str | None:
+        """Why `create_linear` leaves a layer in full precision, as the end of a sentence ("input sizes that are no
+        multiple of 32"); asked only of layers that it does leave. None (without override): it is meant to be so, as
+        for layers that an option names. Since 1.3."""
+        return None
+
+    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
+        """What speaks against the method once the model's layers are known, `check` aside: an option that names a
+        layer which the model does not have. `shapes`: all that `create_linear` will be asked about. Since 1.3."""
+        return []
 
     def layout(self) -> str | None:
         """Names the form in which kernels hold their weights here, with a version and whatever of the machine it

@@ -84,7 +84,14 @@ class KernelKeeper:
         Returns the key under which `keep` should store them; None if they are restored, or are not to be kept: no files
         that would identify them, or more than fits.
         """
-        if not files or self._twice is not None or not self._kernels or not self._has_room():
+        if not files or self._twice is not None or not self._kernels:
+            return None
+        if unkept := {
+            type(kept.kernel).__qualname__ for kept in self._kernels.values() if not _can_be_kept(kept.kernel)
+        }:
+            logger.debug("packed weights are not kept: %s lacks packed or restore", ", ".join(sorted(unkept)))
+            return None
+        if not self._has_room():
             return None
         try:
             key = self._key(self._cache.content_key(files, *self._made_by), self._rank)
@@ -128,3 +135,8 @@ class KernelKeeper:
                 self._cache.max_bytes / 2**30,
             )
         return 0 < wanted <= self._cache.max_bytes
+
+
+def _can_be_kept(kernel: LinearKernel) -> bool:
+    own = type(kernel)
+    return own.packed is not LinearKernel.packed and own.restore is not LinearKernel.restore

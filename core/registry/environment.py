@@ -29,9 +29,11 @@ def detect_environment(device_type: str | None = None) -> Environment:
     group = _own_cgroup()
     memory_limit = cgroup_memory_limit(group)
     total = psutil.virtual_memory().total
+    num_cpus, cores = _num_cpus(cgroup_cpu_limit(group)), psutil.cpu_count(logical=False)
     return Environment(
         device_type=device_type,
-        num_cpus=_num_cpus(cgroup_cpu_limit(group)),
+        num_cpus=num_cpus,
+        num_cores=None if cores is None else min(cores, num_cpus),
         memory_bytes=total if memory_limit is None else min(total, memory_limit),
         cpu_features=cpu_features(_read(Path("/proc/cpuinfo")) or ""),
         devices=devices,

@@ -7,6 +7,7 @@ outlier decomposition), so every weight is off by at most scale / 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -14,9 +15,13 @@ import torch
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.skipped import against_skip, is_skipped
 
 FEW_ROWS = 8
 """Up to so many rows torch's int8 kernel, which reads the weights once, beats a dequantized multiplication."""
+
+
+_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 class Int8Options(PluginOptions):
@@ -29,23 +34,32 @@ class Int8Options(PluginOptions):
 class Int8Method(QuantizationMethod):
     """Holds linear weights as int8 with a scale per output channel."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     Options = Int8Options
     stability = "provisional"
     options: Int8Options
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: Int8Options, environment: Environment) -> list[str]:
-        """Activations must be of a float dtype that torch multiplies."""
+        """Activations of a float dtype that torch multiplies; on CPUs bfloat16, the only one that its int8 kernel is
+        fast with."""
         if need.dtype not in ("float32", "bfloat16", "float16"):
             return [f"int8 multiplies with float32, bfloat16 or float16 activations, not {need.dtype}"]
-        return []
+        if need.device_type != "cpu" or need.dtype == "bfloat16":
+            return []
+        slowly = "" if environment.cpu_features & _BFLOAT16 else ", which this processor computes prompts slowly in"
+        return [
+            f"on CPUs int8 with {need.dtype} activations is slower than no quantization: use q8, which takes any, or"
+            f" set model.dtype to bfloat16{slowly}"
+        ]
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """An int8 kernel, except for the layers that `skip` names."""
-        if any(part in shape.name for part in self.options.skip):
-            return None
-        return Int8Linear(shape, device)
+        return None if is_skipped(shape.name, self.options.skip) else Int8Linear(shape, device)
+
+    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
+        """Skipped layers that are not there."""
+        return against_skip(self.options.skip, shapes, usual=Int8Options().skip)
 
     def bytes_per_weight(self) -> float:
         """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""
@@ -71,7 +85,7 @@ class Int8Linear(LinearKernel):
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Few rows through torch's kernel, many through weights dequantized for the call."""
-        if self._is_on_cpu and x.dtype in (torch.float32, torch.bfloat16) and x.shape[0] <= FEW_ROWS:
+        if self._is_on_cpu and x.dtype == torch.bfloat16 and x.shape[0] <= FEW_ROWS:
             y = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._quantized, self._scale.to(x.dtype))
             return y if bias is None else y + bias
         return torch.nn.functional.linear(x, self.dequantized(x.dtype), bias)

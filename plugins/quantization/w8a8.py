@@ -6,6 +6,7 @@ Xiao et al. 2023, section 2, "per-token dynamic"; FP8 Formats for Deep Learning,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.skipped import against_skip, is_skipped
 
 _FP8 = torch.float8_e4m3fn
 _FP8_MOST = 448.0
@@ -32,19 +34,32 @@ class EightBitOptions(PluginOptions):
 class _EightBitMethod(QuantizationMethod):
     """What the two have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     Options = EightBitOptions
     stability = "experimental"
     options: EightBitOptions
 
     def _serves(self, shape: LinearShape) -> bool:
         """Matrix units take sizes that are multiples of 16."""
-        is_skipped = any(part in shape.name for part in self.options.skip)
-        return not is_skipped and shape.in_features % 16 == 0 and shape.out_features % 16 == 0
+        return not is_skipped(shape.name, self.options.skip) and _fits(shape)
+
+    def why_not(self, shape: LinearShape) -> str | None:
+        """Sizes that matrix units do not take."""
+        return (
+            None if is_skipped(shape.name, self.options.skip) or _fits(shape) else "sizes that are no multiples of 16"
+        )
+
+    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
+        """Skipped layers that are not there."""
+        return against_skip(self.options.skip, shapes, usual=EightBitOptions().skip)
 
     def bytes_per_weight(self) -> float:
         """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""
         return 1.0 + 4.0 / 1024
+
+
+def _fits(shape: LinearShape) -> bool:
+    return shape.in_features % 16 == 0 and shape.out_features % 16 == 0
 
 
 class FP8Method(_EightBitMethod):

@@ -10,13 +10,14 @@ from dovetail.commands.checks import nearest, require
 from dovetail.commands.machine import noise_warning
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.result import Metric, Result
-from dovetail.plugins.commands.bench.stats import MIN_GROUPS, bootstrap_ratio, statistic_of
+from dovetail.plugins.commands.bench.stats import MANY_GROUPS, MIN_GROUPS, ratio_of, statistic_of
 
 Verdict = Literal["faster", "slower", "undecided"]
 
 _NOTES = (
-    "Intervals: percentile bootstrap of the ratio, 4,000 draws of whole repetitions (serve: blocks of consecutive"
-    f" requests); none where a side has fewer than {MIN_GROUPS}. undecided: the interval holds 1, or there is none.",
+    "Intervals: Student's t on logarithms, a value for each repetition (serve: block of consecutive requests); from"
+    f" {MANY_GROUPS} repetitions on each side on, 4,000 bootstrap draws of them; none where a side has fewer than"
+    f" {MIN_GROUPS}. undecided: the interval holds 1, or there is none.",
     "They know the spread within each result only: what changed on the machine from one to the other is not in them."
     " Each stands for itself, so of twenty metrics that are really equal one passes for decided by chance.",
 )
@@ -86,7 +87,7 @@ def compare(
     require(bool(common), f"{names[0]} and {names[1]} have no metric in common: compare results of one subcommand")
     rows = [_row(name, a.metrics[name], b.metrics[name], statistic) for name in common]
     environment = list(_differences(a.environment, b.environment, skip="load_average"))
-    config = list(_differences(a.config, b.config))
+    config = list(_differences(_with_plugins(a.config), _with_plugins(b.config)))
     notes = [f"differs: {line}" for line in environment + config] + list(_NOTES)
     warnings = [f"different workloads: {line}" for line in differing]
     for name, result in zip(names, (a, b), strict=True):
@@ -109,7 +110,7 @@ def _row(name: str, a: Metric, b: Metric, statistic: str | None) -> Row:
     )
     statistic = statistic or a.statistic
     a_value, b_value = statistic_of(a.samples, statistic), statistic_of(b.samples, statistic)
-    ratio = bootstrap_ratio(a.groups, b.groups, statistic)
+    ratio = ratio_of(a.groups, b.groups, statistic)
     if ratio is None:
         return Row(name, a.unit, statistic, a_value, b_value, None, None, "undecided", None)
     slowdown = ratio.value - 1 if a.better == "lower" else (1 / ratio.value - 1 if ratio.value > 0 else None)
@@ -122,6 +123,15 @@ def _verdict(interval: tuple[float, float] | None, better: str) -> Verdict:
         return "undecided"
     is_more = interval[0] > 1
     return "faster" if is_more == (better == "higher") else "slower"
+
+
+def _with_plugins(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config whose plugins stand under their kinds, so that what differs is told by kind and name."""
+    kinds: dict[str, list[str]] = {}
+    for plugin in config.get("plugins", ()):
+        origin = " ".join(str(plugin[key]) for key in ("distribution", "version") if plugin.get(key))
+        kinds.setdefault(plugin["kind"], []).append(plugin["name"] + (f" ({origin})" if origin else ""))
+    return {**config, "plugins": {kind: ", ".join(names) for kind, names in kinds.items()}}
 
 
 def _differences(a: Any, b: Any, place: str = "", skip: str = "") -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""Percentiles, summaries, and bootstrap intervals of ratios."""
+"""Percentiles, summaries, and intervals of ratios."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 90, 95, 99)
 MIN_GROUPS = 3
 """Fewer independent groups than this tell nothing about their spread."""
+MANY_GROUPS = 30
+"""From so many on, drawing them again tells what their spread does to a statistic."""
+_STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""97.5% quantiles for 1 to 30 degrees of freedom."""
+_LARGEST_LOG = 700.0
 
 Groups = Sequence[Sequence[float]]
 """Samples by what was repeated independently: repetitions, processes, or blocks of consecutive requests."""
@@ -64,14 +74,16 @@ class Ratio:
 
     value: float
     interval: tuple[float, float] | None
-    """None where a side has fewer than `MIN_GROUPS` groups."""
+    """None where a side has fewer than `MIN_GROUPS` groups, or few of which one has a value of 0."""
 
 
-def bootstrap_ratio(a: Groups, b: Groups, statistic: str, *, resamples: int = 4000, seed: int = 0) -> Ratio | None:
-    """The ratio of a statistic, and its percentile-bootstrap interval.
+def ratio_of(a: Groups, b: Groups, statistic: str, *, resamples: int = 4000, seed: int = 0) -> Ratio | None:
+    """The ratio of a statistic, and its interval. None where a side has no samples or a's statistic is 0.
 
-    Whole groups are drawn, since samples within one share what happened in it: intervals over single tokens would be
-    far too narrow. None where a side has no samples or a's statistic is 0.
+    What varies independently are whole groups, since samples within one share what happened in it: intervals over
+    single tokens would be far too narrow. Of fewer than `MANY_GROUPS` the interval is Student's t on logarithms, one
+    value per group (Welch, 1947), and there is none where a group's value is not above 0; of more, the percentile
+    bootstrap, which is too narrow for few.
     """
     a, b = [group for group in a if group], [group for group in b if group]
     if not a or not b or statistic_of(flatten(a), statistic) == 0:
@@ -79,6 +91,34 @@ def bootstrap_ratio(a: Groups, b: Groups, statistic: str, *, resamples: int = 40
     value = statistic_of(flatten(b), statistic) / statistic_of(flatten(a), statistic)
     if min(len(a), len(b)) < MIN_GROUPS:
         return Ratio(value, None)
+    if min(len(a), len(b)) >= MANY_GROUPS:
+        return Ratio(value, _bootstrap_interval(a, b, statistic, resamples, seed))
+    interval = _student_interval(a, b, statistic)
+    # Of pooled samples the ratio may differ from that of the groups' means, beside which it stands.
+    return Ratio(value, interval and (min(interval[0], value), max(interval[1], value)))
+
+
+def _student_interval(a: Groups, b: Groups, statistic: str) -> tuple[float, float] | None:
+    sides = [[statistic_of(group, statistic) for group in groups] for groups in (a, b)]
+    if min(min(side) for side in sides) <= 0:
+        return None
+    logs = [[math.log(value) for value in side] for side in sides]
+    squares = [variance(side) / len(side) for side in logs]
+    centre = fmean(logs[1]) - fmean(logs[0])
+    total = sum(squares)
+    if total == 0:
+        return math.exp(centre), math.exp(centre)
+    freedom = total**2 / sum(square**2 / (len(side) - 1) for square, side in zip(squares, logs, strict=True))
+    half = _student(freedom) * math.sqrt(total)
+    return math.exp(min(centre - half, _LARGEST_LOG)), math.exp(min(centre + half, _LARGEST_LOG))
+
+
+def _student(freedom: float) -> float:
+    """The 97.5% quantile of Student's t; a little more between the degrees of freedom that are tabled."""
+    return _STUDENT[min(max(1, math.floor(freedom)), len(_STUDENT)) - 1]
+
+
+def _bootstrap_interval(a: Groups, b: Groups, statistic: str, resamples: int, seed: int) -> tuple[float, float] | None:
     import numpy as np
 
     generator = np.random.default_rng(seed)
@@ -86,9 +126,9 @@ def bootstrap_ratio(a: Groups, b: Groups, statistic: str, *, resamples: int = 40
     top = _resampled(b, statistic, resamples, generator)
     usable = bottom != 0
     if not usable.any():
-        return Ratio(value, None)
+        return None
     low, high = np.quantile(top[usable] / bottom[usable], [0.025, 0.975])
-    return Ratio(value, (float(low), float(high)))
+    return float(low), float(high)
 
 
 def _resampled(groups: Groups, statistic: str, resamples: int, generator: object) -> NDArray:

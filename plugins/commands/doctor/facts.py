@@ -265,12 +265,19 @@ class Examination:
 
     def roofs(self) -> Mapping[str, float]:
         """Tokens per second that the machine allows: "decode" by bandwidth, "prefill" by matrix products; without
-        those that are not known (no model, another device than the CPU, a dtype without a rate)."""
+        those that are not known (no model, another device than the CPU, a dtype without a rate; "prefill" of quantized
+        weights, which methods multiply in ways of their own, faster than torch's numbers or slower)."""
         model = self.model
         if model is None or model.device != "cpu":
             return {}
         roofs = {"decode": model.traffic.roof(self.measured.memory_bandwidth)}
-        rate = self.measured.product_rate(model.dtype)
-        if rate is not None:
-            roofs["prefill"] = rate / model.operations_per_token
+        if model.quantization is None and (rate := self.torch_prefill_rate()) is not None:
+            roofs["prefill"] = rate
         return roofs
+
+    def torch_prefill_rate(self) -> float | None:
+        """Prompt tokens per second at the rate of torch's products in the model's dtype; None where that is not
+        known. A roof for full precision, and for everything else a number to compare with."""
+        model = self.model
+        rate = None if model is None or model.device != "cpu" else self.measured.product_rate(model.dtype)
+        return None if model is None or rate is None else rate / model.operations_per_token

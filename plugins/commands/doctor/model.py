@@ -14,8 +14,9 @@ from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.contracts.weights import TensorInfo, WeightFormat
+from dovetail.nn.layer_plan import ask_layers, bytes_held, plan_layers
 from dovetail.plugins.commands.doctor.facts import Alternative, Measured, Model, Traffic
-from dovetail.plugins.commands.doctor.traffic import Plan, bytes_held, plan_model
+from dovetail.plugins.commands.doctor.traffic import operations_per_token, traffic_of
 
 _METHODS = "dovetail.quantization.v1"
 
@@ -30,7 +31,7 @@ def examine_model(
     ranks = resolved.tensor_parallel
     longest = resolved.model.max_model_len
     counter = _create_counter(resolved)
-    operations = 2 * estimate.num_parameters if counter is None else counter.plan.operations_per_token()
+    operations = 2 * estimate.num_parameters if counter is None else operations_per_token(counter.plan)
     if context is None:
         rate = measured.product_rate(resolved.model.dtype)
         context = prompt_length(None if rate is None else rate / operations, longest)
@@ -90,7 +91,9 @@ class _Counter:
         self._resolved = resolved
         self._infos = _tensor_infos(resolved)
         model = resolved.model
-        self.plan: Plan = plan_model(family, model.hf_config, resolved.cache.dtype, model.max_model_len)
+        self.plan = plan_layers(
+            family, model.hf_config, kv_dtype=resolved.cache.dtype, max_model_len=model.max_model_len
+        )
 
     def current(self, context: int) -> Traffic:
         """As configured."""
@@ -111,14 +114,17 @@ class _Counter:
                 options = installed.plugin.Options()
                 if not installed.plugin.check(need, options, environment):
                     method = installed.plugin(options, need)
-                    yield Alternative(installed.name, self._traffic(method, context))
+                    if ask_layers(self.plan, method, need.device_type).names:
+                        yield Alternative(installed.name, self._traffic(method, context))
             # A method that cannot be asked is none to advise; `dovetail plugins doctor` tells what is broken.
             except (DovetailError, ValueError, TypeError):
                 continue
 
     def _traffic(self, method: QuantizationMethod | None, context: int) -> Traffic:
-        held = bytes_held(self.plan, method, DTYPE_BYTES[self._resolved.model.dtype], self._infos)
-        return self.plan.traffic(held, self._resolved.cache.block_size, context)
+        resolved = self._resolved
+        plain = DTYPE_BYTES[resolved.model.dtype]
+        held = bytes_held(self.plan, method, resolved.device_type, plain, self._infos)
+        return traffic_of(self.plan, held, resolved.cache.block_size, context)
 
 
 @dataclass(frozen=True)

@@ -164,12 +164,22 @@ def _print_roof(console: Console, facts: Examination) -> None:
             "-" if roof is None else rate(roof),
             "-" if got is None else rate(got),
             "-" if roof is None or got is None else percent(got / roof),
-            why[name] if roof is not None else f"not known for {model.device} with {model.dtype}",
+            why[name] if roof is not None else _no_roof(facts, model),
         )
     _print_table(console, table)
     if run is not None:
         threads = f", {run.threads} torch threads" if run.threads is not None else ""
         console.print(Text(f"  median of {run.num_steps} single-token steps{threads}", style="dim"))
+
+
+def _no_roof(facts: Examination, model: Model) -> str:
+    torch_rate = facts.torch_prefill_rate()
+    if model.quantization is None or torch_rate is None:
+        return f"not known for {model.device} with {model.dtype}"
+    return (
+        f"not known: {model.quantization} multiplies in its own way; torch's {model.dtype} products, for comparison:"
+        f" {rate(torch_rate)} tok/s"
+    )
 
 
 def _print_advice(console: Console, advice: Sequence[Advice]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
+from dovetail.nn.skipped import against_skip, is_skipped
 from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, PACKED_FORMATS
 from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding, layout
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
@@ -35,7 +37,7 @@ def reasons_against(name: str, need: QuantizationNeed) -> list[str]:
 class GroupedMethod(QuantizationMethod):
     """What the methods have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     stability = "provisional"
     embeddings = True
     batch_invariant = True
@@ -49,18 +51,34 @@ class GroupedMethod(QuantizationMethod):
         """Tiles of as many rows as the processor's vectors have lanes."""
         return layout()
 
-    def linear(self, shape: LinearShape, rounding: Rounding, skip: tuple[str, ...] = ()) -> LinearKernel | None:
-        """A kernel, except for skipped layers and input sizes that leave a broken block."""
-        if shape.in_features % BLOCK or any(part in shape.name for part in skip):
-            return None
-        return GroupedLinear(shape, self.memory, rounding)
+    def why_not(self, shape: LinearShape) -> str | None:
+        """Input sizes that leave a broken block."""
+        return f"input sizes that are no multiple of {BLOCK}" if shape.in_features % BLOCK else None
 
 
-class EightBitMethod(GroupedMethod):
-    """8 bits a weight, one scale per 32: what GGUF calls Q8_0. Embeddings and output layer too."""
+class RoundingMethod(GroupedMethod):
+    """What `q8` and `q4` have in common."""
 
     Options = GroupedOptions
     options: GroupedOptions
+
+    def linear(self, shape: LinearShape, rounding: Rounding) -> LinearKernel | None:
+        """A kernel, except for skipped layers and input sizes that leave a broken block."""
+        if is_skipped(shape.name, self.options.skip) or shape.in_features % BLOCK:
+            return None
+        return GroupedLinear(shape, self.memory, rounding)
+
+    def why_not(self, shape: LinearShape) -> str | None:
+        """As every method over groups, of layers that are not skipped."""
+        return None if is_skipped(shape.name, self.options.skip) else super().why_not(shape)
+
+    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
+        """Skipped layers that are not there."""
+        return against_skip(self.options.skip, shapes)
+
+
+class EightBitMethod(RoundingMethod):
+    """8 bits a weight, one scale per 32: what GGUF calls Q8_0. Embeddings and output layer too."""
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: GroupedOptions, environment: Environment) -> list[str]:
@@ -69,19 +87,16 @@ class EightBitMethod(GroupedMethod):
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Rounds every layer that is not skipped."""
-        return self.linear(shape, round_to_eight, self.options.skip)
+        return self.linear(shape, round_to_eight)
 
     def bytes_per_weight(self) -> float:
         """Scales included."""
         return EIGHT.bytes_per_weight()
 
 
-class FourBitMethod(GroupedMethod):
+class FourBitMethod(RoundingMethod):
     """4 bits a weight, one scale and one minimum per 32 (GGUF's Q4_1), fitted by least squares. The table of token
     embeddings, and the output layer with it, takes 8 bits."""
-
-    Options = GroupedOptions
-    options: GroupedOptions
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: GroupedOptions, environment: Environment) -> list[str]:
@@ -91,7 +106,7 @@ class FourBitMethod(GroupedMethod):
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Rounds every layer that is not skipped."""
         is_vocabulary = any(part in shape.name for part in ("embed", "lm_head"))
-        return self.linear(shape, round_to_eight if is_vocabulary else round_to_four, self.options.skip)
+        return self.linear(shape, round_to_eight if is_vocabulary else round_to_four)
 
     def bytes_per_weight(self) -> float:
         """Scales and minimums included."""

@@ -34,7 +34,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
         seed=st.integers(0, 9),
         hf_overrides=subset(max_position_embeddings=st.integers(64, 256), anything=st.integers()),
         family=component("auto", "llama"),
-        quantization=st.none() | component("auto", "int8", skip=st.sampled_from([[], ["lm_head"]])),
+        quantization=st.none() | component("auto", "q8", skip=st.sampled_from([[], ["o_proj"]])),
         weight_format=component("auto", "safetensors"),
     ),
     "cache": subset(

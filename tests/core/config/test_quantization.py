@@ -16,13 +16,20 @@ from dovetail.cli import explain as explain_command
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.registry.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 
 METHODS = '''\
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import QuantizationMethod
+from dovetail.contracts.quantization import LinearKernel, QuantizationMethod
+
+class Kernel(LinearKernel):
+    def load(self, rows, weight):
+        raise NotImplementedError
+
+    def apply(self, x, bias):
+        raise NotImplementedError
 
 class Options(PluginOptions):
     skip: list[str] = []
@@ -34,7 +41,7 @@ class Method(QuantizationMethod):
     Options = Options
 
     def create_linear(self, shape, device):
-        return None
+        return Kernel()
 
     def bytes_per_weight(self):
         return 0.625
@@ -45,6 +52,16 @@ class FourBits(Method):
 
 class EightBits(Method):
     holds = frozenset({"Q8_0"})
+
+class Silent(Method):
+    """Its kernels multiply nothing."""
+
+    def create_linear(self, shape, device):
+        class Incomplete(LinearKernel):
+            def load(self, rows, weight):
+                raise NotImplementedError
+
+        return Incomplete()
 
 class Picky(Method):
     holds = frozenset({"Q4_1"})
@@ -161,6 +178,11 @@ def test_a_named_method_is_taken_whatever_it_holds(resolve_gguf):
 def test_a_named_method_never_falls_back(resolve_gguf):
     with pytest.raises(ConfigError, match=r"'picky' cannot be used here:\n  - it holds Q4_1 only"):
         resolve_gguf({"ffn_gate": Q4_1, "ffn_up": Q8_0}, {"quantization": "picky"})
+
+
+def test_a_kernel_without_apply_is_its_plugins_fault(resolve_gguf):
+    with pytest.raises(PluginError, match=r"Silent breaks the contract .* apply"):
+        resolve_gguf({"ffn_gate": Q4_1}, {"quantization": f"{MODULE}:Silent"})
 
 
 def test_null_asks_nobody(resolve_gguf):

@@ -74,6 +74,19 @@ def test_another_machine_is_noted() -> None:
     assert "differs: cpu: x / y" in notes
 
 
+def test_other_plugins_are_noted_by_kind_and_name() -> None:
+    def config(attention: str, version: str) -> dict[str, Any]:
+        names = {"executor": "cpu", "attention_backend": attention, "scheduler": "fcfs"}
+        plugins = [{"kind": k, "name": n, "distribution": "dovetail", "version": "1"} for k, n in names.items()]
+        return {"values": {}, "plugins": [*plugins, {"kind": "telemetry_sink", "name": "log", "version": version}]}
+
+    notes = compare(result(config=config("paged_cpu", "1")), result(config=config("sdpa", "2"))).notes
+    assert [note for note in notes if note.startswith("differs: plugins")] == [
+        "differs: plugins.attention_backend: paged_cpu (dovetail 1) / sdpa (dovetail 1)",
+        "differs: plugins.telemetry_sink: log (1) / log (2)",
+    ]
+
+
 def test_an_unknown_metric_answers_with_the_nearest() -> None:
     assert len(compare(result(), result(), metrics=["ttft"]).rows) == 1
     with pytest.raises(ConfigError, match="did you mean"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import numpy as np
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.slo import ServiceLevels
 from dovetail.plugins.commands.bench.stats import (
-    bootstrap_ratio,
     flatten,
     percentile,
+    ratio_of,
     statistic_of,
     summarize,
 )
@@ -58,7 +59,7 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says() -> None:
     for trial in range(120):
         a = [[draw.lognormvariate(0, 0.2)] for _ in range(40)]
         b = [[1.3 * draw.lognormvariate(0, 0.2)] for _ in range(40)]
-        ratio = bootstrap_ratio(a, b, "mean", resamples=400, seed=trial)
+        ratio = ratio_of(a, b, "mean", resamples=400, seed=trial)
         assert ratio is not None
         assert ratio.interval is not None
         covered += ratio.interval[0] <= 1.3 <= ratio.interval[1]
@@ -66,20 +67,65 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says() -> None:
     assert covered >= 101
 
 
+@pytest.mark.parametrize("statistic", ["mean", "median"])
+@pytest.mark.parametrize("groups", [3, 5, 10])
+@pytest.mark.parametrize("noise", ["normal", "lognormal"])
+def test_equal_results_are_rarely_called_different(groups: int, statistic: str, noise: str) -> None:
+    draw = random.Random(f"{groups} {statistic} {noise}")
+
+    def results() -> list[list[float]]:
+        if noise == "normal":
+            return [[draw.gauss(1, 0.03)] for _ in range(groups)]
+        return [[draw.lognormvariate(0, 0.3)] for _ in range(groups)]
+
+    intervals = [ratio_of(results(), results(), statistic) for _ in range(2000)]
+    wrong = sum(not low <= 1 <= high for low, high in (found.interval for found in intervals if found))
+    # Of 2,000 at 5%, more than 140 have a chance below 1e-4.
+    assert wrong <= 140
+
+
+def test_few_repetitions_still_find_a_large_difference() -> None:
+    ratio = ratio_of([[1.0], [1.01], [0.99]], [[1.3], [1.31], [1.29]], "median")
+    assert ratio is not None
+    assert ratio.interval is not None
+    assert 1.2 < ratio.interval[0] < ratio.value < ratio.interval[1] < 1.4
+
+
+def test_repetitions_that_are_all_alike_are_told_apart_and_zeros_are_not() -> None:
+    same = ratio_of([[2.0]] * 3, [[3.0]] * 3, "mean")
+    assert same is not None
+    assert same.interval == pytest.approx((1.5, 1.5))
+    zero = ratio_of([[2.0]] * 3, [[3.0], [0.0], [1.0]], "mean")
+    assert zero is not None
+    assert zero.interval is None
+
+
+def test_the_quantiles_are_those_of_students_t() -> None:
+    """Against the density, integrated by trapezoids."""
+    from dovetail.plugins.commands.bench.stats import _STUDENT
+
+    for freedom, quantile in enumerate(_STUDENT, 1):
+        points = np.linspace(-quantile, quantile, 20001)
+        scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+        density = scale * (1 + points**2 / freedom) ** (-(freedom + 1) / 2)
+        inside = float(((density[1:] + density[:-1]) / 2).sum() * (points[1] - points[0]))
+        assert inside == pytest.approx(0.95, abs=1e-4)
+
+
 def test_samples_of_one_repetition_do_not_count_as_many() -> None:
     a = [[value] * 500 for value in (1.0, 1.4, 0.8)]
     b = [[value] * 500 for value in (1.1, 1.5, 0.9)]
-    ratio = bootstrap_ratio(a, b, "mean")
+    ratio = ratio_of(a, b, "mean")
     assert ratio is not None
     assert ratio.interval is not None
     assert ratio.interval[0] < 1 < ratio.interval[1]
 
 
 def test_two_repetitions_have_no_interval_and_zero_no_ratio() -> None:
-    ratio = bootstrap_ratio([[1.0], [2.0]], [[1.0]] * 5, "median")
+    ratio = ratio_of([[1.0], [2.0]], [[1.0]] * 5, "median")
     assert ratio is not None
     assert ratio.interval is None
-    assert bootstrap_ratio([[0.0]] * 3, [[1.0]] * 3, "median") is None
+    assert ratio_of([[0.0]] * 3, [[1.0]] * 3, "median") is None
 
 
 def test_times_of_a_request() -> None:

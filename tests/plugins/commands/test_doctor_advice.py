@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from dovetail.plugins.commands.doctor.advice import advise
 from dovetail.plugins.commands.doctor.facts import (
@@ -25,6 +27,7 @@ from dovetail.plugins.commands.doctor.facts import (
     Software,
     Traffic,
 )
+from dovetail.plugins.commands.doctor.report import print_report
 
 GIB = 1 << 30
 CPU_8 = CPU("Fast 9000", "x86_64", tuple(range(8)), 8, 8, None, 1, frozenset({"avx2"}))
@@ -94,6 +97,17 @@ def test_a_machine_without_a_model_needs_nothing() -> None:
 
 def test_roofs_are_bandwidth_over_bytes_and_products_over_operations() -> None:
     assert HEALTHY.roofs() == {"decode": pytest.approx(30), "prefill": pytest.approx(1000)}
+
+
+def test_torchs_products_are_no_roof_for_quantized_weights() -> None:
+    facts = with_model(quantization="q8")
+    assert set(facts.roofs()) == {"decode"}
+    assert facts.torch_prefill_rate() == pytest.approx(1000)
+    text = io.StringIO()
+    print_report(Console(file=text, width=300), facts, ())
+    (line,) = [line for line in text.getvalue().splitlines() if line.startswith("prefill ")]
+    assert "not known: q8 multiplies in its own way; torch's float32 products, for comparison: 1,000 tok/s" in line
+    assert "%" not in line
 
 
 def test_other_devices_have_no_roof() -> None:

@@ -17,12 +17,12 @@ from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import TensorInfo
 from dovetail.nn import TorchLinear
+from dovetail.nn.layer_plan import LayerPlan, PlannedLayer, bytes_held
 from dovetail.nn.native import reasons_against
 from dovetail.plugins.commands.doctor import bandwidth
 from dovetail.plugins.commands.doctor.command import DoctorCommand
 from dovetail.plugins.commands.doctor.facts import Bandwidth, Measured, Model
 from dovetail.plugins.commands.doctor.model import examine_model, prompt_length
-from dovetail.plugins.commands.doctor.traffic import Layer, Plan, bytes_held
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 MEASURED = Measured(1, "none", (Bandwidth(1 << 30, "memory", 1, 1e10),), ())
@@ -73,14 +73,14 @@ def test_windows_bound_what_attention_reads(tmp_path: Path) -> None:
 
 def test_a_quantized_layer_reads_what_its_method_says(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, tiny_config("llama", tie_word_embeddings=False))
-    traffic = examined(tmp_path, quantization="int8").traffic
+    traffic = examined(tmp_path, quantization="int8", dtype="bfloat16").traffic
     linear = sum(count for name, count in matrices(model).items() if "proj" in name)
     rest = sum(count for name, count in matrices(model).items() if "proj" not in name and "embed" not in name)
-    assert traffic.weight_bytes == int(linear * (1 + 4 / 1024) + 4 * rest)
+    assert traffic.weight_bytes == int(linear * (1 + 4 / 1024) + 2 * rest)
 
 
 class Holding(QuantizationMethod):
-    """Takes Q8_0 as it is, and claims 3 bytes for what comes in full precision."""
+    """Takes Q8_0 as it is."""
 
     contract = (1, 1)
     holds = frozenset({"Q8_0"})
@@ -94,23 +94,31 @@ class Holding(QuantizationMethod):
 
 def test_packed_layers_are_read_as_the_checkpoint_has_them() -> None:
     names = {"packed": ("a", "b"), "half": ("a", "c"), "plain": ("b",), "table": ("a",)}
-    layers = tuple(Layer(LinearShape(name, 32, 2, False), parts, name == "table") for name, parts in names.items())
+    layers = tuple(
+        PlannedLayer(LinearShape(name, 32, 2, False), parts, name == "table") for name, parts in names.items()
+    )
     infos = [
         TensorInfo("a", (1, 32), "Q8_0", 34),
         TensorInfo("b", (1, 32), "Q8_0", 34),
         TensorInfo("c", (1, 32), "F32", 128),
     ]
-    plan = Plan(layers, rest=0, caches=(), active_experts=1.0)
-    held = bytes_held(plan, Holding(PluginOptions(), QuantizationNeed("cpu", "float32")), 4, infos)
-    assert held == {"": 4, "packed": 34 / 32, "half": 3, "plain": 4, "table": 4}
+    plan = LayerPlan(layers, rest=0, caches=(), active_experts=1.0)
+    held = bytes_held(plan, Holding(PluginOptions(), QuantizationNeed("cpu", "float32")), "cpu", 4, infos)
+    assert held == {"": 4, "packed": 34 / 32, "half": (34 + 128) / 64, "plain": 4, "table": 4}
 
 
 def test_other_methods_are_weighed_too(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, tiny_config("llama"))
-    plain = examined(tmp_path)
+    plain, quantized = (examined(tmp_path, dtype="bfloat16", quantization=name) for name in ("auto", "int8"))
     by_name = {entry.name: entry.traffic for entry in plain.alternatives}
-    assert by_name["int8"] == examined(tmp_path, quantization="int8").traffic
-    assert "int8" not in {entry.name for entry in examined(tmp_path, quantization="int8").alternatives}
+    assert by_name["int8"] == quantized.traffic
+    assert "int8" not in {entry.name for entry in quantized.alternatives}
+
+
+def test_methods_that_serve_no_layer_or_are_slow_here_are_not_proposed(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4, "head_dim": 10}
+    save_tiny_model(tmp_path, tiny_config("llama", **sizes))
+    assert {"int8", "q8", "q4"}.isdisjoint(entry.name for entry in examined(tmp_path).alternatives)
 
 
 def test_operations_are_two_per_weight_of_the_layers(tmp_path: Path) -> None:

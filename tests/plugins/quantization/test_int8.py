@@ -75,6 +75,25 @@ def test_check_refuses_activations_that_are_not_float() -> None:
     assert "not int8" in reason
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("features", "is_slow"), [({"avx2"}, True), ({"avx512_bf16"}, False)])
+def test_check_refuses_activations_that_cpus_are_slow_with(dtype: str, features: set[str], is_slow: bool) -> None:
+    environment = Environment("cpu", num_cpus=1, memory_bytes=1, cpu_features=frozenset(features))
+    (reason,) = Int8Method.check(QuantizationNeed("cpu", dtype), Int8Method.Options(), environment)
+    assert "use q8" in reason
+    assert "model.dtype to bfloat16" in reason
+    assert ("slowly" in reason) == is_slow
+    assert Int8Method.check(QuantizationNeed("cuda", dtype), Int8Method.Options(), environment) == []
+
+
+def test_a_skipped_layer_that_is_not_there_is_told_with_its_neighbours() -> None:
+    shapes = [LinearShape(f"model.layers.0.self_attn.{name}", 8, 8, False) for name in ("qkv_proj", "o_proj")]
+    method = Int8Method(Int8Method.Options(skip=("lm_head", "q_proj")), QuantizationNeed("cpu", "bfloat16"))
+    (reason,) = method.against_layers(shapes)
+    assert "'q_proj'" in reason
+    assert "'qkv_proj'" in reason
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_quantized_model_stays_close_to_the_model(tmp_path: Path, dtype: Any) -> None:
     oracle = save_tiny_model(tmp_path, tiny_config("llama"))

@@ -1,0 +1,210 @@
+"""Which layers a model has, which of them a quantization method serves, and what they take: counted on a module that
+takes no memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from dovetail.contracts.kv import LayerCache
+from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import TensorInfo
+from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.linear import Linear
+from dovetail.nn.loading import num_parameters
+from dovetail.nn.planning import planning_context
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """One linear layer, or table of token embeddings, of one rank, its fused parts together."""
+
+    shape: LinearShape
+    sources: tuple[str, ...]
+    """Names of its tensors in the checkpoint."""
+    is_table: bool = False
+    """A token embedding."""
+    is_head: bool = False
+    """The output layer, which only the last prompt token needs; a tied one is the embedding's table too."""
+
+    @property
+    def weights(self) -> int:
+        """How many it has."""
+        return self.shape.in_features * self.shape.out_features
+
+    @property
+    def is_expert(self) -> bool:
+        """One of several, of which a token visits some."""
+        return ".experts." in self.shape.name
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What a model holds on one rank."""
+
+    layers: tuple[PlannedLayer, ...]
+    """What a token is multiplied with."""
+    rest: int
+    """Weights of norms, routers and biases, which stay in full precision; those of all ranks, divided evenly."""
+    caches: tuple[LayerCache, ...]
+    active_experts: float
+    """Fraction of the experts that one token visits."""
+    tables: tuple[PlannedLayer, ...] = ()
+    """Embeddings that are looked up and nothing else."""
+
+    def offered(self, method: QuantizationMethod) -> tuple[PlannedLayer, ...]:
+        """Those that `method` is asked about."""
+        return tuple(layer for layer in (*self.layers, *self.tables) if method.embeddings or not layer.is_table)
+
+    def num_bytes(self, held: Mapping[str, float]) -> int:
+        """Of all weights; `held` as `bytes_held` gives it."""
+        layers = sum(layer.weights * held[layer.shape.name] for layer in (*self.layers, *self.tables))
+        return int(layers + self.rest * held[""])
+
+
+class _Note(LinearKernel):
+    """Stands where a kernel would, and knows which layer that is."""
+
+    def __init__(self, shape: LinearShape):
+        self.shape = shape
+
+    def load(self, rows: slice, weight: Any) -> None:
+        raise RuntimeError("a planned model has no weights")
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        raise RuntimeError("a planned model cannot run")
+
+
+class _Recorder(QuantizationMethod):
+    """Puts a note in every place that a method is asked about."""
+
+    contract = (1, 1)
+    embeddings = True
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        return _Note(shape)
+
+    def bytes_per_weight(self) -> float:
+        return 0.0
+
+
+def plan_layers(
+    family: ModelFamily,
+    config: Mapping[str, Any],
+    *,
+    tensor_parallel: int = 1,
+    kv_dtype: str = "float32",
+    max_model_len: int = 1,
+) -> LayerPlan:
+    """Builds the model on the meta device, as the first rank has it. For families that take quantization; raises
+    `ModelError` as `ModelFamily.create`."""
+    recorder = _Recorder(PluginOptions(), QuantizationNeed("cpu", "float32"))
+    context = replace(
+        planning_context(tensor_parallel), quantization=recorder, kv_dtype=kv_dtype, max_model_len=max_model_len
+    )
+    module = family.create(config, context)
+    assert isinstance(module, torch.nn.Module)
+    layers = tuple(_layers(module))
+    tables = tuple(_tables(module, {layer.shape.name for layer in layers}))
+    return LayerPlan(
+        layers=layers,
+        rest=max(0, num_parameters(module) // tensor_parallel - sum(layer.weights for layer in (*layers, *tables))),
+        caches=tuple(layer.cache for layer in context.attention_layers),
+        active_experts=_active_experts(config, layers),
+        tables=tables,
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a quantization method makes of a model's layers."""
+
+    names: frozenset[str]
+    """Layers, and tables, that it has a kernel for."""
+    num_offered: int
+    reasons: Mapping[str, int]
+    """Layers that stay in full precision though nobody asked for it, counted by the method's reason."""
+
+    def __str__(self) -> str:
+        counted = "layer" if self.num_offered == 1 else "layers"
+        text = f"serves {len(self.names)} of {self.num_offered} {counted}"
+        because = "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+        return f"{text}, the others stay in full precision: {because}" if because else text
+
+    @property
+    def left_out(self) -> str:
+        """The whole as a warning; empty where none is due."""
+        return str(self) if self.reasons else ""
+
+
+def ask_layers(plan: LayerPlan, method: QuantizationMethod, device_type: str) -> Served:
+    """Which layers `method` has a kernel for."""
+    # Memory of the CPU is not touched before weights come, so creating the kernel costs nothing there.
+    device = torch.device("cpu" if device_type == "cpu" else "meta")
+    offered = plan.offered(method)
+    served = frozenset(layer.shape.name for layer in offered if method.create_linear(layer.shape, device) is not None)
+    left = (method.why_not(layer.shape) for layer in offered if layer.shape.name not in served)
+    return Served(served, len(offered), Counter(reason for reason in left if reason is not None))
+
+
+def bytes_held(
+    plan: LayerPlan, method: QuantizationMethod | None, device_type: str, plain: int, infos: Sequence[TensorInfo]
+) -> dict[str, float]:
+    """Bytes per weight of each layer by name, under "" that of everything else.
+
+    `plain`: bytes of a weight in full precision; `infos`: the checkpoint's tensors, whose blocks a method may hold.
+    """
+    held = {"": float(plain)} | {layer.shape.name: float(plain) for layer in (*plan.layers, *plan.tables)}
+    if method is None:
+        return held
+    served = ask_layers(plan, method, device_type).names
+    by_name = {info.name: info for info in infos}
+    for layer in plan.offered(method):
+        if layer.shape.name in served:
+            parts = [by_name[source] for source in layer.sources if source in by_name]
+            held[layer.shape.name] = _held(parts, method, plain)
+    return held
+
+
+def _held(parts: Sequence[TensorInfo], method: QuantizationMethod, plain: int) -> float:
+    """Bytes per weight of a layer that is served. Methods that hold packed blocks leave numbers as they are."""
+    packed = [info for info in parts if info.dtype in method.holds]
+    if not packed:
+        return plain if method.holds and parts else method.bytes_per_weight()
+    rest = sum(prod(info.shape) for info in parts) - sum(prod(info.shape) for info in packed)
+    return (sum(info.num_bytes for info in packed) + rest * plain) / sum(prod(info.shape) for info in parts)
+
+
+def _layers(module: torch.nn.Module) -> list[PlannedLayer]:
+    layers: list[PlannedLayer] = []
+    for child in module.modules():
+        if isinstance(child, Linear | LMHead) and isinstance(child.kernel, _Note):
+            sources = tuple(name for name, shape in child.expected().items() if len(shape) == 2)
+            is_head = isinstance(child, LMHead)
+            # A tied output layer expects nothing of its own: its kernel is the embedding's.
+            is_table = is_head and not sources
+            if is_table:
+                sources = (f"{child.kernel.shape.name}.weight",)
+            layers.append(PlannedLayer(child.kernel.shape, sources, is_table, is_head))
+    return layers
+
+
+def _tables(module: torch.nn.Module, tied: Collection[str]) -> list[PlannedLayer]:
+    return [
+        PlannedLayer(child.kernel.shape, tuple(child.expected()), is_table=True)
+        for child in module.modules()
+        if isinstance(child, VocabEmbedding) and isinstance(child.kernel, _Note) and child.name not in tied
+    ]
+
+
+def _active_experts(config: Mapping[str, Any], layers: Sequence[PlannedLayer]) -> float:
+    numbers = {layer.shape.name.partition(".experts.")[2].partition(".")[0] for layer in layers if layer.is_expert}
+    chosen = config.get("num_experts_per_tok")
+    return min(1.0, int(chosen) / len(numbers)) if chosen and numbers else 1.0
