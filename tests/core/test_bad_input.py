@@ -18,6 +18,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
 from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, ModelError, PluginError, RequestError
+from dovetail.contracts.kinds import KINDS
 from dovetail.testing.local_plugins import write_distribution
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -185,7 +186,8 @@ class TestConfigs:
         )
         monkeypatch.syspath_prepend(str(tmp_path))
         config["scheduler"] = "future"
-        contains(refuse(config, PluginError), "future", "contract 9", "speaks 1.0", "upgrade dovetail")
+        spoken = KINDS["scheduler"].version
+        contains(refuse(config, PluginError), "future", "contract 9", f"speaks {spoken}", "upgrade dovetail")
 
     def test_memory_too_small_for_one_request(self, refuse: Callable[..., str], config: Config) -> None:
         config["cache"]["num_blocks"] = 10
