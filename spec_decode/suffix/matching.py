@@ -28,10 +28,13 @@ class Guess:
     parents: list[int]
     probs: list[float]
     """How likely each node is to be right, those before it included, if what follows is distributed as before."""
-    score: float
-    """Their sum: how many of the nodes will be right."""
     place: int
     """Index, in the text, of the token after the latest of the occurrences that the guess was read from."""
+
+    @property
+    def score(self) -> float:
+        """How many of the nodes will be right, in the mean."""
+        return sum(self.probs)
 
     def confidence(self) -> list[float]:
         """How likely each node is to be right if the one before it is."""
@@ -96,9 +99,9 @@ def best_guess(
         chosen = ends[lengths >= length][-MAX_COUNTED:]
         follows = text[chosen[:, None] + np.arange(budget)].tolist()
         token_ids, parents, probs = (grow if tree else chain)(follows, budget, min_prob)
-        score = sum(probs)
-        if token_ids and (best is None or score > best.score):
-            best = Guess(token_ids, parents, probs, score, int(chosen[-1]))
+        guess = Guess(token_ids, parents, probs, int(chosen[-1]))
+        if token_ids and (best is None or guess.score > best.score):
+            best = guess
     return best
 
 
