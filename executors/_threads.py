@@ -23,6 +23,30 @@ def worker_threads(asked: int | None, num_workers: int = 1) -> int:
     return max(1, usable_cores() // num_workers)
 
 
+class TorchThreads:
+    """torch's number of threads in this process, which is the user's own and is given back."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+
+    def set(self, count: int) -> None:
+        """From now on torch computes with `count` threads."""
+        import torch
+
+        before = torch.get_num_threads()
+        if before != count:
+            torch.set_num_threads(count)
+            self._before = before
+
+    def restore(self) -> None:
+        """The number before `set`. Idempotent."""
+        if self._before is not None:
+            import torch
+
+            torch.set_num_threads(self._before)
+            self._before = None
+
+
 def usable_cores() -> int:
     """Physical cores, or fewer where CPU affinity or a container's CPU quota allows fewer."""
     limits = [psutil.cpu_count(logical=False), os.cpu_count(), _cgroup_cores()]

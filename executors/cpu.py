@@ -11,7 +11,7 @@ from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, Worker, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
-from dovetail.executors._threads import worker_threads
+from dovetail.executors._threads import TorchThreads, worker_threads
 
 
 class CPUOptions(PluginOptions):
@@ -37,7 +37,7 @@ class CPUExecutor(Executor):
         super().__init__(options, spec, need)
         self._threads = worker_threads(options.threads if options.threads is not None else spec.num_threads)
         self._worker: Worker | None = None
-        self._threads_before: int | None = None
+        self._torch_threads = TorchThreads()
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
@@ -55,7 +55,7 @@ class CPUExecutor(Executor):
         """Builds and loads the worker here, and sets torch's threads for this process until `shutdown`."""
         if self._worker is not None:
             raise RuntimeError("start() was called twice")
-        self._set_threads()
+        self._torch_threads.set(self._threads)
         try:
             self._worker = self.spec.create(Placement(rank=0, world_size=1, device="cpu"))
             self._worker.load()
@@ -82,21 +82,9 @@ class CPUExecutor(Executor):
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
-        if self._threads_before is not None:
-            import torch
-
-            torch.set_num_threads(self._threads_before)
-            self._threads_before = None
+        self._torch_threads.restore()
 
     def _running(self) -> Worker:
         if self._worker is None:
             raise WorkerError("this executor is not running: it was not started, or was shut down", rank=0)
         return self._worker
-
-    def _set_threads(self) -> None:
-        import torch
-
-        before = torch.get_num_threads()
-        if before != self._threads:
-            torch.set_num_threads(self._threads)
-            self._threads_before = before

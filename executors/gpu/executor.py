@@ -13,6 +13,7 @@ from dovetail.contracts.errors import CapacityError, WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, PendingStep, Placement, Worker, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.executors._threads import TorchThreads
 
 _MIN_CAPABILITY = (7, 0)
 
@@ -88,7 +89,7 @@ class GPUExecutor(Executor):
         super().__init__(options, spec, need)
         self._worker: Worker | None = None
         self._failure: WorkerError | None = None
-        self._threads_before: int | None = None
+        self._torch_threads = TorchThreads()
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: GPUOptions, environment: Environment) -> list[str]:
@@ -114,7 +115,8 @@ class GPUExecutor(Executor):
         """Builds and loads the worker here."""
         if self._worker is not None:
             raise RuntimeError("start() was called twice")
-        self._set_threads()
+        if self.spec.num_threads is not None:  # for what the host computes
+            self._torch_threads.set(self.spec.num_threads)
         try:
             self._worker = self.spec.create(self._placement())
             self._worker.load()
@@ -147,19 +149,7 @@ class GPUExecutor(Executor):
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
-        if self._threads_before is not None:
-            import torch
-
-            torch.set_num_threads(self._threads_before)
-            self._threads_before = None
-
-    def _set_threads(self) -> None:
-        """Those that the config gives, for what the host computes."""
-        import torch
-
-        if self.spec.num_threads is not None:
-            self._threads_before = torch.get_num_threads()
-            torch.set_num_threads(self.spec.num_threads)
+        self._torch_threads.restore()
 
     def _placement(self) -> Placement:
         options = self.options
