@@ -262,14 +262,22 @@ class ProcessExecutorSuite(ExecutorSuite):
 def _unowned_shared_memory() -> set[str]:
     """POSIX shared memory that no other living process maps: this process's own, or nobody's."""
     folder = Path("/dev/shm")
-    names = set(os.listdir(folder)) if folder.is_dir() else set()
+    names = _inodes(folder)
     if not names:
-        return names
+        return set()
+    mapped: set[str] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             maps = Path(f"/proc/{process.pid}/maps").read_text() if process.pid != os.getpid() else ""
-            names = {name for name in names if f"{folder}/{name}" not in maps}
-    return names
+            # By inode: the process that creates a semaphore maps it under another name than the one it then gets.
+            mapped |= {line.split()[4] for line in maps.splitlines() if f"{folder}/" in line}
+    # What went while the processes were read was its owner's to remove.
+    return {name for name, inode in _inodes(folder).items() if names.get(name) == inode and inode not in mapped}
+
+
+def _inodes(folder: Path) -> dict[str, str]:
+    """The inode of every file of a folder, by name."""
+    return {entry.name: str(entry.inode()) for entry in os.scandir(folder)} if folder.is_dir() else {}
 
 
 def _run_steps(executor: Executor) -> None:
