@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dovetail.contracts.speculation import Draft, DraftRequest, DraftSetup
+from dovetail.nn.row_max import row_max
 
 
 class Chains:
@@ -94,7 +95,7 @@ class Chains:
         """The token of each active chain, and by place the distributions that were drawn from."""
         requests = self.active_requests
         drawn = [place for place, request in enumerate(requests) if not request.sampling.is_greedy]
-        tokens = logits.max(-1).indices
+        tokens = row_max(logits)[1]
         probs = torch.empty(0)
         if drawn:
             index = torch.tensor(drawn, device=logits.device)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.quantization import LinearShape
 from dovetail.contracts.speculation import DraftSetup
 
 FILE = "draft_vocabulary.safetensors"
@@ -27,11 +28,14 @@ class DraftVocabulary:
     def __init__(self, token_ids: Tensor, setup: DraftSetup):
         self.token_ids = token_ids.to(setup.device, torch.int64)
         """int64 [v]: the target's ids."""
-        self._weight = _unembedding(self.token_ids, setup)
+        shape = LinearShape("draft_vocabulary", setup.hidden_size, len(token_ids), has_bias=False)
+        self._kernel = setup.create_context().create_kernel(shape)
+        self._kernel.load(slice(0, len(token_ids)), _unembedding(self.token_ids, setup))
+        self._kernel.finish()
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., hidden_size], ready for the target's unembedding -> [..., v]."""
-        return torch.nn.functional.linear(states, self._weight)
+        """[N, hidden_size], ready for the target's unembedding -> [N, v]."""
+        return self._kernel.apply(states, None)
 
 
 def load_draft_vocabulary(folder: Path, setup: DraftSetup) -> DraftVocabulary | None:

@@ -28,25 +28,19 @@ class RejectionRule(AcceptanceRule):
     probability, and a seeded request keeps its tokens whether drafts are guessed for it or not.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     preference: ClassVar[int] = 10
     lossless = True
     trees = True
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
-        fixed = [request for request in requests if _is_fixed(request)]
-        # Tokens of all of them come from the device in one transfer.
-        rows = torch.cat([_target_tokens(request) for request in fixed]).tolist() if fixed else []
-        verdicts = []
-        start = 0
-        for request in requests:
-            if not _is_fixed(request):
-                verdicts.append(self._sample_tree(request))
-                continue
-            end = start + len(request.draft.token_ids) + 1
-            verdicts.append(_matching_path(request.draft, rows[start:end]))
-            start = end
-        return verdicts
+        return [self._judge(request) for request in requests]
+
+    def _judge(self, request: VerifyRequest) -> Verdict:
+        # Drafts that were chosen rather than drawn, or a target whose tokens are certain anyway.
+        if request.draft.probs is None or request.sampling.is_greedy:
+            return _matching_path(request.draft, request.target_tokens)
+        return self._sample_tree(request)
 
     def accepts(self, p: float, q: float, uniform: float) -> bool:
         """Whether a draft stands that has probability `p` in what is left of the target's distribution, and
@@ -100,19 +94,6 @@ def draw(probs: Tensor, uniforms: object) -> Tensor:
     return torch.where(probs.gather(1, token) > 0, token, probs.max(-1, keepdim=True).indices)[:, 0]
 
 
-def _is_fixed(request: VerifyRequest) -> bool:
-    """Whether the drafts were chosen rather than drawn, or the target's tokens are certain anyway."""
-    return request.draft.probs is None or request.sampling.is_greedy
-
-
-def _target_tokens(request: VerifyRequest) -> Tensor:
-    """The token that plain sampling would draw after each row: int64 [k + 1]."""
-    if request.sampling.is_greedy:
-        return request.target.max(-1).indices  # on a CPU a quarter of argmax's time
-    depths = _depths(request.draft)
-    return draw(request.target, request.recover_uniforms[depths])
-
-
 def _matching_path(draft: Draft, tokens: Sequence[int]) -> Verdict:
     """The path of drafts that equal the tokens drawn before them."""
     path: list[int] = []
@@ -126,14 +107,6 @@ def _matching_path(draft: Draft, tokens: Sequence[int]) -> Verdict:
 
 def _parent(draft: Draft, node: int) -> int:
     return node - 1 if draft.parents is None else draft.parents[node]
-
-
-def _depths(draft: Draft) -> list[int]:
-    """Depth of each row: 0 for the last known token, then one per node."""
-    depths = [0]
-    for node in range(len(draft.token_ids)):
-        depths.append(depths[_parent(draft, node) + 1] + 1)
-    return depths
 
 
 def _children(draft: Draft) -> list[list[int]]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import AcceptanceRule, Verdict, VerifyRequest
-from dovetail.spec_decode.rejection import draw
 
 
 class TypicalOptions(PluginOptions):
@@ -36,7 +35,7 @@ class TypicalRule(AcceptanceRule):
     case: a draft of probability 0.05 stands there once in twenty times, here never where the target is sure.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = TypicalOptions
     preference: ClassVar[int] = -10
     options: TypicalOptions
@@ -44,15 +43,11 @@ class TypicalRule(AcceptanceRule):
     trees = True
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
-        if not requests:
-            return []
         paths = [self._longest_path(request) for request in requests]
-        rows, uniforms = [], []
-        for request, path in zip(requests, paths, strict=True):
-            rows.append(request.target[path[-1] + 1 if path else 0])
-            uniforms.append(float(request.recover_uniforms[len(path)]))
-        tokens = draw(torch.stack(rows), uniforms).tolist()
-        return [Verdict(path, token) for path, token in zip(paths, tokens, strict=True)]
+        return [
+            Verdict(path, request.target_tokens[path[-1] + 1 if path else 0])
+            for request, path in zip(requests, paths, strict=True)
+        ]
 
     def _longest_path(self, request: VerifyRequest) -> list[int]:
         draft = request.draft

@@ -118,6 +118,8 @@ class ResolvedDrafter:
     kv_dtype: str = ""
     """dtype of their pages."""
     model: ResolvedDraftModel | None = None
+    quantization: Component | None = None
+    """How layers that it builds by itself hold their weights."""
     hidden_layers: tuple[int, ...] = ()
     """States between the target's layers that it is handed."""
     reads_next_token: bool = False
@@ -132,8 +134,7 @@ class ResolvedDrafter:
     def components(self) -> list[Component]:
         """Every chosen component, its own first."""
         chosen = [self.component]
-        if self.attention is not None:
-            chosen.append(self.attention)
+        chosen += [own for own in (self.attention, self.quantization) if own is not None]
         return chosen if self.model is None else [*chosen, *self.model.components()]
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from dovetail.config import rules_model
-from dovetail.config.choose import Chosen, choose
+from dovetail.config.choose import Chosen, choose, choose_or_none
 from dovetail.config.layers import LayeredConfig, Origin
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedDraftModel
@@ -18,6 +18,8 @@ from dovetail.config.tree import KeyPath, dotted
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.speculation import DraftModelInfo, DraftWorker, SpeculationNeed
 from dovetail.contracts.weights import ModelFiles, WeightFormat
 from dovetail.tokenization import load_tokenizer
@@ -49,14 +51,11 @@ class DraftModelScope:
 
     def apply(self) -> None:
         """Tells the decisions of the rules as the drafter's."""
-        for decision in self._inner.decisions if self._inner is not None else ():
-            key = tuple(decision.key.split("."))[1:]
-            # The name of a component stands for it: these options take names.
-            key = key[:-1] if key[-1] == "name" else key
-            self._state.decide((*self._path, *key), decision.got, decision.reason, decision.candidates)
+        if self._inner is not None:
+            _tell_decisions(self._inner, self._state, self._path)
 
     def _resolve(self, section: ModelSection) -> None:
-        state = self._inner = self._inner_resolution(section)
+        state = self._inner = _inner_resolution(self._state, self._path, section)
         source, files = rules_model.find_files(state)
         weight_format, opener, hf_config = rules_model.read_config(state, files)
         rules_model.refuse_quantized_checkpoint(opener, hf_config)
@@ -76,15 +75,6 @@ class DraftModelScope:
             quantization=quantization,
             packed_formats=packed_formats,
         )
-
-    def _inner_resolution(self, section: ModelSection) -> Resolution:
-        outer = self._state.layered
-        config = outer.config.model_copy(update={"model": section, "executor": ExecutorSection()})
-        origins: dict[KeyPath, Origin] = {}
-        for path, origin in outer.origins.items():
-            if path[: len(self._path)] == self._path:
-                origins["model", *path[len(self._path) :]] = origin
-        return Resolution(LayeredConfig(config, origins), self._state.registry, self._state.environment)
 
     def _difference(self, files: ModelFiles, weight_format: WeightFormat, vocab_size: int) -> str | None:
         """Where the two tokenizers give a token id another meaning."""
@@ -106,6 +96,54 @@ class DraftModelScope:
             f"{len(different)} of {len(pairs)} token ids mean other texts, the first of them {first}: {theirs!r} for"
             f" the target, {ours!r} for the draft model"
         )
+
+
+def _inner_resolution(state: Resolution, drafter: KeyPath, section: ModelSection) -> Resolution:
+    """One in which a drafter's options stand in the place of the section `model`."""
+    outer = state.layered
+    config = outer.config.model_copy(update={"model": section, "executor": ExecutorSection()})
+    origins: dict[KeyPath, Origin] = {}
+    for path, origin in outer.origins.items():
+        if path[: len(drafter)] == drafter:
+            origins["model", *path[len(drafter) :]] = origin
+    return Resolution(LayeredConfig(config, origins), state.registry, state.environment)
+
+
+def _tell_decisions(inner: Resolution, state: Resolution, drafter: KeyPath) -> None:
+    """What was decided about the section `model`, as decisions about the drafter."""
+    for decision in inner.decisions:
+        key = tuple(decision.key.split("."))[1:]
+        # The name of a component stands for it: these options take names.
+        key = key[:-1] if key[-1] == "name" else key
+        state.decide((*drafter, *key), decision.got, decision.reason, decision.candidates)
+
+
+def choose_draft_quantization(state: Resolution, path: KeyPath, drafter: Chosen, dtype: str) -> Component | None:
+    """How the layers that a drafter builds by itself hold their weights; None: in full precision."""
+    asked = cast(type[DraftWorker], drafter.plugin).quantization(drafter.options)
+    if asked is None:
+        return None
+    try:
+        section = ModelSection.model_validate({"quantization": asked}).quantization
+    except ValidationError as error:
+        issues = "; ".join(f"{'.'.join(map(str, i['loc']))}: {i['msg']}" for i in error.errors())
+        raise ConfigError(f"{dotted(path)}: {issues}") from error
+    assert section is not None
+    inner = _inner_resolution(state, path, state.config.model.model_copy(update={"quantization": section}))
+    need = QuantizationNeed(state.environment.device_type, dtype)
+
+    def against(method: type[QuantizationMethod], options: PluginOptions) -> Sequence[str]:
+        if section.name == AUTO and not method.for_drafters:
+            return ["auto does not take it for drafters"]
+        return method.check(need, options, state.environment)
+
+    otherwise = "no method for drafters serves here"
+    try:
+        method = choose_or_none(inner, ("model", "quantization"), "quantization", section, against, otherwise)
+    except DovetailError as error:
+        raise type(error)(f"{dotted(path)}, its own layers: {error}") from error
+    _tell_decisions(inner, state, path)
+    return None if method is None else method.component
 
 
 def refuse_attention(state: Resolution, path: KeyPath, chosen: Chosen) -> None:

@@ -12,6 +12,7 @@ from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedSpecula
 from dovetail.config.rules_draft import (
     DraftModelScope,
     choose_draft_attention,
+    choose_draft_quantization,
     draft_caches,
     hidden_layers,
     refuse_attention,
@@ -113,6 +114,7 @@ def _choose_drafter(
         attention=attention,
         kv_dtype=final.kv_dtype,
         model=scope.model,
+        quantization=choose_draft_quantization(state, path, chosen, dtype),
         hidden_layers=hidden_layers(chosen, final),
         reads_next_token=cast(type[DraftWorker], chosen.plugin).capabilities.reads_next_token,
         bytes_per_token=sum(spec.page_bytes(1) for spec in specs),

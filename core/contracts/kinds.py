@@ -30,6 +30,7 @@ _V1 = ContractVersion(1, 0)
 _V1_1 = ContractVersion(1, 1)
 _V1_2 = ContractVersion(1, 2)
 _V1_3 = ContractVersion(1, 3)
+_V1_4 = ContractVersion(1, 4)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -50,13 +51,13 @@ KINDS: dict[str, Kind] = {
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1_3,
+            _V1_4,
             "how a linear layer's weights are held and multiplied",
         ),
         Kind("operators", "dovetail.contracts.operators:Operators", _V1_1, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
-        Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_1, "guessed tokens, chain or tree"),
-        Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1, "which drafts stand"),
+        Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_2, "guessed tokens, chain or tree"),
+        Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_1, "which drafts stand"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1_1, "where measurements go"),
     )

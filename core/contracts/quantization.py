@@ -104,6 +104,10 @@ class QuantizationMethod(Plugin):
     """Whether the kernels can multiply so that a row's result bits depend on nothing but the row: not on how many rows
     there are, nor on where it stands among them. Since 1.2."""
 
+    for_drafters: ClassVar[bool] = False
+    """Whether `auto` may round the weights of a drafter's own layers with it: guesses hardly change, and what is
+    generated not at all. Since 1.4."""
+
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         self.options = options
         self.need = need

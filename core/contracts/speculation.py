@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.kv import KVSpec
@@ -153,7 +154,7 @@ class DraftSetup:
     """Where `DraftWorker.attention_layers` keep keys and values."""
     create_context: Callable[[], ModelContext] = _without_host
     """A fresh context to build a module of `dovetail.nn` with: one rank, the target's device, dtypes, length and set of
-    operators, full precision."""
+    operators, and the method that `DraftWorker.quantization` asked for."""
     distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor] = _without_host
     """Draft logits [N, vocab_size] and the parameters of each row's request -> float32 [N, vocab_size]: probabilities
     after temperature, min_p, top_k and top_p, as the host computes them for the target's logits; all the mass on the
@@ -235,12 +236,13 @@ class DraftWorker(Plugin):
     the target computed, below `first_position + len(hidden_rows)` of each request of the batch, incomplete prompts
     and requests with `max_drafts` 0 included; it may rely on those below `first_position`. Positions from there on
     are its scratch: what it writes for drafts that do not stand it overwrites later, and it is lost when the request
-    gives way. `propose` is called after every step that computes something of its requests. The host does not
-    share blocks of a request whose drafter failed it.
+    gives way. `propose` is called after every step that computes something of its requests, except that steps after
+    which no drafts are wanted are put together: at the latest when they fill a KV block, it sees them as one. The host
+    does not share blocks of a request whose drafter failed it.
 
-    Order of calls: `check`, `model_section`, `caches`, `hidden_layers` before any weight is read; then on the rank that
-    drafts `__init__`, which reads the drafter's weights, and `attention_layers`; the host makes the pages and binds the
-    layers to an attention backend of the drafter's own (`attention` beside its name in the config).
+    Order of calls: `check`, `model_section`, `quantization`, `caches`, `hidden_layers` before any weight is read; then
+    on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`; the host makes the
+    pages and binds the layers to an attention backend of the drafter's own (`attention` beside its name in the config).
     """
 
     capabilities: ClassVar[DraftCapabilities] = DraftCapabilities()
@@ -261,6 +263,14 @@ class DraftWorker(Plugin):
         revision, dtype, quantization, source, weight_format, family, hf_overrides), read from options of the same
         names, so that paths count from the file that gives them; None: none. What was found comes in
         `SpeculationNeed.model`, the module in `DraftSetup.model`. Since 1.1."""
+        return None
+
+    @classmethod
+    def quantization(cls, options: Any) -> str | Mapping[str, Any] | None:
+        """How linear layers that it builds with `DraftSetup.create_context` hold their weights: the name of a
+        quantization method, or a section with its options; "auto": one that rounds so little that guesses hardly change
+        (`QuantizationMethod.for_drafters`), where there is one for the device; None: full precision. Read it from an
+        option of the same name. A model of `model_section` has a key of its own. Since 1.2."""
         return None
 
     @classmethod
@@ -302,18 +312,33 @@ class DraftWorker(Plugin):
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """One request's drafts beside what the target says about them."""
+    """One request's drafts beside what the target says about them. `target` and `target_tokens` are computed when they
+    are first looked at: look at what the rule needs, and keep nothing beyond `verify`."""
 
     draft: Draft
-    target: torch.Tensor
-    """float32 [k + 1, vocab_size]: row 0 is the target's distribution after the last known token, row i + 1
-    after node i. Probabilities, after penalties, masks, temperature and truncation; for a greedy request
-    all the mass stands on one token."""
+    compute_target: Callable[[], torch.Tensor]
+    """What `target` calls. Since 1.1, as the next."""
+    draw_target: Callable[[], Sequence[int]]
+    """What `target_tokens` calls."""
     sampling: SamplingParams
     accept_uniforms: np.ndarray
     """float64 [k]: one per node, this request's random stream for acceptance."""
     recover_uniforms: np.ndarray
     """float64 [k + 1]: its stream for drawing the bonus token (or the recovered one), one per depth."""
+
+    @cached_property
+    def target(self) -> torch.Tensor:
+        """float32 [k + 1, vocab_size]: row 0 is the target's distribution after the last known token, row i + 1
+        after node i. Probabilities, after penalties, masks, temperature and truncation; for a greedy request
+        all the mass stands on one token."""
+        return self.compute_target()
+
+    @cached_property
+    def target_tokens(self) -> Sequence[int]:
+        """[k + 1]: the token that a step without drafts would draw after each row of `target`: the most likely one for
+        a greedy request, for others what `recover_uniforms` at the row's depth picks. Much cheaper than `target`, and
+        all that a rule needs for drafts that were not drawn. Since 1.1."""
+        return self.draw_target()
 
 
 @dataclass(frozen=True)

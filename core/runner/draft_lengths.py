@@ -34,8 +34,9 @@ _MARGIN = 0.02
 _RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
 """Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
 something is), and while they do."""
-_PLAIN_EVERY, _SURE_FACTOR = 256, 1.3
-"""After so many steps with drafts there is one without, to see what it costs now, unless drafts pay by this factor."""
+_PLAIN_EVERY = 128
+"""After so many steps with drafts there is one without, to see what it costs now: however well drafts seem to pay, they
+do so beside what plain steps are thought to cost."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class _Drafter:
         self.steps = 0
         """Since that was found."""
         self.has_news = False
+
+    @property
+    def patience(self) -> int:
+        """Steps until it is asked again whether drafts would pay, while they do not."""
+        return _RECHECK_NEWS if self.has_news else _RECHECK
 
 
 class DraftLengths:
@@ -188,6 +194,20 @@ class DraftLengths:
         self._buy_shadows(drafter, keys, rooms, places[lengths[places] == 0], lengths)
         return lengths
 
+    def rests(self, name: str, keys: Sequence[int], num_requests: int) -> bool:
+        """Whether `ask` would want no drafts, told without asking for each request: in a step where drafts do not pay,
+        looking for them must not cost anything either. Arguments as for `ask`."""
+        drafter = self._drafters[name]
+        # The purse has not enough for the cheapest probe, and what is there to compare can be compared later.
+        if drafter.asleep_at != num_requests or drafter.costs.call(1, 1) <= self._ask_purse:
+            return False
+        if not all(self._requests[key].adapts for key in keys):
+            return False
+        if drafter.steps + 1 >= drafter.patience:
+            return False
+        drafter.steps += 1
+        return True
+
     def called(self, name: str, lengths: Sequence[int], seconds: float) -> None:
         """A drafter took `seconds` for requests of which it was asked for drafts of up to these lengths."""
         if self.adapts:
@@ -221,8 +241,7 @@ class DraftLengths:
 
     def _is_asleep(self, drafter: _Drafter, num_requests: int) -> bool:
         drafter.steps += 1
-        patience = _RECHECK_NEWS if drafter.has_news else _RECHECK
-        return drafter.asleep_at == num_requests and drafter.steps < patience
+        return drafter.asleep_at == num_requests and drafter.steps < drafter.patience
 
     def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
         """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""
@@ -250,8 +269,6 @@ class DraftLengths:
             lengths, factor = choose_lengths([own[:length] for own in gains], num_requests, whole, _MARGIN)
             if factor > best_factor:
                 best, best_factor, best_length = lengths, factor, length
-        if best_factor > _SURE_FACTOR:
-            self._since_plain = 0
         return [best_length if length else 0 for length in best]
 
     def _buy_shadows(

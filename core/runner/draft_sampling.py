@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.nn.row_max import row_max
 from dovetail.runner.sampling_ops import Truncation, draw, normalized, truncated_weights
 
 
@@ -18,7 +19,7 @@ def draft_distributions(logits: torch.Tensor, sampling: Sequence[SamplingParams]
     if len(drawn) == len(sampling):
         return _sampled(logits.float(), sampling)
     probs = torch.zeros(logits.shape, dtype=torch.float32, device=device)
-    probs.scatter_(1, logits.max(-1).indices[:, None], 1.0)
+    probs.scatter_(1, row_max(logits)[1][:, None], 1.0)
     if drawn:
         index = torch.tensor(drawn, device=device)
         probs[index] = _sampled(logits[index].float(), [sampling[row] for row in drawn])

@@ -14,6 +14,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kv import DraftLanes, KVLayout, KVSpec
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.plugin import Environment
+from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.speculation import DraftModel, DraftSetup, DraftWorker
 from dovetail.nn.attention import Attention
 from dovetail.nn.context import ModelContext
@@ -60,7 +61,10 @@ def _load_drafter(
     pages = BatchPages()
 
     def create_context() -> ModelContext:
-        return _own_context(context, dtype, drafter.kv_dtype or config.cache.dtype, config.model.max_model_len)
+        own = _own_context(context, dtype, drafter.kv_dtype or config.cache.dtype, config.model.max_model_len)
+        if drafter.quantization is not None:
+            own.quantization = plugins.create(drafter.quantization, QuantizationNeed(config.device_type, dtype))
+        return own
 
     own_model = None
     if drafter.model is not None:

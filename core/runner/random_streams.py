@@ -25,10 +25,13 @@ different positions, so siblings in a tree and later rounds never share a value.
 
 # Golden-ratio increment of SplitMix64 (Steele, Lea, Flood 2014), and two odd constants of PCG that keep the words
 # of one counter apart.
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_STREAM_STEP = np.uint64(0xDA942042E4DD58B5)
-_POSITION_STEP = np.uint64(0x5851F42D4C957F2D)
-_LANE_BITS = np.uint64(32)
+_GAMMA = 0x9E3779B97F4A7C15
+_STREAM_STEP = 0xDA942042E4DD58B5
+_POSITION_STEP = 0x5851F42D4C957F2D
+# Stafford's variant 13 of the 64-bit finalizer of MurmurHash3.
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_FEW = 16
+"""So many draws take less time one by one than as arrays."""
 _MASK_64 = (1 << 64) - 1
 
 
@@ -38,29 +41,50 @@ def seed_word(seed: int) -> np.uint64:
 
 
 def uniforms(
-    seeds: UInt64Array, stream: int, positions: NDArray[np.int64], lanes: NDArray[np.int64] | int = 0
+    seeds: UInt64Array,
+    stream: int | NDArray[np.int64],
+    positions: NDArray[np.int64],
+    lanes: NDArray[np.int64] | int = 0,
 ) -> NDArray[np.float64]:
     """One number in [0, 1) for each entry; arguments broadcast.
 
     Args:
         seeds: uint64, one per draw.
-        stream: `SAMPLE`, `DRAFT` or `ACCEPT`.
+        stream: `SAMPLE`, `DRAFT` or `ACCEPT`, or an array of these.
         positions: int64, absolute positions in the sequence.
         lanes: int64 below 2**32, where one position needs several draws.
 
     Returns:
         float64 multiples of 2**-53, each a hash of its own arguments: three rounds of SplitMix64's finalizer.
     """
+    every = np.broadcast(seeds, stream, positions, lanes)
+    if every.size <= _FEW:
+        return np.array([_uniform(*map(int, draw)) for draw in every]).reshape(every.shape)
     # Arrays throughout: numpy warns where scalars overflow, which here is the point.
-    word = np.atleast_1d(lanes).astype(np.uint64) << _LANE_BITS | np.uint64(stream)
-    state = _mix(np.atleast_1d(seeds) + _GAMMA)
-    state = _mix(state + word * _STREAM_STEP)
-    state = _mix(state + np.atleast_1d(positions).astype(np.uint64) * _POSITION_STEP)
+    word = np.atleast_1d(lanes).astype(np.uint64) << np.uint64(32) | np.asarray(stream).astype(np.uint64)
+    state = _mix(np.atleast_1d(seeds) + np.uint64(_GAMMA))
+    state = _mix(state + word * np.uint64(_STREAM_STEP))
+    state = _mix(state + np.atleast_1d(positions).astype(np.uint64) * np.uint64(_POSITION_STEP))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def _uniform(seed: int, stream: int, position: int, lane: int) -> float:
+    """As `uniforms`, of one entry."""
+    word = lane << 32 | stream
+    state = _mix_one(seed + _GAMMA)
+    state = _mix_one(state + word * _STREAM_STEP)
+    state = _mix_one(state + position * _POSITION_STEP)
+    return (state >> 11) * 2.0**-53
+
+
+def _mix_one(state: int) -> int:
+    state &= _MASK_64
+    state = (state ^ (state >> 30)) * _FIRST & _MASK_64
+    state = (state ^ (state >> 27)) * _SECOND & _MASK_64
+    return state ^ (state >> 31)
+
+
 def _mix(state: UInt64Array) -> UInt64Array:
-    """Stafford's variant 13 of the 64-bit finalizer of MurmurHash3."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
     return state ^ (state >> np.uint64(31))

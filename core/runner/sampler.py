@@ -16,10 +16,11 @@ from dovetail.contracts.operators import Operators
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest, TokenLogprobs
 from dovetail.nn.operators import torch_operators
+from dovetail.nn.row_max import row_max
 from dovetail.runner.logits_edits import EditRow, apply_edits
 from dovetail.runner.logprobs import token_logprobs
-from dovetail.runner.random_streams import DRAFT, SAMPLE, uniforms
-from dovetail.runner.sampling_ops import Truncation, draw, normalized, truncated_weights
+from dovetail.runner.random_streams import DRAFT, uniforms
+from dovetail.runner.row_draws import TargetRows, choose, on_host, unusable
 from dovetail.runner.sampling_state import (
     NO_LOGPROBS,
     ROW,
@@ -32,12 +33,6 @@ from dovetail.runner.sampling_state import (
 )
 
 _logger = logging.getLogger(__name__)
-
-NOTHING_LEFT = (
-    "no token is left to sample: allowed_token_ids, bad_words, min_tokens, logit_bias and logits processors together "
-    "mask the whole vocabulary; relax one of them"
-)
-NOT_FINITE = "the model's logits hold NaN or infinity; its weights may be damaged, or overflow in this dtype"
 
 
 @dataclass(frozen=True)
@@ -53,15 +48,6 @@ class SampleOutput:
 
 
 @dataclass(frozen=True)
-class Distributions:
-    """The target's distributions, ready for an acceptance rule."""
-
-    probs: Tensor
-    """float32 [M, vocab_size]; one-hot for greedy requests, zeros for rows that failed."""
-    failed: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class DeferredDraw:
     """What is needed to draw one token for each row of a step whose logits the host never looks at: the device draws,
     and the host hears of it later."""
@@ -72,12 +58,12 @@ class DeferredDraw:
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The token of each row and its highest logit: int64 [N], float32 [N], on the device."""
-        tokens, highest = _choose(logits, self.rows, self.positions, self.operators)
+        tokens, highest = choose(logits, self.rows, self.positions, self.operators)
         return tokens, highest.float()
 
     def output(self, token_ids: NDArray[np.int64], highest: NDArray[np.float32]) -> SampleOutput:
         """What `choose` came to, once the host has it."""
-        failed = _unusable(highest)
+        failed = unusable(highest)
         if failed:
             token_ids = token_ids.copy()
             token_ids[list(failed)] = -1
@@ -184,8 +170,8 @@ class Sampler:
             return _most_likely(logits)
         rows = self._rows(keys)
         edited, failed = self._edited(logits, rows, keys, positions, None)
-        tokens, highest = _choose(edited, rows, positions, self._operators)
-        failed |= {row: message for row, message in _unusable(_on_host(highest)).items() if row not in failed}
+        tokens, highest = choose(edited, rows, positions, self._operators)
+        failed |= {row: message for row, message in unusable(on_host(highest)).items() if row not in failed}
         token_ids = tokens.cpu().numpy()
         if failed:
             token_ids[list(failed)] = -1
@@ -194,35 +180,26 @@ class Sampler:
                 self.commit(keys[row], (int(token_ids[row]),))
         return SampleOutput(token_ids, self._logprobs(logits, rows, token_ids), failed)
 
-    def distributions(
+    def target_rows(
         self,
         logits: Tensor,
         keys: Sequence[int],
         positions: NDArray[np.int64],
         paths: Sequence[Sequence[int]],
-    ) -> Distributions:
-        """The distribution that each row's token would be drawn from, after everything that `sample` does to it.
+    ) -> TargetRows:
+        """What each row says of the token that it predicts, after everything that `sample` does to it.
 
         Args:
-            logits: [M, vocab_size], any float type; left as they are.
+            logits: [M, vocab_size], any float type; left as they are; the result reads them later.
             keys: the request of each row; a request has as many rows as it likes.
             positions: int64 [M]: absolute position of the token that the row predicts.
             paths: for each row, the drafts between the request's last known token and that position.
         """
+        if not self._special and logits.shape == (len(keys), self.vocab_size):
+            return TargetRows(logits, None, positions, self._operators, {})
         rows = self._rows(keys)
         edited, failed = self._edited(logits, rows, keys, positions, paths)
-        probs = torch.zeros(edited.shape, dtype=torch.float32, device=logits.device)
-        highest, best = edited.max(-1)
-        probs.scatter_(1, best[:, None], 1.0)
-        sampled = np.flatnonzero(rows["temperature"])
-        for start in range(0, len(sampled), step := _rows_at_once(logits)):
-            part = sampled[start : start + step]
-            index = torch.from_numpy(part).to(logits.device)
-            probs[index] = normalized(_weights(edited[index], rows[part]))
-        failed |= {row: message for row, message in _unusable(_on_host(highest)).items() if row not in failed}
-        if failed:
-            probs[list(failed)] = 0.0
-        return Distributions(probs, failed)
+        return TargetRows(edited, rows, positions, self._operators, failed)
 
     def row_logprobs(
         self, logits: Tensor, rows: Sequence[int], key: int, token_ids: Sequence[int]
@@ -303,71 +280,11 @@ class Sampler:
 
 def _most_likely(logits: Tensor) -> SampleOutput:
     """What `Sampler.sample` comes to where every request is greedy and wants nothing else."""
-    highest, tokens = logits.max(-1)
-    token_ids, failed = tokens.cpu().numpy(), _unusable(_on_host(highest))
+    highest, tokens = row_max(logits)
+    token_ids, failed = tokens.cpu().numpy(), unusable(on_host(highest))
     if failed:
         token_ids[list(failed)] = -1
     return SampleOutput(token_ids, failed=failed)
-
-
-def _choose(
-    logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64], operators: Operators
-) -> tuple[Tensor, Tensor]:
-    """The token of each row, and each row's highest logit: int64 [n], [n]."""
-    # max, not argmax: it tells NaN and all-masked rows too, and is the faster of the two on CPU.
-    highest, tokens = logits.max(-1)
-    sampled = np.flatnonzero(rows["temperature"])
-    for start in range(0, len(sampled), step := _rows_at_once(logits)):
-        part = sampled[start : start + step]
-        index = torch.from_numpy(part).to(logits.device)
-        selected = logits if len(part) == len(rows) else logits[index]
-        chosen = uniforms(rows["seed"][part], SAMPLE, positions[part])
-        drawn = _draw(selected, rows[part], torch.from_numpy(chosen).to(logits.device), operators)
-        tokens = drawn if len(part) == len(rows) else tokens.index_copy_(0, index, drawn)
-    return tokens, highest
-
-
-def _draw(logits: Tensor, rows: NDArray[np.void], chosen: Tensor, operators: Operators) -> Tensor:
-    """Tokens of rows that are not greedy: int64 [n]."""
-    truncation = _truncation(rows, logits.device)
-    drawn = operators.draw(logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, chosen)
-    return draw(_weights(logits, rows), chosen) if drawn is None else drawn
-
-
-def _rows_at_once(logits: Tensor) -> int:
-    """On a CPU, as many rows as temporaries of 4 MiB hold: larger ones are mapped anew each time, and the page
-    faults cost more than the arithmetic."""
-    return max(1, 2**20 // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
-
-
-def _weights(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-    """Weights of rows that are not greedy: float32 [n, vocab_size]."""
-    device, vocab_size = logits.device, logits.shape[1]
-    truncation = _truncation(rows, device)
-    truncated = np.flatnonzero((rows["top_k"] < vocab_size) | (rows["top_p"] < 1))
-    index = torch.from_numpy(truncated).to(device) if len(truncated) else None
-    return truncated_weights(logits.float(), truncation, index)
-
-
-def _truncation(rows: NDArray[np.void], device: torch.device) -> Truncation:
-    def column(name: str) -> Tensor:
-        return torch.from_numpy(rows[name].copy()).to(device, non_blocking=True)
-
-    return Truncation(column("temperature"), column("min_p"), column("top_k"), column("top_p"))
-
-
-def _on_host(highest: Tensor) -> NDArray[np.float32]:
-    values: NDArray[np.float32] = highest.float().cpu().numpy()
-    return values
-
-
-def _unusable(values: NDArray[np.float32]) -> dict[int, str]:
-    """Rows from which nothing can be drawn, told by their highest logit, with the reason."""
-    if np.isfinite(values).all():
-        return {}
-    return {
-        int(row): NOTHING_LEFT if values[row] == -np.inf else NOT_FINITE for row in np.flatnonzero(~np.isfinite(values))
-    }
 
 
 def _check_output_lengths(rows: Sequence[EditRow]) -> None:

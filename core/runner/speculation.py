@@ -32,6 +32,7 @@ from dovetail.runner.drafters import LoadedDrafter
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.verifier import DraftedRequest, Verifier, draft_depth, draft_problem, first_nodes
+from dovetail.runner.waiting_states import States, WaitingStates
 
 if TYPE_CHECKING:
     from dovetail.runner.model_runner import StepTokens
@@ -71,7 +72,8 @@ def create_speculation(
     lengths = DraftLengths(
         settings, strict=config.is_strict, disable_by_batch_size=config.speculation.disable_by_batch_size
     )
-    return Speculation(drafters, settings, rule, model, context, layers, config.model.max_model_len, lengths)
+    waiting = {name: WaitingStates(layout.block_size) for name, setting in settings.items() if not setting.stateless}
+    return Speculation(drafters, settings, rule, model, context, layers, config.model.max_model_len, lengths, waiting)
 
 
 def _length_setting(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> LengthSetting:
@@ -100,6 +102,7 @@ class Speculation:
         layers: Sequence[tuple[int, Attention]],
         max_model_len: int,
         lengths: DraftLengths,
+        waiting: Mapping[str, WaitingStates],
     ):
         self._drafters = dict(drafters)
         """None of them on ranks that do not draft."""
@@ -110,6 +113,8 @@ class Speculation:
         self._layers = layers
         self._device = context.device
         self._max_model_len = max_model_len
+        self._waiting = dict(waiting)
+        """Of the drafters that are to see every position."""
         self.lengths = lengths
         """How many drafts are worth their while; looked at on rank 0 alone."""
         self.max_drafts = max(setting.num_tokens for setting in self._settings.values())
@@ -157,7 +162,8 @@ class Speculation:
             requests.append(DraftedRequest(plan.keys[place], int(batch.num_tokens[entry.row]), draft))
             end = int(inputs.query_start[place + 1])
             rows += range(end - count - 1, end)
-        logits = self._model.compute_logits(hidden[torch.tensor(rows, device=self._device)])
+        wanted = hidden if len(rows) == len(hidden) else hidden[torch.tensor(rows, device=self._device)]
+        logits = self._model.compute_logits(wanted)
         verdicts = self._judge(logits, requests, places, sampler, sampled)
         for place, request, (nodes, token) in zip(places, requests, verdicts, strict=True):
             self._commit(place, request, nodes, token, inputs, batch, sampled)
@@ -182,9 +188,14 @@ class Speculation:
                 if request is not None and request.is_on:
                     places.setdefault(request.drafter, []).append(place)
             for name, chosen in places.items():
-                requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled)
+                states = self._states(name, hidden, layer_states)
+                asking = [plan.keys[place] for place in chosen]
+                if self.lengths.rests(name, asking, len(plan.keys)) and (
+                    self._settings[name].stateless or self._can_wait(name, asking, chosen, inputs, sampled, states)
+                ):
+                    continue
+                requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled, states)
                 if requests:
-                    states = self._states(name, hidden, layer_states)
                     drafts |= self._draft(name, requests, states, sampler.vocab_size, sampled.drafter_errors)
             self._switch_off(plan, sampled.drafter_errors)
             if drafts:
@@ -207,6 +218,8 @@ class Speculation:
         """Tells the request's drafter that it ended, in the batch or out of it."""
         request = self._requests.pop(key, None)
         self.lengths.forget(key)
+        if request is not None and request.drafter in self._waiting:
+            self._waiting[request.drafter].forget(key)
         if request is None or self._communicator.rank != 0:
             return
         token_ids = batch.known_tokens(key).tolist() if key in batch.requests else request.token_ids
@@ -281,9 +294,7 @@ class Speculation:
             target = torch.from_numpy(slots[first : first + len(nodes)].copy()).to(self._device)
             layer.move_slots(source, target)
 
-    def _states(
-        self, name: str, hidden: torch.Tensor, layer_states: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _states(self, name: str, hidden: torch.Tensor, layer_states: torch.Tensor | None) -> States:
         """The target's last states and those between its layers, as far as a drafter wants them."""
         drafter = self._drafters[name]
         last = hidden if drafter.worker.capabilities.needs_hidden_states else None
@@ -300,13 +311,17 @@ class Speculation:
         self,
         name: str,
         requests: dict[int, DraftRequest],
-        states: tuple[torch.Tensor | None, torch.Tensor | None],
+        states: States,
         vocab_size: int,
         errors: dict[int, str],
     ) -> dict[int, Draft]:
         """One drafter's guesses for its requests, by place. A drafter that raises, or guesses what cannot be, loses
         them."""
         worker = self._drafters[name].worker
+        num_steps = 1
+        if name in self._waiting:
+            num_steps += self._waiting[name].num_steps
+            states = self._waiting[name].join_states(states, [request.key for request in requests.values()])
         started = time.perf_counter()
         try:
             for request in requests.values():
@@ -319,7 +334,10 @@ class Speculation:
             logger.warning("drafter %s raised; its requests go on without it", type(worker).__name__, exc_info=True)
             errors |= dict.fromkeys(requests, f"{type(worker).__name__} raised {type(error).__name__}: {error}")
             return {}
-        self.lengths.called(name, [request.max_drafts for request in requests.values()], time.perf_counter() - started)
+        asked = [request.max_drafts for request in requests.values()]
+        seconds = time.perf_counter() - started
+        # What was put off belongs to the steps that put it off.
+        self.lengths.called(name, asked, seconds if any(asked) else seconds / num_steps)
         drafts = {}
         for (place, request), draft in zip(requests.items(), proposed, strict=True):
             problem = None if draft is None else draft_problem(draft, vocab_size)
@@ -343,8 +361,10 @@ class Speculation:
         batch: InputBatch,
         sampler: Sampler,
         sampled: StepTokens,
+        states: States,
     ) -> dict[int, DraftRequest]:
-        """What one drafter is shown, by place: all its requests, or of a stateless one those that want drafts."""
+        """What one drafter is shown, by place: all its requests, or of a stateless one those that want drafts. Nothing
+        while it can wait, see `WaitingStates`."""
         setting = self._settings[name]
         keys = [plan.keys[place] for place in places]
         known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
@@ -361,23 +381,48 @@ class Speculation:
                 return {}
             places, keys = [places[i] for i in chosen], [keys[i] for i in chosen]
             known, wanted = known[chosen], wanted[chosen]
+        elif not wanted.any() and self._can_wait(name, keys, places, inputs, sampled, states):
+            return {}
         uniforms = sampler.draft_uniforms(keys, known, setting.num_tokens)
         hidden_rows = self._standing_rows(keys, places, inputs)
         first_positions = inputs.positions[inputs.query_start[places]].tolist()
         requests = {}
+        waiting = self._waiting.get(name)
         for i, (place, key, room) in enumerate(zip(places, keys, wanted.tolist(), strict=True)):
             request = batch.requests[key].request
+            first_position, rows = first_positions[i], hidden_rows[i]
+            if waiting is not None:
+                first_position, rows = waiting.join(key, first_position, rows)
             requests[place] = DraftRequest(
                 key=key,
                 token_ids=batch.known_tokens(key),
                 num_prompt_tokens=request.num_prompt_tokens,
                 max_drafts=room,
                 sampling=request.sampling,
-                hidden_rows=hidden_rows[i],
+                hidden_rows=rows,
                 uniforms=uniforms[i, :room],
-                first_position=first_positions[i],
+                first_position=first_position,
             )
         return requests
+
+    def _can_wait(
+        self,
+        name: str,
+        keys: list[int],
+        places: list[int],
+        inputs: StepInputs,
+        sampled: StepTokens,
+        states: States,
+    ) -> bool:
+        """Whether a drafter can see later what this step computed; its states are kept then."""
+        rows = inputs.query_start[places].astype(np.int64)
+        is_decode = (inputs.query_start[1:][places] - rows == 1) & (sampled.counts[places] > 0)
+        positions = inputs.positions[rows]
+        waiting = self._waiting[name]
+        if self._accepted or not is_decode.all() or not waiting.may_wait(positions):
+            return False
+        waiting.keep(keys, rows, positions, states)
+        return True
 
     def _standing_rows(self, keys: list[int], places: list[int], inputs: StepInputs) -> list[np.ndarray]:
         """By request, the rows of this step whose tokens stand: all but rejected drafts."""

@@ -31,6 +31,8 @@ _MOST_GROWTH = 1.2
 """Times the growth of its rows by which a step can be dearer than one without drafts."""
 _DRIFT_MEMORY = 0.98
 """What is left of the drift a step later: what lasts is the curve's, or curve and drift would wander off together."""
+_WARM = 4
+"""Steps without drafts before anything is concluded: the first ones record, compile and touch memory."""
 _KEEP = 8
 """Steps for which a reading of the curves is kept, unless they got a new point."""
 _NOTHING: NDArray[np.float64] = np.empty(0)
@@ -110,10 +112,13 @@ class StepCosts:
         self._read: dict[int, tuple[int, NDArray[np.float64]]] = {}
         """By number of requests: when the curves were last read for it, and what they said."""
         self._age = 0
+        self._num_plain = 0
+        """Steps without drafts so far."""
 
     def observe(self, num_requests: int, num_rows: int, seconds: float) -> None:
         """A step that computed the last known token of each of `num_requests`, and drafts in the other rows."""
         curve = self._verify if num_rows > num_requests else self._plain
+        self._num_plain += num_rows == num_requests
         self._age += 1
         most = math.inf
         if curve.is_sure(num_rows):
@@ -134,8 +139,9 @@ class StepCosts:
         return math.sqrt(bounded * min(bounded, float(known[-1])))
 
     def knows_plain(self, num_requests: int) -> bool:
-        """Whether a step without drafts was measured at this number of requests."""
-        return self._plain.has(num_requests)
+        """Whether a step without drafts was measured at this number of requests, and not only while the engine was
+        warming up."""
+        return self._num_plain >= _WARM and self._plain.has(num_requests)
 
     def most_drafts(self, num_requests: int) -> int:
         """Drafts that a step of so many requests may have without going far beyond what was measured, so that a first

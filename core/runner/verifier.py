@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from operator import index
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor
 from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.runner.random_streams import ACCEPT, SAMPLE, uniforms
+from dovetail.runner.row_draws import TargetRows
 from dovetail.runner.sampler import Sampler
 
 
@@ -66,16 +69,16 @@ class Verifier:
         """
         paths = [path for request in requests for path in draft_paths(request.draft)]
         sizes = [len(request.draft.token_ids) + 1 for request in requests]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
+        starts = [0, *accumulate(sizes)]
         keys = [request.key for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
-        roots = np.repeat(np.array([request.position for request in requests], dtype=np.int64), sizes)
-        depths = np.fromiter((len(path) for path in paths), np.int64, len(paths))
-        target = self._sampler.distributions(logits, keys, roots + depths, paths)
+        roots = [request.position for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+        positions = np.array([root + len(path) for root, path in zip(roots, paths, strict=True)], dtype=np.int64)
+        target = self._sampler.target_rows(logits, keys, positions, paths)
         # What is wrong below a draft concerns the request only if the draft stands.
-        failed = {int(np.searchsorted(starts, row)): text for row, text in target.failed.items() if row in starts}
+        failed = {starts.index(row): text for row, text in target.failed.items() if row in starts}
         faults = {i: reason for i, reason in self._refused(requests).items() if i not in failed}
         standing = [i for i in range(len(requests)) if i not in failed and i not in faults]
-        views = self._views(target.probs, requests, standing, starts, self._uniforms(keys, roots, starts))
+        views = self._views(target, requests, standing, starts, self._uniforms(keys, roots, sizes))
         accepted: list[list[int]] = [[] for _ in requests]
         token_ids: list[list[int]] = [[] for _ in requests]
         logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -84,7 +87,7 @@ class Verifier:
         for i, verdict in verdicts.items():
             if verdict is None:
                 continue
-            rows = [int(starts[i]), *(int(starts[i]) + node + 1 for node in verdict.accepted)]
+            rows = [starts[i], *(starts[i] + node + 1 for node in verdict.accepted)]
             if rows[-1] in target.failed:
                 failed[i] = target.failed[rows[-1]]
                 continue
@@ -102,14 +105,14 @@ class Verifier:
         logits: Tensor,
         requests: Sequence[DraftedRequest],
         places: Sequence[int],
-        starts: np.ndarray,
+        starts: Sequence[int],
         failed: dict[int, str],
     ) -> dict[int, Verdict | None]:
         """For requests that the rule could not judge: no draft, and the token that a step without drafts draws."""
         if not places:
             return {}
         positions = np.array([requests[i].position for i in places], dtype=np.int64)
-        output = self._sampler.sample(logits[starts[list(places)]], [requests[i].key for i in places], positions)
+        output = self._sampler.sample(logits[[starts[i] for i in places]], [requests[i].key for i in places], positions)
         failed |= {places[row]: message for row, message in output.failed.items()}
         drawn = zip(places, output.token_ids.tolist(), strict=True)
         return {i: Verdict([], token) for i, token in drawn if i not in failed}
@@ -124,31 +127,36 @@ class Verifier:
                 refused[i] = f"acceptance rule {rule.__name__} serves temperature 0 only"
         return refused
 
-    def _uniforms(self, keys: Sequence[int], roots: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Per row: the uniform of the node that the row follows (unused for row 0), and that of a depth."""
+    def _uniforms(self, keys: Sequence[int], roots: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+        """float64 [2, M], per row: the uniform of the node that the row follows (unused for row 0), and that of a
+        depth."""
         seeds = self._sampler.seeds(keys)
-        within = np.arange(len(roots)) - np.repeat(starts[:-1], np.diff(starts))
-        return uniforms(seeds, ACCEPT, roots, within), uniforms(seeds, SAMPLE, roots + within)
+        within = [row for size in sizes for row in range(size)]
+        depths = [root + row for root, row in zip(roots, within, strict=True)]
+        positions, lanes = np.array([roots, depths]), np.array([within, [0] * len(within)])
+        return uniforms(seeds, np.array([[ACCEPT], [SAMPLE]]), positions, lanes)
 
     def _views(
         self,
-        probs: Tensor,
+        target: TargetRows,
         requests: Sequence[DraftedRequest],
         standing: Sequence[int],
-        starts: np.ndarray,
-        draws: tuple[np.ndarray, np.ndarray],
+        starts: Sequence[int],
+        draws: np.ndarray,
     ) -> list[VerifyRequest]:
-        accept, recover = draws
-        return [
-            VerifyRequest(
+        views = []
+        for i in standing:
+            start, end = starts[i], starts[i + 1]
+            view = VerifyRequest(
                 draft=requests[i].draft,
-                target=probs[starts[i] : starts[i + 1]],
+                compute_target=partial(target.probs, start, end),
+                draw_target=partial(target.tokens, start, end),
                 sampling=self._sampler.sampling(requests[i].key),
-                accept_uniforms=accept[starts[i] + 1 : starts[i + 1]],
-                recover_uniforms=recover[starts[i] : starts[i + 1]],
+                accept_uniforms=draws[0, start + 1 : end],
+                recover_uniforms=draws[1, start:end],
             )
-            for i in standing
-        ]
+            views.append(view)
+        return views
 
     def _judge(
         self, views: Sequence[VerifyRequest], standing: Sequence[int], faults: dict[int, str]

@@ -355,7 +355,25 @@ def verify_request(
 ) -> VerifyRequest:
     """A request with fresh uniforms."""
     count = len(draft.token_ids)
-    return VerifyRequest(draft, target, sampling, random.random(count), random.random(count + 1))
+    return request_over(draft, target, sampling, random.random(count), random.random(count + 1))
+
+
+def request_over(
+    draft: Draft,
+    target: torch.Tensor,
+    sampling: SamplingParams,
+    accept_uniforms: NDArray[np.float64],
+    recover_uniforms: NDArray[np.float64],
+) -> VerifyRequest:
+    """A request over the target's distributions: float32 [k + 1, vocab_size], one-hot for greedy `sampling`."""
+
+    def draw_target() -> list[int]:
+        depths = [0]
+        for node in range(len(draft.token_ids)):
+            depths.append(depths[parent_of(draft, node) + 1] + 1)
+        return draft_draw(target, recover_uniforms[depths]).tolist()
+
+    return VerifyRequest(draft, lambda: target, draw_target, sampling, accept_uniforms, recover_uniforms)
 
 
 def greedy() -> SamplingParams:

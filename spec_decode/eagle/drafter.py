@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -46,6 +46,10 @@ class EagleOptions(PluginOptions):
     """A chain ends before the token with which the product of the head's highest probabilities (those at temperature
     1) falls below this; 0: each is as long as it may be."""
 
+    quantization: str | dict[str, Any] | None = "auto"
+    """How the head's weights are held: a quantization method, null for full precision, or `auto`, which rounds to 8
+    bits where that is fast."""
+
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
         if self.top_k > 1 and self.stop_below > 0:
@@ -60,7 +64,7 @@ class EagleDrafter(DraftWorker):
     be taken in at once, and its true states replace the guessed ones of the round before.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     Options = EagleOptions
     capabilities = DraftCapabilities(
         trees=True,
@@ -71,6 +75,10 @@ class EagleDrafter(DraftWorker):
         reads_next_token=True,
     )
     options: EagleOptions
+
+    @classmethod
+    def quantization(cls, options: EagleOptions) -> str | Mapping[str, Any] | None:
+        return options.quantization
 
     @classmethod
     def check(cls, need: SpeculationNeed, options: EagleOptions, environment: Environment) -> list[str]:

@@ -9,11 +9,11 @@ import torch
 
 from dovetail.nn import (
     Attention,
+    ColumnLinear,
     GatedMLP,
     LMHead,
     ModelContext,
     QKVLinear,
-    ReplicatedLinear,
     RMSNorm,
     RotaryEmbedding,
     Rotation,
@@ -98,7 +98,7 @@ class EagleHead(torch.nn.Module):
         hidden, eps = head.hidden_size, float(head.layer.get("rms_norm_eps") or 1e-6)
         num_states = len(head.hidden_layers or ()) if head.version == 3 else 0
         in_size = num_states * head.target_hidden_size if head.version == 3 else hidden + head.target_hidden_size
-        self.fc = ReplicatedLinear(context, "fc", in_size, hidden, "fc.bias" in names)
+        self.fc = ColumnLinear(context, "fc", in_size, hidden, "fc.bias" in names)
         self.rotary = RotaryEmbedding(context, rope_spec(head.layer))
         self.layers = torch.nn.ModuleList(
             HeadLayer(context, head, index, has_norm=f"layers.{index}.input_layernorm.weight" in names)

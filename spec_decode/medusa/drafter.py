@@ -7,7 +7,7 @@ k + 1 places after that one, without looking at the tokens in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +24,7 @@ from dovetail.contracts.speculation import (
     DraftWorker,
     SpeculationNeed,
 )
+from dovetail.nn.row_max import row_max
 from dovetail.spec_decode.draft_vocabulary import load_draft_vocabulary
 from dovetail.spec_decode.medusa.bundled import check_target, find_bundled
 from dovetail.spec_decode.medusa.format import HeadsLayout, load_weights, read_layout
@@ -39,13 +40,16 @@ class MedusaOptions(PluginOptions):
     tree: Literal["auto"] | tuple[tuple[int, ...], ...] | None = None
     """null: a chain of each head's best candidate. auto: the tree of num_tokens nodes that the heads' measured
     accuracies make the best one. Or the tree itself, one list of ranks per node, as FasterDecoding's medusa_choices."""
+    quantization: str | dict[str, Any] | None = "auto"
+    """How the unembedding of a draft vocabulary of its own is held: a quantization method, null for full precision, or
+    `auto`, which rounds to 8 bits where that is fast."""
 
 
 class MedusaDrafter(DraftWorker):
     """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
     are given, so an acceptance rule counts each draft as certain."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     Options = MedusaOptions
     capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True)
     options: MedusaOptions
@@ -55,6 +59,10 @@ class MedusaDrafter(DraftWorker):
         """Only where `tree` asks for one."""
         assert isinstance(options, MedusaOptions)
         return options.tree is not None
+
+    @classmethod
+    def quantization(cls, options: MedusaOptions) -> str | Mapping[str, Any] | None:
+        return options.quantization
 
     @classmethod
     def check(cls, need: SpeculationNeed, options: Any, environment: Environment) -> list[str]:
@@ -102,13 +110,12 @@ class MedusaDrafter(DraftWorker):
         num_heads = 1 + max(self._tree.heads[:longest])
         logits = self._logits(batch.hidden_states[rows], num_heads)
         count = self._tree.num_candidates
-        # On a CPU max takes a fraction of the time of topk.
-        best = logits.max(-1, keepdim=True) if count == 1 else logits.topk(count)
-        ids = best.indices if self._vocabulary is None else self._vocabulary.token_ids[best.indices]
+        values, best = _best(logits, count)
+        ids = best if self._vocabulary is None else self._vocabulary.token_ids[best]
         candidates = ids.transpose(0, 1).tolist()
         shares: list[Any] = [None] * len(wanting)
         if self.setup.wants_confidence:
-            shares = (best.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().transpose(0, 1).tolist()
+            shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().transpose(0, 1).tolist()
         for i, of_heads, share in zip(wanting, candidates, shares, strict=True):
             drafts[i] = self._draft(of_heads, share, batch.requests[i].max_drafts)
         return drafts
@@ -132,10 +139,18 @@ class MedusaDrafter(DraftWorker):
             x = x + torch.nn.functional.silu(torch.baddbmm(bias[:num_heads], x, matrix[:num_heads]))
         if weights.unembed is not None:
             return torch.bmm(x, weights.unembed[:num_heads])
-        if self._vocabulary is not None:
-            return self._vocabulary.logits(x)
-        shared: Tensor = self.setup.compute_logits(x.reshape(-1, x.shape[-1])).view(*x.shape[:2], -1)
-        return shared
+        unembed = self.setup.compute_logits if self._vocabulary is None else self._vocabulary.logits
+        return unembed(x.reshape(-1, x.shape[-1])).view(*x.shape[:2], -1)
+
+
+def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """[num_heads, N, tokens] -> the highest `count` of each row and their places, both [num_heads, N, count]."""
+    if count > 1:
+        top = logits.topk(count)
+        return top.values, top.indices
+    # On a CPU a fraction of the time of topk.
+    values, places = row_max(logits.flatten(0, 1))
+    return values.view(*logits.shape[:2], 1), places.view(*logits.shape[:2], 1)
 
 
 def _folder(options: MedusaOptions, hidden_size: int, vocab_size: int) -> Path:

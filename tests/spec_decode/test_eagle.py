@@ -235,7 +235,9 @@ def make_llm(target: Target, tmp_path: Path) -> Iterator[Callable[..., LLM]]:
     created: list[LLM] = []
 
     def make(path: Path, *, logged: bool = False, num_tokens: int = 4, **sections: Any) -> LLM:
+        # In full precision, as the oracles compute.
         drafter: dict[str, Any] = {"name": "eagle", "path": str(path), "num_tokens": num_tokens, "length": "fixed"}
+        drafter["quantization"] = None
         if logged:
             drafter |= {"name": f"{target.plugin}:Logged", "log": str(tmp_path / "log")}
         model = {"path": str(target.path), "tokenizer_mode": "none", "dtype": "float32"}

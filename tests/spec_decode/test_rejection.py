@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.speculation import Draft, VerifyRequest
+from dovetail.contracts.speculation import Draft
 from dovetail.spec_decode.rejection import RejectionRule, draw, residual
-from dovetail.testing.draft_suite import SIGNIFICANCE, AcceptanceRuleSuite, chi_square_p, two_token_counts
+from dovetail.testing.draft_suite import SIGNIFICANCE, AcceptanceRuleSuite, chi_square_p, request_over, two_token_counts
 
 CHAIN = [-1, 0]
 TREE = [-1, -1, 0, 0, 1]
@@ -43,7 +43,7 @@ def emitted(rule: RejectionRule, p: list[float], q: list[float], num_points: int
     result = np.zeros(len(p))
     for token, weight in enumerate(q):
         requests = [
-            VerifyRequest(Draft([token], None, probs), target, SamplingParams(), u[i : i + 1], np.array([v[i], 0.5]))
+            request_over(Draft([token], None, probs), target, SamplingParams(), u[i : i + 1], np.array([v[i], 0.5]))
             for i in range(num_points)
         ]
         for request, verdict in zip(requests, rule.verify(requests), strict=True):
@@ -86,7 +86,7 @@ def test_fixed_drafts_stand_as_often_as_the_target_has_them() -> None:
     random = np.random.default_rng(3)
     target = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
     requests = [
-        VerifyRequest(Draft([0]), target, SamplingParams(), random.random(1), random.random(2)) for _ in range(4000)
+        request_over(Draft([0]), target, SamplingParams(), random.random(1), random.random(2)) for _ in range(4000)
     ]
     accepted = sum(len(verdict.accepted) for verdict in RejectionRule(PluginOptions()).verify(requests))
     assert chi_square_p(np.array([accepted, 4000 - accepted]), np.array([2800.0, 1200.0])) > SIGNIFICANCE

@@ -12,10 +12,17 @@ from pydantic import ValidationError
 from dovetail.config.load import load_config
 from dovetail.config.schema import AUTO
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.speculation import Draft, Verdict, VerifyRequest
+from dovetail.contracts.speculation import Draft, Verdict
 from dovetail.spec_decode.rejection import RejectionRule
 from dovetail.spec_decode.typical import TypicalOptions, TypicalRule
-from dovetail.testing.draft_suite import AcceptanceRuleSuite, check_path, chi_square_p, two_token_counts, verify_request
+from dovetail.testing.draft_suite import (
+    AcceptanceRuleSuite,
+    check_path,
+    chi_square_p,
+    request_over,
+    two_token_counts,
+    verify_request,
+)
 
 
 class TestTypicalRule(AcceptanceRuleSuite):
@@ -85,7 +92,7 @@ def test_it_can_accept_less_than_rejection():
     random = np.random.default_rng(0)
     target = torch.tensor([[0.95, 0.05]] * 2)
     requests = [
-        VerifyRequest(Draft([1]), target, SamplingParams(), random.random(1), random.random(2)) for _ in range(400)
+        request_over(Draft([1]), target, SamplingParams(), random.random(1), random.random(2)) for _ in range(400)
     ]
     accepted = [
         sum(len(verdict.accepted) for verdict in rule.verify(requests))

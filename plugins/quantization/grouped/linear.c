@@ -31,6 +31,8 @@
 #define BLOCK 32
 #define MAX_TILE_ROWS 4
 #define MAX_TILES 2
+/* With fewer rows than this, memory is waited for, not the multiplier: one tile after the other reads it in a line. */
+#define ROWS_FOR_TILES 16
 /* How many bytes ahead a single row of activations asks for weights: with so little work per byte, the processor's own
  * prefetching, which stops at each page, leaves memory waiting. */
 #define AHEAD 4096
@@ -182,7 +184,7 @@ inline_always vi dot_signed(vi sum, vb w, vi x) {
 
 /* ---- activations ---- */
 
-/* Rows that one call of a kernel takes stand together, block by block: R = 4 of them, and 2 or 1 at the end. */
+/* Rows that one call of a kernel takes stand together, block by block: R = 4 of them, and what is left at the end. */
 typedef struct {
     int8_t *values; /* [M / R][K / 32][R][32] */
     float *scales;  /* [M / R][K / 32][R] */
@@ -190,7 +192,7 @@ typedef struct {
 } Activations;
 
 static void round_row(const void *x, int64_t row, int64_t M, int64_t K, int is_bf16, const Activations *to) {
-    const int64_t R = row < M / 4 * 4 ? 4 : row < M / 2 * 2 ? 2 : 1, first = row / R * R;
+    const int64_t R = row < M / 4 * 4 ? 4 : M % 4, first = row / 4 * 4;
     for (int64_t b = 0; b < K / BLOCK; b++) {
         float v[BLOCK], largest = 0;
         const int64_t at = first * (K / BLOCK) + b * R + (row - first);
@@ -257,7 +259,7 @@ inline_always void multiply_tiles(const uint8_t *data, int64_t K, const Activati
     for (int t = 0; t < T; t++)
         for (int m = 0; m < M; m++) sums[t][m] = (vf){};
     for (int64_t b = 0; b < blocks; b++, data += stride, values += M * BLOCK, of_x += M, of_sums += 2 * M) {
-        for (int64_t line = 0; M == 1 && line < stride; line += 64) __builtin_prefetch(data + AHEAD + line);
+        for (int64_t line = 0; T == 1 && line < stride; line += 64) __builtin_prefetch(data + AHEAD + line);
         vi first[MAX_TILES][MAX_TILE_ROWS], second[MAX_TILES][MAX_TILE_ROWS];
         vi narrow_first[MAX_TILES][MAX_TILE_ROWS], narrow_second[MAX_TILES][MAX_TILE_ROWS];
         for (int t = 0; t < T; t++)
@@ -339,21 +341,27 @@ inline_always void multiply_rows(const Segment *s, int64_t tile, int64_t K, cons
     }
 }
 
+/* Rows `from` to `to` times T tiles. */
+inline_always void multiply_all(const Segment *s, int64_t tile, int64_t K, const Activations *x, int64_t from,
+                                int64_t to, int T, int bits, int group, int has_min, int zero, void *y, int64_t N,
+                                int is_bf16, const float *bias) {
+#define ROWS(M) multiply_rows(s, tile, K, x, from, M, T, bits, group, has_min, zero, y, N, is_bf16, bias)
+    for (; from + 4 <= to; from += 4) ROWS(4);
+    if (to - from == 3) ROWS(3);
+    else if (to - from == 2) ROWS(2);
+    else if (to - from == 1) ROWS(1);
+#undef ROWS
+}
+
 /* Tiles tile .. end - 1, at most MAX_TILES. */
 #define KERNEL(name, bits, group, has_min, zero)                                                                     \
     static void name(const Segment *s, int64_t tile, int64_t end, int64_t K, const Activations *x, int64_t from,     \
                      int64_t to, void *y, int64_t N, int is_bf16, const float *bias) {                               \
-        int64_t m = from;                                                                                            \
-        if (end - tile == MAX_TILES)                                                                                 \
-            for (; m + 4 <= to; m += 4)                                                                              \
-                multiply_rows(s, tile, K, x, m, 4, MAX_TILES, bits, group, has_min, zero, y, N, is_bf16, bias);      \
-        for (int64_t rest = m; tile < end; tile++, m = rest) {                                                       \
-            for (; m + 4 <= to; m += 4)                                                                              \
-                multiply_rows(s, tile, K, x, m, 4, 1, bits, group, has_min, zero, y, N, is_bf16, bias);              \
-            for (; m + 2 <= to; m += 2)                                                                              \
-                multiply_rows(s, tile, K, x, m, 2, 1, bits, group, has_min, zero, y, N, is_bf16, bias);              \
-            if (m < to) multiply_rows(s, tile, K, x, m, 1, 1, bits, group, has_min, zero, y, N, is_bf16, bias);      \
-        }                                                                                                            \
+        const int together = end - tile == MAX_TILES && to - from >= ROWS_FOR_TILES;                                                                \
+        if (together)                                                                                                \
+            multiply_all(s, tile, K, x, from, to, MAX_TILES, bits, group, has_min, zero, y, N, is_bf16, bias);       \
+        for (; !together && tile < end; tile++)                                                                      \
+            multiply_all(s, tile, K, x, from, to, 1, bits, group, has_min, zero, y, N, is_bf16, bias);               \
     }
 
 KERNEL(four_plain, 4, 32, 0, 8)

@@ -80,6 +80,9 @@ class RoundingMethod(GroupedMethod):
 class EightBitMethod(RoundingMethod):
     """8 bits a weight, one scale per 32: what GGUF calls Q8_0. Embeddings and output layer too."""
 
+    contract: ClassVar[tuple[int, int]] = (1, 4)
+    for_drafters = True
+
     @classmethod
     def check(cls, need: QuantizationNeed, options: GroupedOptions, environment: Environment) -> list[str]:
         """A CPU, and a C compiler."""

@@ -17,6 +17,8 @@ from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.nn import native
+from dovetail.plugins.quantization.grouped.kernel import SOURCE
 from dovetail.registry.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 
@@ -233,3 +235,60 @@ def test_explain_shows_the_choice_and_every_answer(methods, tmp_path):
     assert "asked auto: no method can hold" in line
     data = json.loads(CliRunner().invoke(explain_command.app, [*arguments, "--json"]).stdout)
     assert data["values"]["model.quantization"]["value"] is None
+
+
+HEADS = """\
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.speculation import DraftWorker
+
+class Options(PluginOptions):
+    quantization: str | dict | None = "auto"
+
+class Heads(DraftWorker):
+    contract = (1, 2)
+    Options = Options
+
+    @classmethod
+    def quantization(cls, options):
+        return options.quantization
+
+    def propose(self, batch):
+        return [None for _ in batch.requests]
+"""
+
+
+@pytest.fixture
+def resolve_heads(resolve_tiny: Callable[..., ResolvedConfig], tmp_path: Path) -> Callable[..., ResolvedConfig]:
+    """A config with a drafter that holds its layers by a quantization method."""
+    (tmp_path / "heads.py").write_text(HEADS)
+
+    def resolve_heads(**options: Any) -> ResolvedConfig:
+        drafter = {"name": f"{tmp_path / 'heads.py'}:Heads", **options}
+        return resolve_tiny(speculative={"drafters": {"it": drafter}})
+
+    return resolve_heads
+
+
+def test_drafters_are_rounded_by_methods_that_say_so(resolve_heads, decision):
+    found = decision(resolve_heads(), "speculative.drafters.it.quantization")
+    assert ("auto does not take it for drafters",) in dict(found.candidates).values()
+    asked = dict(found.candidates)
+    assert found.got == ("q8" if asked["q8"] == () else None)
+
+
+def test_a_drafter_may_name_its_method_or_none(resolve_heads):
+    def method(asked):
+        return resolve_heads(quantization=asked).speculation.drafters["it"].quantization
+
+    assert method(None) is None
+    if reasons := native.reasons_against(SOURCE):
+        pytest.skip("; ".join(reasons))
+    assert method("q4").name == "q4"
+    assert method({"name": "q4", "skip": ["head"]}).options["skip"] == ["head"]
+
+
+def test_a_drafters_method_that_cannot_serve_is_refused(resolve_heads):
+    with pytest.raises(ConfigError, match=r"drafters\.it, its own layers: (.|\n)*'gguf' cannot be used"):
+        resolve_heads(quantization="gguf")
+    with pytest.raises(PluginError, match="nosuch"):
+        resolve_heads(quantization="nosuch")

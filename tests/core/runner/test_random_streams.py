@@ -65,3 +65,11 @@ def test_values_never_change() -> None:
     # Recorded once: a seed must give the same text in every version and on every machine.
     draws = uniforms(seeds(0, 1234, -1), SAMPLE, np.array([0, 17, 2**40]))
     assert [float(draw).hex() for draw in draws] == RECORDED
+
+
+def test_few_draws_are_those_of_many() -> None:
+    of = np.arange(40, dtype=np.uint64) * np.uint64(2**60 + 7)
+    streams, positions, lanes = np.resize([SAMPLE, DRAFT, ACCEPT], 40), np.arange(40) * 999, np.arange(40)[::-1].copy()
+    every = uniforms(of, streams, positions, lanes)
+    few = [uniforms(of[i : i + 5], streams[i : i + 5], positions[i : i + 5], lanes[i : i + 5]) for i in range(0, 40, 5)]
+    assert np.concatenate(few).tolist() == every.tolist()

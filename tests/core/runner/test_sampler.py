@@ -48,7 +48,7 @@ def target(logits: Sequence[float] | np.ndarray, request: NewRequest) -> np.ndar
     sampler = Sampler(len(logits), 1)
     sampler.add(request)
     row = torch.tensor(np.asarray(logits), dtype=torch.float32)[None]
-    return sampler.distributions(row, [request.key], positions(request), [()]).probs[0].double().numpy()
+    return sampler.target_rows(row, [request.key], positions(request), [()]).probs(0, 1)[0].double().numpy()
 
 
 def oracle(logits: np.ndarray, request: NewRequest) -> np.ndarray:
@@ -165,7 +165,7 @@ def test_combined_fields_match_the_oracle_in_one_batch(
     for request in batch:
         sampler.add(request)
     keys = list(range(len(batch)))
-    result = sampler.distributions(torch.from_numpy(logits), keys, positions(*batch), [()] * len(batch))
+    result = sampler.target_rows(torch.from_numpy(logits), keys, positions(*batch), [()] * len(batch))
     drawn = sampler.sample(torch.from_numpy(logits), keys, positions(*batch))
     for key, request in enumerate(batch):
         with np.errstate(invalid="ignore"):
@@ -174,7 +174,7 @@ def test_combined_fields_match_the_oracle_in_one_batch(
             assert "whole vocabulary" in result.failed[key]
             assert "whole vocabulary" in drawn.failed[key]
             continue
-        np.testing.assert_allclose(result.probs[key].double().numpy(), expected, atol=2e-6)
+        np.testing.assert_allclose(result.probs(key, key + 1)[0].double().numpy(), expected, atol=2e-6)
         assert expected[drawn.token_ids[key]] > 0
 
 
@@ -232,13 +232,14 @@ def test_a_seeded_request_draws_the_same_in_any_batch() -> None:
         together = Sampler(vocab_size, 7)
         for key in range(7):
             together.add(new_request(key, **params[key]))
-        probs = together.distributions(logits, range(7), np.full(7, 3), [()] * 7).probs
+        rows = together.target_rows(logits, range(7), np.full(7, 3), [()] * 7)
         batched = together.sample(logits, range(7), np.full(7, 3)).token_ids
         for key in range(7):
             alone = Sampler(vocab_size, 1)
             alone.add(new_request(key, **params[key]))
             row = logits[key : key + 1]
-            assert torch.equal(alone.distributions(row, [key], np.array([3]), [()]).probs[0], probs[key])
+            assert torch.equal(alone.target_rows(row, [key], np.array([3]), [()]).probs(0, 1), rows.probs(key, key + 1))
+            assert rows.tokens(key, key + 1) == [batched[key]]
             assert alone.sample(row, [key], np.array([3])).token_ids[0] == batched[key]
     finally:
         torch.set_num_threads(threads)

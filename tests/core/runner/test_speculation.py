@@ -118,6 +118,27 @@ class Diary(Chain):
         self._note("finished", key, len(token_ids))
 
 
+class Watcher(Chain):
+    """Guesses nothing, and checks that it sees each position once, with the state that predicted what follows."""
+
+    capabilities = DraftCapabilities(needs_hidden_states=True)
+
+    def __init__(self, options, setup):
+        super().__init__(options, setup)
+        self._seen = {}
+
+    def propose(self, batch):
+        for request in batch.requests:
+            assert request.first_position == self._seen.get(request.key, 0)
+            end = self._seen[request.key] = request.first_position + len(request.hidden_rows)
+            told = self.setup.compute_logits(batch.hidden_states[request.hidden_rows]).argmax(-1).tolist()
+            known, start = request.token_ids.tolist(), max(request.first_position, request.num_prompt_tokens - 1)
+            assert told[start - request.first_position :] == known[start + 1 : end + 1]
+            with self.options.events.open("a") as file:
+                print(len(request.hidden_rows) if start > request.num_prompt_tokens else 1, file=file)
+        return [None] * len(batch.requests)
+
+
 class NoVerdict(AcceptanceRule):
     contract = (1, 0)
     lossless = True
@@ -179,7 +200,8 @@ def make_speculative(target: tuple[Path, Any, Any]) -> Iterator[Callable[..., LL
             model=model | sections.pop("model", {}),
             cache={"block_size": 4, "num_blocks": sections.pop("num_blocks", 300)} | sections.pop("cache", {}),
             executor={"threads": 1} | sections.pop("executor", {}),
-            speculative={"drafters": {"it": drafter}, "default": "it", "acceptance": rule},
+            speculative={"drafters": {"it": drafter}, "default": "it", "acceptance": rule}
+            | sections.pop("speculative", {}),
             **sections,
         )
         created.append(llm)
@@ -285,6 +307,19 @@ def test_a_drafter_hears_once_of_every_end_and_never_again_of_a_request_that_it_
     assert set(finished) >= set(proposals) - {proposals[-1]}
     assert all(event[2] > 0 for event in seen if event[0] == "finished")
     assert all(proposals.count(key) == 1 for key in proposals if key % 2)
+
+
+def test_a_drafter_that_is_asked_for_nothing_sees_every_position_a_block_at_a_time(
+    target: Any, make_speculative: Callable[..., LLM], tmp_path: Path
+) -> None:
+    directory, prompts, answers = target
+    events = tmp_path / "events"
+    options = {"options": {"events": str(events)}, "speculative": {"disable_by_batch_size": 1}}
+    llm = make_speculative(f"{directory / 'drafters.py'}:Watcher", **options)
+    outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == answers
+    assert [output.metrics.drafter_error for output in outputs] == [None] * len(prompts)
+    assert 1 < max(map(int, events.read_text().split())) <= 4
 
 
 def test_a_nested_text_config_gives_the_hidden_size(

@@ -1,0 +1,93 @@
+"""States of the target that a drafter has not been handed yet.
+
+A drafter with state of its own is to see every position that the target computes. While it is asked for no drafts, it
+need not see each one at once: many positions in one call take hardly longer than one, as with a prompt. Its pages are
+shared with other requests by whole KV blocks, so it is called when one is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+States = tuple[torch.Tensor | None, torch.Tensor | None]
+"""The last states and those between layers, as `DraftBatch` holds them; None where the drafter wants none."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    first_position: int
+    rows: list[int] = field(default_factory=list)
+    """Of the states that wait, in order of position."""
+
+
+class WaitingStates:
+    """Of one drafter."""
+
+    def __init__(self, block_size: int):
+        self._block_size = block_size
+        self._steps: list[States] = []
+        self._num_rows = 0
+        self._requests: dict[int, _Waiting] = {}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps whose states wait."""
+        return len(self._steps)
+
+    def may_wait(self, positions: np.ndarray) -> bool:
+        """Whether a step that computed one token of each request, at these positions (int [R]), can wait."""
+        return bool(((positions + 1) % self._block_size).all())
+
+    def keep(self, keys: Sequence[int], rows: np.ndarray, positions: np.ndarray, states: States) -> None:
+        """Keeps rows (int64 [R], one per request) of a step's states."""
+        self._steps.append(_taken(states, rows))
+        for offset, (key, position) in enumerate(zip(keys, positions.tolist(), strict=True)):
+            waiting = self._requests.get(key)
+            # A request that gave way to others may come back at another place.
+            if waiting is None or waiting.first_position + len(waiting.rows) != position:
+                waiting = self._requests[key] = _Waiting(position)
+            waiting.rows.append(self._num_rows + offset)
+        self._num_rows += len(keys)
+
+    def join(self, key: int, first_position: int, rows: np.ndarray) -> tuple[int, np.ndarray]:
+        """Where the positions of a request that its drafter has not seen begin, and their rows in what `join_states`
+        gives, from those of this step alone."""
+        waiting = self._requests.get(key)
+        rows = rows + self._num_rows
+        if waiting is None or waiting.first_position + len(waiting.rows) != first_position:
+            return first_position, rows
+        return waiting.first_position, np.concatenate([np.array(waiting.rows, dtype=np.int64), rows])
+
+    def join_states(self, states: States, keys: Sequence[int]) -> States:
+        """What waits and this step's states, one behind the other. Nothing waits any longer but states of requests
+        that are not among `keys`, those of the step."""
+        if not self._steps:
+            return states
+        waiting = _joined(self._steps)
+        away = {key: request for key, request in self._requests.items() if key not in set(keys)}
+        self._steps, self._num_rows, self._requests = [], 0, {}
+        for key, request in away.items():
+            self._steps.append(_taken(waiting, np.array(request.rows)))
+            rows = range(self._num_rows, self._num_rows + len(request.rows))
+            self._requests[key] = _Waiting(request.first_position, list(rows))
+            self._num_rows += len(rows)
+        return _joined([waiting, states])
+
+    def forget(self, key: int) -> None:
+        """A request ended."""
+        self._requests.pop(key, None)
+
+
+def _taken(states: States, rows: np.ndarray) -> States:
+    index = torch.from_numpy(rows)
+    last, layers = (None if part is None else part[index.to(part.device)] for part in states)
+    return last, layers
+
+
+def _joined(steps: Sequence[States]) -> States:
+    last, layers = ([part for part in kind if part is not None] for kind in zip(*steps, strict=True))
+    return torch.cat(last) if last else None, torch.cat(layers) if layers else None
