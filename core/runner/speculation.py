@@ -336,8 +336,10 @@ class Speculation:
             return {}
         asked = [request.max_drafts for request in requests.values()]
         seconds = time.perf_counter() - started
-        # What was put off belongs to the steps that put it off.
-        self.lengths.called(name, asked, seconds if any(asked) else seconds / num_steps)
+        # Parts of prompts are no part of what drafting costs; what was put off belongs to the steps that put it off.
+        most_rows = len(requests) * (num_steps + self._settings[name].num_tokens)
+        if sum(len(request.hidden_rows) for request in requests.values()) <= most_rows:
+            self.lengths.called(name, asked, seconds if any(asked) else seconds / num_steps)
         drafts = {}
         for (place, request), draft in zip(requests.items(), proposed, strict=True):
             problem = None if draft is None else draft_problem(draft, vocab_size)
@@ -415,11 +417,14 @@ class Speculation:
         states: States,
     ) -> bool:
         """Whether a drafter can see later what this step computed; its states are kept then."""
-        rows = inputs.query_start[places].astype(np.int64)
-        is_decode = (inputs.query_start[1:][places] - rows == 1) & (sampled.counts[places] > 0)
-        positions = inputs.positions[rows]
+        bounds = inputs.query_start.tolist()
+        is_decode = all(bounds[place + 1] - bounds[place] == 1 and sampled.counts[place] for place in places)
+        if self._accepted or not is_decode:
+            return False
+        rows = [bounds[place] for place in places]
+        positions: list[int] = inputs.positions[rows].tolist()
         waiting = self._waiting[name]
-        if self._accepted or not is_decode.all() or not waiting.may_wait(positions):
+        if not waiting.may_wait(positions):
             return False
         waiting.keep(keys, rows, positions, states)
         return True

@@ -38,14 +38,14 @@ class WaitingStates:
         """Steps whose states wait."""
         return len(self._steps)
 
-    def may_wait(self, positions: np.ndarray) -> bool:
-        """Whether a step that computed one token of each request, at these positions (int [R]), can wait."""
-        return bool(((positions + 1) % self._block_size).all())
+    def may_wait(self, positions: Sequence[int]) -> bool:
+        """Whether a step that computed one token of each request, at these positions, can wait."""
+        return all((position + 1) % self._block_size for position in positions)
 
-    def keep(self, keys: Sequence[int], rows: np.ndarray, positions: np.ndarray, states: States) -> None:
-        """Keeps rows (int64 [R], one per request) of a step's states."""
+    def keep(self, keys: Sequence[int], rows: Sequence[int], positions: Sequence[int], states: States) -> None:
+        """Keeps the rows of a step's states that are those of `keys`, one each."""
         self._steps.append(_taken(states, rows))
-        for offset, (key, position) in enumerate(zip(keys, positions.tolist(), strict=True)):
+        for offset, (key, position) in enumerate(zip(keys, positions, strict=True)):
             waiting = self._requests.get(key)
             # A request that gave way to others may come back at another place.
             if waiting is None or waiting.first_position + len(waiting.rows) != position:
@@ -71,7 +71,7 @@ class WaitingStates:
         away = {key: request for key, request in self._requests.items() if key not in set(keys)}
         self._steps, self._num_rows, self._requests = [], 0, {}
         for key, request in away.items():
-            self._steps.append(_taken(waiting, np.array(request.rows)))
+            self._steps.append(_taken(waiting, request.rows))
             rows = range(self._num_rows, self._num_rows + len(request.rows))
             self._requests[key] = _Waiting(request.first_position, list(rows))
             self._num_rows += len(rows)
@@ -82,9 +82,9 @@ class WaitingStates:
         self._requests.pop(key, None)
 
 
-def _taken(states: States, rows: np.ndarray) -> States:
-    index = torch.from_numpy(rows)
-    last, layers = (None if part is None else part[index.to(part.device)] for part in states)
+def _taken(states: States, rows: Sequence[int]) -> States:
+    """Copies: what a step computes is overwritten by the next."""
+    last, layers = (None if part is None else part[torch.tensor(rows, device=part.device)] for part in states)
     return last, layers
 
 

@@ -51,7 +51,7 @@ class MedusaDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 2)
     Options = MedusaOptions
-    capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True)
+    capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True, stateless=True)
     options: MedusaOptions
 
     @classmethod

@@ -33,7 +33,7 @@ def test_each_position_is_handed_over_once_in_order(steps: list[tuple[set[int], 
         now = [position[key] for key in keys]
         last = states_of(keys, now)
         if waits:
-            waiting.keep(keys, np.arange(len(keys)), np.array(now), (last, None))
+            waiting.keep(keys, range(len(keys)), now, (last, None))
         else:
             joined = [waiting.join(key, now[i], np.array([i])) for i, key in enumerate(keys)]
             together, layers = waiting.join_states((last, None), keys)
@@ -49,5 +49,5 @@ def test_each_position_is_handed_over_once_in_order(steps: list[tuple[set[int], 
 
 def test_it_waits_until_a_block_is_full() -> None:
     waiting = WaitingStates(block_size=4)
-    assert waiting.may_wait(np.array([0, 5, 2]))
-    assert not waiting.may_wait(np.array([0, 7]))
+    assert waiting.may_wait([0, 5, 2])
+    assert not waiting.may_wait([0, 7])
