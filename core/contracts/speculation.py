@@ -43,8 +43,9 @@ class DraftCapabilities:
     confidence: bool = False
     """Gives `Draft.confidence`. Since 1.1."""
     stateless: bool = False
-    """Guesses from what a `DraftRequest` holds and from nothing that it saw before: requests of which no draft is
-    wanted are left out of the batch, and where none is wanted at all there is no call. Since 1.1."""
+    """Guesses from what a `DraftRequest` and its states of the same call hold, and from nothing that it saw before:
+    requests of which no draft is wanted are left out of the batch, and where none is wanted at all there is no call.
+    Since 1.1."""
     kv_cache: bool = False
     """Has attention layers of its own, whose keys and values stand in further lanes of the requests' KV blocks. Since
     1.1; see `DraftWorker` for what that asks of it."""

@@ -4,7 +4,9 @@ control.
 Greedy runs are compared token by token. Where they part, the baseline's engine is asked for its log probabilities after
 the common prefix, and the divergence is a **tie** where the two tokens are closer than `tie_gap` there and none is
 ahead of both by more: rows of a verify step and of a decode step may go through other kernels, and rounding decides
-ties. Else it is **REAL**. The control, the baseline a second time, says how often that happens without any drafts.
+ties. Else it is **REAL**. How much rounding decides is measured: kernels that round activations to 8 bits turn the last
+bit of a sum into a tenth of a logit. The control, the baseline a second time, says how often that happens without any
+drafts.
 
 Sampled runs differ token by token by design. There the mean log probability per token that the target gives to what was
 generated is compared, paired by prompt: if the rule keeps the target's distribution, it has the same expectation in
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dovetail import RequestOutput, SamplingParams
 from dovetail.contracts.errors import DovetailError
@@ -28,7 +30,9 @@ from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 Verdict = Literal["identical", "lossless", "LOSSY", "lossy by declaration", "consistent", "too few prompts"]
 
 TIE_GAPS: Mapping[str, float] = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1.5e-1}
-"""By dtype of the activations: some dozens of their rounding steps at the size of usual logits."""
+"""The least tie gap by dtype of the activations: some dozens of their rounding steps at the size of usual logits."""
+_NOISE_RECORDS = 16
+"""Outputs of the baseline whose log probabilities are computed in two ways, to see what rounding does to them."""
 _MAX_ALTERNATIVES = 20
 _SIGNIFICANT = 0.05
 _MAX_SCORED = 96
@@ -72,6 +76,8 @@ class Equality:
     """Sampled runs: mean log probability per token under the target, variant minus baseline."""
     verdict: Verdict
     reason: str
+    tie_gap: float | None = None
+    """Below which two tokens are a tie; None where nothing had to be told apart."""
 
     @property
     def lossless(self) -> bool | None:
@@ -92,10 +98,10 @@ def compare_equality(
     """Every variant beside the baseline, at each batch size; and the baseline beside itself at the first one, which
     tells what other batches do to its tokens without any drafts."""
     found = by_variant(measured.requests)
-    gaps = _GapMeter(bench, workload)
+    first = bench.experiment.grid.batch_sizes[0]
+    gaps = _GapMeter(bench, workload, found[first, BASELINE, None])
     comparison = _compare_greedy if bench.experiment.sampling.temperature == 0 else _compare_sampled
     results: list[Equality] = []
-    first = bench.experiment.grid.batch_sizes[0]
     for batch in bench.experiment.grid.batch_sizes:
         base = found[batch, BASELINE, None]
         control = comparison(Variant(CONTROL, None), batch, base, found[batch, CONTROL, None], gaps, resampler)
@@ -109,7 +115,7 @@ def compare_equality(
             own = found[batch, variant.arm, variant.length]
             raw = comparison(variant, batch, base, own, gaps, resampler)
             results.append(_judge(raw, control, is_lossless=setup.arms[variant.arm].is_lossless))
-    return _correct(results)
+    return [replace(result, tie_gap=gaps.known_tie_gap) for result in _correct(results)]
 
 
 @dataclass(frozen=True)
@@ -243,15 +249,16 @@ def _correct(results: list[Equality]) -> list[Equality]:
 class _GapMeter:
     """Asks the baseline's engine for log probabilities."""
 
-    def __init__(self, bench: Bench, workload: Workload):
+    def __init__(self, bench: Bench, workload: Workload, baseline: Sequence[RequestRecord]):
         self._bench = bench
+        self._baseline = baseline
         self._variant = Variant(BASELINE, None)
         self._scores: dict[tuple[int, tuple[int, ...]], float] = {}
         self._prompts = {p.index: ids for p, ids in zip(workload.prompts, workload.token_ids, strict=True)}
         config = bench.engine_of(self._variant).config
-        self.tie_gap = bench.experiment.tie_gap
-        if self.tie_gap is None:
-            self.tie_gap = TIE_GAPS.get(config.model.dtype, max(TIE_GAPS.values()))
+        self.known_tie_gap = bench.experiment.tie_gap
+        """None until it is needed, where the experiment does not give it."""
+        self._least_tie_gap = TIE_GAPS.get(config.model.dtype, max(TIE_GAPS.values()))
         limit = config.model.max_logprobs
         room = min(_MAX_ALTERNATIVES, config.model.vocab_size)
         self._alternatives = room if limit < 0 else min(room, limit)
@@ -267,9 +274,27 @@ class _GapMeter:
         worst = None if len(shown) < 2 or None in shown else min(value for value in shown if value is not None)
         gap = None if worst is None else ordered[0] - worst
         top2 = ordered[0] - ordered[1] if len(ordered) > 1 else float("inf")
-        assert self.tie_gap is not None
-        is_tie = gap is not None and gap < self.tie_gap
+        if self.known_tie_gap is None:
+            self.known_tie_gap = max(self._least_tie_gap, 2 * self._noise())
+        is_tie = gap is not None and gap < self.known_tie_gap
         return Divergence(base.prompt, base.category, index, expected, got, gap, top2, is_tie)
+
+    def _noise(self) -> float:
+        """The largest difference between log probabilities of the baseline's own tokens, computed one by one as they
+        are decoded and all in one pass. No draft has a part in it."""
+        largest = 0.0
+        for prompt in list(dict.fromkeys(record.prompt for record in self._baseline))[:_NOISE_RECORDS]:
+            count = next(len(record.token_ids) for record in self._baseline if record.prompt == prompt)
+            if not count:
+                continue
+            ids = self._prompts[prompt]
+            params = self._params(max_tokens=count, prompt_logprobs=None, logprobs=0)
+            decoded = self._run(list(ids), params).outputs[0]
+            entries = zip(decoded.token_ids, decoded.logprobs or (), strict=True)
+            one_by_one = [entry[token].logprob for token, entry in entries]
+            together = self._scores_of([*ids, *decoded.token_ids])[-len(one_by_one) :]
+            largest = max([largest, *(abs(a - b) for a, b in zip(one_by_one, together, strict=True))])
+        return largest
 
     def mean_logprob(self, records: Sequence[RequestRecord]) -> float:
         """Mean over a prompt's repetitions of the mean log probability per generated token."""
@@ -279,12 +304,16 @@ class _GapMeter:
         key = (record.prompt, tuple(record.token_ids))
         if key not in self._scores:
             prompt = self._prompts[record.prompt]
-            params = self._params(prompt_logprobs=0, logprobs=None)
-            found = self._run([*prompt, *record.token_ids], params).prompt_logprobs
-            assert found is not None
-            scored = [next(iter(entry.values())).logprob for entry in found[len(prompt) :] if entry is not None]
+            scored = self._scores_of([*prompt, *record.token_ids])[-len(record.token_ids) :]
             self._scores[key] = sum(scored) / len(scored)
         return self._scores[key]
+
+    def _scores_of(self, token_ids: list[int]) -> list[float]:
+        """Log probabilities of all tokens but the first, from one pass."""
+        found = self._run(token_ids, self._params(prompt_logprobs=0, logprobs=None)).prompt_logprobs
+        assert found is not None
+        pairs = zip(token_ids, found, strict=True)
+        return [entry[token].logprob for token, entry in pairs if entry is not None]
 
     def _next_logprobs(self, prefix: list[int]) -> dict[int, float]:
         output = self._run(prefix, self._params(prompt_logprobs=None, logprobs=self._alternatives))
@@ -292,9 +321,10 @@ class _GapMeter:
         assert logprobs
         return {token: entry.logprob for token, entry in logprobs[0].items()}
 
-    def _params(self, **logprobs: int | None) -> SamplingParams:
-        fixed = {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        return self._bench.params(self._variant, **fixed, **logprobs)
+    def _params(self, *, max_tokens: int = 1, **logprobs: int | None) -> SamplingParams:
+        fixed = {"temperature": 0.0, "ignore_eos": True, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        changes: dict[str, Any] = {**fixed, "max_tokens": max_tokens, "output_kind": "final_only", **logprobs}
+        return self._bench.params(self._variant, **changes)
 
     def _run(self, token_ids: list[int], params: SamplingParams) -> RequestOutput:
         last = self._bench.run(self._variant, [token_ids], [params])[0].last

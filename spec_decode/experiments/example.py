@@ -39,6 +39,6 @@ order: abba                  # a drawn order of arms, then its reverse
 seed: 0
 
 # declared_difference: [speculative]   # refuse arms that differ in anything else
-# tie_gap: 0.001                       # closer log probabilities are a tie; by default, by the model's dtype
+# tie_gap: 0.001                       # closer log probabilities are a tie; measured by default
 # keep_going: true                     # leave refused arms out instead of ending
 """

@@ -114,7 +114,8 @@ class Experiment(_Section):
     declared_difference: tuple[str, ...] | None = None
     """Config keys in which arms may differ. Left out: those that the arms themselves name."""
     tie_gap: float | None = Field(default=None, ge=0)
-    """Log-probability gap below which two tokens are a tie; left out: by the model's dtype."""
+    """Log-probability gap below which two tokens are a tie; left out: measured, and at least
+    so many rounding steps of the model's dtype."""
     compatibility: bool = True
     """Try request features (logprobs, penalties, stop strings, ...) in each arm and report what ran."""
     keep_going: bool = False

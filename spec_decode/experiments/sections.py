@@ -102,6 +102,9 @@ def equality_section(report: Report) -> Section:
         " p: exact McNemar test (one-sided) that an arm diverges on more prompts than the control. unstable: prompts of"
         " which repetitions differ among themselves."
     ]
+    tie_gaps = [item.tie_gap for item in report.equality if item.tie_gap is not None]
+    if tie_gaps:
+        notes.append(f"Tokens whose log probabilities lie within {max(tie_gaps):.2g} of each other are ties.")
     if not is_greedy:
         header = ["arm", "batch", "log probability per token, minus plain [95%]", "why", "verdict"]
         rows = [
