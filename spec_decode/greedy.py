@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
+from dovetail.contracts.speculation import AcceptanceRule, Verdict, VerifyRequest
+from dovetail.spec_decode.rejection import matching_path
 
 
 class GreedyRule(AcceptanceRule):
@@ -17,16 +18,4 @@ class GreedyRule(AcceptanceRule):
     greedy_only = True
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
-        return [_walk(request.draft, request.target_tokens) for request in requests]
-
-
-def _walk(draft: Draft, best: Sequence[int]) -> Verdict:
-    """Down from the root, as long as some child is the best token. Parents precede children, so one pass suffices."""
-    path: list[int] = []
-    last = -1
-    for node, token in enumerate(draft.token_ids):
-        parent = node - 1 if draft.parents is None else draft.parents[node]
-        if parent == last and token == best[last + 1]:
-            path.append(node)
-            last = node
-    return Verdict(path, best[last + 1])
+        return [matching_path(request.draft, request.target_tokens) for request in requests]

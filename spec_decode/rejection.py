@@ -39,7 +39,7 @@ class RejectionRule(AcceptanceRule):
     def _judge(self, request: VerifyRequest) -> Verdict:
         # Drafts that were chosen rather than drawn, or a target whose tokens are certain anyway.
         if request.draft.probs is None or request.sampling.is_greedy:
-            return _matching_path(request.draft, request.target_tokens)
+            return matching_path(request.draft, request.target_tokens)
         return self._sample_tree(request)
 
     def accepts(self, p: float, q: float, uniform: float) -> bool:
@@ -94,8 +94,9 @@ def draw(probs: Tensor, uniforms: object) -> Tensor:
     return torch.where(probs.gather(1, token) > 0, token, probs.max(-1, keepdim=True).indices)[:, 0]
 
 
-def _matching_path(draft: Draft, tokens: Sequence[int]) -> Verdict:
-    """The path of drafts that equal the tokens drawn before them."""
+def matching_path(draft: Draft, tokens: Sequence[int]) -> Verdict:
+    """The path of drafts that equal the target's own tokens ([k + 1], one after each row), and the token after it.
+    Parents precede children, so one pass suffices."""
     path: list[int] = []
     last = -1
     for node, token in enumerate(draft.token_ids):

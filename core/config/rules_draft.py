@@ -39,11 +39,7 @@ class DraftModelScope:
 
     def resolve(self, asked: Mapping[str, Any]) -> None:
         """Finds the model that is asked for. Raises what the rules raise, with the drafter's key in front."""
-        try:
-            section = ModelSection.model_validate(dict(asked))
-        except ValidationError as error:
-            issues = "; ".join(f"{'.'.join(map(str, i['loc']))}: {i['msg']}" for i in error.errors())
-            raise ConfigError(f"{dotted(self._path)}: {issues}") from error
+        section = _as_section(self._path, asked)
         try:
             self._resolve(section)
         except DovetailError as error:
@@ -98,6 +94,15 @@ class DraftModelScope:
         )
 
 
+def _as_section(drafter: KeyPath, asked: Mapping[str, Any]) -> ModelSection:
+    """A drafter's options read as keys of the section `model`."""
+    try:
+        return ModelSection.model_validate(dict(asked))
+    except ValidationError as error:
+        issues = "; ".join(f"{'.'.join(map(str, i['loc']))}: {i['msg']}" for i in error.errors())
+        raise ConfigError(f"{dotted(drafter)}: {issues}") from error
+
+
 def _inner_resolution(state: Resolution, drafter: KeyPath, section: ModelSection) -> Resolution:
     """One in which a drafter's options stand in the place of the section `model`."""
     outer = state.layered
@@ -123,11 +128,7 @@ def choose_draft_quantization(state: Resolution, path: KeyPath, drafter: Chosen,
     asked = cast(type[DraftWorker], drafter.plugin).quantization(drafter.options)
     if asked is None:
         return None
-    try:
-        section = ModelSection.model_validate({"quantization": asked}).quantization
-    except ValidationError as error:
-        issues = "; ".join(f"{'.'.join(map(str, i['loc']))}: {i['msg']}" for i in error.errors())
-        raise ConfigError(f"{dotted(path)}: {issues}") from error
+    section = _as_section(path, {"quantization": asked}).quantization
     assert section is not None
     inner = _inner_resolution(state, path, state.config.model.model_copy(update={"quantization": section}))
     need = QuantizationNeed(state.environment.device_type, dtype)

@@ -88,10 +88,10 @@ class _Drafter:
         """Since that was found."""
         self.has_news = False
 
-    @property
-    def patience(self) -> int:
-        """Steps until it is asked again whether drafts would pay, while they do not."""
-        return _RECHECK_NEWS if self.has_news else _RECHECK
+    def sleeps(self, num_requests: int) -> bool:
+        """Whether drafts were found not to pay at this number of requests, and it is too early to ask again."""
+        patience = _RECHECK_NEWS if self.has_news else _RECHECK
+        return self.asleep_at == num_requests and self.steps + 1 < patience
 
 
 class DraftLengths:
@@ -179,7 +179,9 @@ class DraftLengths:
         if not free.any() or not self._may_draft(num_requests):
             return lengths
         places = np.flatnonzero(free)
-        if self._is_asleep(drafter, num_requests):
+        asleep = drafter.sleeps(num_requests)
+        drafter.steps += 1
+        if asleep:
             self._buy_shadows(drafter, keys, rooms, places, lengths)
             return lengths
         requests = [self._requests[keys[place]] for place in places.tolist()]
@@ -199,14 +201,10 @@ class DraftLengths:
         looking for them must not cost anything either. Arguments as for `ask`."""
         drafter = self._drafters[name]
         # The purse has not enough for the cheapest probe, and what is there to compare can be compared later.
-        if drafter.asleep_at != num_requests or drafter.costs.call(1, 1) <= self._ask_purse:
-            return False
-        if not all(self._requests[key].adapts for key in keys):
-            return False
-        if drafter.steps + 1 >= drafter.patience:
-            return False
-        drafter.steps += 1
-        return True
+        rests = drafter.sleeps(num_requests) and drafter.costs.call(1, 1) > self._ask_purse
+        rests = rests and all(self._requests[key].adapts for key in keys)
+        drafter.steps += rests
+        return rests
 
     def called(self, name: str, lengths: Sequence[int], seconds: float) -> None:
         """A drafter took `seconds` for requests of which it was asked for drafts of up to these lengths."""
@@ -238,10 +236,6 @@ class DraftLengths:
     def _may_draft(self, num_requests: int) -> bool:
         """Not before it is known what a step of this size costs without drafts."""
         return self._costs.knows_plain(num_requests) and self._since_plain < _PLAIN_EVERY
-
-    def _is_asleep(self, drafter: _Drafter, num_requests: int) -> bool:
-        drafter.steps += 1
-        return drafter.asleep_at == num_requests and drafter.steps < drafter.patience
 
     def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
         """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""

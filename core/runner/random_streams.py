@@ -6,7 +6,7 @@ after a preemption goes on as if nothing had happened.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,6 @@ different positions, so siblings in a tree and later rounds never share a value.
 _GAMMA = 0x9E3779B97F4A7C15
 _STREAM_STEP = 0xDA942042E4DD58B5
 _POSITION_STEP = 0x5851F42D4C957F2D
-# Stafford's variant 13 of the 64-bit finalizer of MurmurHash3.
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _FEW = 16
 """So many draws take less time one by one than as arrays."""
 _MASK_64 = (1 << 64) - 1
@@ -59,32 +57,25 @@ def uniforms(
     """
     every = np.broadcast(seeds, stream, positions, lanes)
     if every.size <= _FEW:
-        return np.array([_uniform(*map(int, draw)) for draw in every]).reshape(every.shape)
+        return np.array([_hash(*map(int, draw)) for draw in every]).reshape(every.shape)
     # Arrays throughout: numpy warns where scalars overflow, which here is the point.
-    word = np.atleast_1d(lanes).astype(np.uint64) << np.uint64(32) | np.asarray(stream).astype(np.uint64)
-    state = _mix(np.atleast_1d(seeds) + np.uint64(_GAMMA))
-    state = _mix(state + word * np.uint64(_STREAM_STEP))
-    state = _mix(state + np.atleast_1d(positions).astype(np.uint64) * np.uint64(_POSITION_STEP))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    words = (np.atleast_1d(part).astype(np.uint64) for part in (seeds, stream, positions, lanes))
+    found: NDArray[np.float64] = _hash(*words)
+    return found
 
 
-def _uniform(seed: int, stream: int, position: int, lane: int) -> float:
-    """As `uniforms`, of one entry."""
-    word = lane << 32 | stream
-    state = _mix_one(seed + _GAMMA)
-    state = _mix_one(state + word * _STREAM_STEP)
-    state = _mix_one(state + position * _POSITION_STEP)
+def _hash(seed: Any, stream: Any, position: Any, lane: Any) -> Any:
+    """The number of one draw from Python's integers, or those of many from arrays of uint64."""
+    state = _mix(seed + _GAMMA)
+    state = _mix(state + (lane << 32 | stream) * _STREAM_STEP)
+    state = _mix(state + position * _POSITION_STEP)
     return (state >> 11) * 2.0**-53
 
 
-def _mix_one(state: int) -> int:
-    state &= _MASK_64
-    state = (state ^ (state >> 30)) * _FIRST & _MASK_64
-    state = (state ^ (state >> 27)) * _SECOND & _MASK_64
+def _mix(state: Any) -> Any:
+    """Stafford's variant 13 of the 64-bit finalizer of MurmurHash3. The masks do for integers what overflow does for
+    arrays."""
+    state = state & _MASK_64
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK_64
     return state ^ (state >> 31)
-
-
-def _mix(state: UInt64Array) -> UInt64Array:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
-    return state ^ (state >> np.uint64(31))

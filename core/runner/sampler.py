@@ -171,7 +171,7 @@ class Sampler:
         rows = self._rows(keys)
         edited, failed = self._edited(logits, rows, keys, positions, None)
         tokens, highest = choose(edited, rows, positions, self._operators)
-        failed |= {row: message for row, message in unusable(on_host(highest)).items() if row not in failed}
+        failed = unusable(on_host(highest)) | failed
         token_ids = tokens.cpu().numpy()
         if failed:
             token_ids[list(failed)] = -1

@@ -189,11 +189,6 @@ class Speculation:
                     places.setdefault(request.drafter, []).append(place)
             for name, chosen in places.items():
                 states = self._states(name, hidden, layer_states)
-                asking = [plan.keys[place] for place in chosen]
-                if self.lengths.rests(name, asking, len(plan.keys)) and (
-                    self._settings[name].stateless or self._can_wait(name, asking, chosen, inputs, sampled, states)
-                ):
-                    continue
                 requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled, states)
                 if requests:
                     drafts |= self._draft(name, requests, states, sampler.vocab_size, sampled.drafter_errors)
@@ -230,7 +225,10 @@ class Speculation:
 
     def _switch_off(self, plan: StepPlan, errors: Mapping[int, str]) -> None:
         for place in errors:
-            self._requests[plan.keys[place]].is_on = False
+            request = self._requests[plan.keys[place]]
+            request.is_on = False
+            if request.drafter in self._waiting:
+                self._waiting[request.drafter].forget(plan.keys[place])
 
     def _judge(
         self,
@@ -369,6 +367,10 @@ class Speculation:
         while it can wait, see `WaitingStates`."""
         setting = self._settings[name]
         keys = [plan.keys[place] for place in places]
+        if self.lengths.rests(name, keys, len(plan.keys)) and (
+            setting.stateless or self._can_wait(name, keys, places, inputs, sampled, states)
+        ):
+            return {}
         known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
         limits = np.array([self._requests[key].max_total_tokens for key in keys])
         # A round yields at least one token, so the last one that fits is never a draft.

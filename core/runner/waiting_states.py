@@ -68,17 +68,16 @@ class WaitingStates:
         if not self._steps:
             return states
         waiting = _joined(self._steps)
-        away = {key: request for key, request in self._requests.items() if key not in set(keys)}
-        self._steps, self._num_rows, self._requests = [], 0, {}
-        for key, request in away.items():
-            self._steps.append(_taken(waiting, request.rows))
-            rows = range(self._num_rows, self._num_rows + len(request.rows))
-            self._requests[key] = _Waiting(request.first_position, list(rows))
-            self._num_rows += len(rows)
+        self._requests = {key: request for key, request in self._requests.items() if key not in keys}
+        rows = [row for request in self._requests.values() for row in request.rows]
+        self._steps, self._num_rows = [_taken(waiting, rows)] if rows else [], len(rows)
+        new_rows = iter(range(len(rows)))
+        for request in self._requests.values():
+            request.rows = [next(new_rows) for _ in request.rows]
         return _joined([waiting, states])
 
     def forget(self, key: int) -> None:
-        """A request ended."""
+        """A request ended, or its drafter failed it."""
         self._requests.pop(key, None)
 
 

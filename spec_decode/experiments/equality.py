@@ -283,16 +283,14 @@ class _GapMeter:
         """The largest difference between log probabilities of the baseline's own tokens, computed one by one as they
         are decoded and all in one pass. No draft has a part in it."""
         largest = 0.0
-        for prompt in list(dict.fromkeys(record.prompt for record in self._baseline))[:_NOISE_RECORDS]:
-            count = next(len(record.token_ids) for record in self._baseline if record.prompt == prompt)
-            if not count:
-                continue
+        for prompt, records in list(_by_prompt(self._baseline).items())[:_NOISE_RECORDS]:
             ids = self._prompts[prompt]
+            count = max(1, len(records[0].token_ids))
             params = self._params(max_tokens=count, prompt_logprobs=None, logprobs=0)
             decoded = self._run(list(ids), params).outputs[0]
             entries = zip(decoded.token_ids, decoded.logprobs or (), strict=True)
             one_by_one = [entry[token].logprob for token, entry in entries]
-            together = self._scores_of([*ids, *decoded.token_ids])[-len(one_by_one) :]
+            together = self._scores_of([*ids, *decoded.token_ids])[len(ids) - 1 :]
             largest = max([largest, *(abs(a - b) for a, b in zip(one_by_one, together, strict=True))])
         return largest
 
@@ -304,7 +302,7 @@ class _GapMeter:
         key = (record.prompt, tuple(record.token_ids))
         if key not in self._scores:
             prompt = self._prompts[record.prompt]
-            scored = self._scores_of([*prompt, *record.token_ids])[-len(record.token_ids) :]
+            scored = self._scores_of([*prompt, *record.token_ids])[len(prompt) - 1 :]
             self._scores[key] = sum(scored) / len(scored)
         return self._scores[key]
 
