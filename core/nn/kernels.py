@@ -11,6 +11,9 @@ from dovetail.contracts.weights import PackedTensor
 
 _ALIGNMENT = 64
 """Bytes at whose multiples torch's own tensors begin."""
+_ROWS_EXPECTED = {torch.bfloat16: 1, torch.float32: None}
+"""Rows of activations that oneDNN is told to choose a layout for. float32 for one row is slow for two, and one that is
+chosen for any serves one as well."""
 TILE_ROWS = 8
 """Rows of a tile. More would make decoding of one request dearer, fewer prompts."""
 
@@ -32,37 +35,36 @@ class TorchLinear(LinearKernel):
 
 
 class PackedLinear(LinearKernel):
-    """bfloat16 weights in oneDNN's own layout, made once.
+    """float32 or bfloat16 weights in oneDNN's own layout, made once.
 
-    torch hands oneDNN plain weights, which it rearranges anew in every call; for one row of activations that costs
-    as much as the multiplication.
+    Plain weights are read out of order, or rearranged anew in every call. Packed float32 is 1.3 to 1.6 times as fast at
+    one row and twice at the few rows of a verify step (2 AVX2 cores; benchmarks/RESULTS.md).
     """
 
     def __init__(self, weight: torch.Tensor):
         self._weight: torch.Tensor | None = weight
         self._shape = weight.shape
+        self._dtype = weight.dtype
         self._packed: torch.Tensor | None = None
 
     @staticmethod
     def serves(device: torch.device, dtype: torch.dtype) -> bool:
         """Whether oneDNN multiplies this dtype here."""
-        return (
-            device.type == "cpu"
-            and dtype == torch.bfloat16
-            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-            and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return False
+        return dtype == torch.float32 or (
+            dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Copies; after `finish`, into fresh rows, all of which must then be given again."""
         if self._weight is None:
-            self._weight = torch.empty(self._shape, dtype=torch.bfloat16)
+            self._weight = torch.empty(self._shape, dtype=self._dtype)
         self._weight[rows].copy_(unpacked(weight))
 
     def finish(self) -> None:
         """Packs, and lets go of the plain weights."""
-        # The second argument is the number of rows to expect: decode steps are what a layout can speed up most.
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, 1)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, _ROWS_EXPECTED[self._dtype])
         self._weight = None
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -121,19 +121,22 @@ def test_embedding_rows_and_logits_of_the_ranks_cover_an_odd_vocabulary(make_con
     torch.testing.assert_close(gathered[0], tensors["head.weight"].sum(dim=1))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("rows", [0, 1, 3, 40])
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_bfloat16_weights_give_what_torch_gives(make_context: Any, rows: int, bias: bool) -> None:
-    if not PackedLinear.serves(torch.device("cpu"), torch.bfloat16):
-        pytest.skip("this CPU's oneDNN does not multiply bfloat16")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_packed_weights_give_what_torch_gives(
+    make_context: Any, rows: int, bias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    if not PackedLinear.serves(torch.device("cpu"), dtype):
+        pytest.skip(f"this CPU's oneDNN does not multiply {dtype}")
     tensors = weights({"up.weight": (32, HIDDEN)} | ({"up.bias": (32,)} if bias else {}))
-    layer = ColumnLinear(make_context(dtype=torch.bfloat16), "up", HIDDEN, 32, bias)
+    layer = ColumnLinear(make_context(dtype=dtype), "up", HIDDEN, 32, bias)
     load_weights(layer, tensors.items())
     assert isinstance(layer.kernel, PackedLinear)
-    x = torch.randn(rows, HIDDEN).bfloat16()
-    full = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    x = torch.randn(rows, HIDDEN, dtype=dtype)
+    full = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     expected = torch.nn.functional.linear(x, full["up.weight"], full.get("up.bias"))
-    torch.testing.assert_close(layer(x), expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(layer(x), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
