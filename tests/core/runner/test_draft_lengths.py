@@ -138,6 +138,54 @@ def test_a_drafter_that_is_dear_is_called_where_it_pays_and_not_elsewhere() -> N
     assert bad.run(ADAPTIVE) > 0.96 * rate(bad, 0)
 
 
+def taking_part(setting: LengthSetting, stands: Callable[[int], bool], num_requests: int = 80) -> list[bool]:
+    """Of requests of 40 steps each, one after another, which took part; drafts of request i stand or not."""
+    lengths = DraftLengths({"it": setting}, strict=False, disable_by_batch_size=None)
+    found = []
+    for key in range(num_requests):
+        text = np.full(200, 1 if stands(key) else 2, dtype=np.int32)
+        takes_part = lengths.add(key, "it", GREEDY)
+        found.append(takes_part)
+        count = 0
+        for known in range(100, 140):
+            lengths.measured(1, 1 + count, 0.010 if count == 0 else 0.011)
+            if count:
+                lengths.judged(key, count, range(count if stands(key) else 0))
+            count = 0
+            if not takes_part:
+                continue
+            lengths.compare(key, text[:known])
+            asked = int(lengths.ask("it", [key], np.array([4]), 1)[0])
+            if asked:
+                lengths.called("it", [asked], 0.002)
+                lengths.offered(key, asked, asked)
+                kept = lengths.keep({0: Draft([1] * asked)}, {0: key}, {0: known}, 1)
+                count = len(kept[0].token_ids) if kept else 0
+        lengths.forget(key)
+    return found
+
+
+STATEFUL = replace(ADAPTIVE, stateless=False)
+
+
+def test_requests_sit_out_where_a_drafter_that_keeps_state_does_not_pay() -> None:
+    """The first ones show it; then one in sixteen looks whether it still holds."""
+    assert 4 <= sum(taking_part(STATEFUL, lambda _: False)) <= 24
+
+
+@pytest.mark.parametrize(("setting", "stood"), [(STATEFUL, True), (ADAPTIVE, False)])
+def test_no_request_sits_out_where_drafts_pay_or_the_drafter_keeps_no_state(
+    setting: LengthSetting, stood: bool
+) -> None:
+    assert all(taking_part(setting, lambda _: stood))
+
+
+def test_requests_take_part_again_where_drafts_begin_to_pay() -> None:
+    found = taking_part(STATEFUL, lambda key: key >= 80, 400)
+    assert sum(found[:80]) <= 24
+    assert all(found[-80:])
+
+
 def asked(setting: LengthSetting, sampling: SamplingParams, *, strict: bool = False) -> Sequence[int]:
     lengths = DraftLengths({"it": setting}, strict=strict, disable_by_batch_size=None)
     lengths.add(0, "it", sampling)
