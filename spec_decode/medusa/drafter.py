@@ -25,7 +25,7 @@ from dovetail.contracts.speculation import (
     SpeculationNeed,
 )
 from dovetail.nn.row_max import row_max
-from dovetail.spec_decode.draft_vocabulary import load_draft_vocabulary
+from dovetail.spec_decode.draft_vocabulary import has_draft_vocabulary, load_draft_vocabulary
 from dovetail.spec_decode.medusa.bundled import check_target, find_bundled
 from dovetail.spec_decode.medusa.format import HeadsLayout, load_weights, read_layout
 from dovetail.spec_decode.medusa.tree import DraftTree, best_tree, chain, from_paths
@@ -75,6 +75,13 @@ class MedusaDrafter(DraftWorker):
         except ModelError as error:
             return [*reasons, str(error)]
         reasons += _size_problems(layout, need.hidden_size, need.vocab_size)
+        folder = layout.file.parent
+        rounds = not layout.has_unembedding and has_draft_vocabulary(folder)
+        if options.quantization not in (None, "auto") and not rounds:
+            reasons.append(
+                f"quantization is for the unembedding of a draft vocabulary, which the heads in {folder} do not have; "
+                "leave it out"
+            )
         try:
             _draft_tree(options, layout, need.num_tokens)
         except ValueError as error:

@@ -211,6 +211,7 @@ def test_missing_and_truncated_files_are_named(tmp_path: Path) -> None:
         ({"num_tokens": 2}, {"tree": [[0], [1], [2]]}, "the tree has 3 nodes, and num_tokens allows 2"),
         ({"num_tokens": 9}, {"tree": [[0], [0, 0], [0] * 3, [0] * 4, [0] * 5]}, "5 tokens deep, and there are 4 heads"),
         ({}, {"tree": [[0, 0]]}, "no parent"),
+        ({}, {"quantization": "q8"}, "for the unembedding of a draft vocabulary"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_weights_are_read(
