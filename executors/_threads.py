@@ -9,14 +9,17 @@ from pathlib import Path
 import psutil
 
 
-def worker_threads(asked: int | None, num_workers: int = 1) -> int:
+def worker_threads(asked: int | None, num_workers: int = 1, num_cores: int | None = None) -> int:
     """Threads for each of `num_workers` workers that share this machine, at least 1.
 
-    `asked` is what the config says; without it the OMP_NUM_THREADS of this process holds, as it does for torch
-    alone, and else the workers share the physical cores that this process may use.
+    `asked` is what the config says; without it there is one per core of those that a worker is bound to (`num_cores`).
+    Without these the OMP_NUM_THREADS of this process holds, as it does for torch alone, and else the workers share the
+    physical cores that this process may use.
     """
     if asked is not None:
         return asked
+    if num_cores is not None:
+        return num_cores
     inherited = os.environ.get("OMP_NUM_THREADS", "")
     if inherited.isdecimal() and int(inherited) > 0:
         return int(inherited)

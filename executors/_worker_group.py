@@ -77,8 +77,11 @@ class WorkerGroup:
     processes are killed, then all futures fail with `WorkerError`, and so does every later operation.
     """
 
-    def __init__(self, placements: Sequence[Placement], scratch: str):
+    def __init__(
+        self, placements: Sequence[Placement], scratch: str, cores: Sequence[tuple[int, ...] | None] | None = None
+    ):
         self._placements = placements
+        self._cores = [None] * len(placements) if cores is None else cores
         self._scratch = scratch
         self._owner_pid = os.getpid()
         self._processes = WorkerProcesses()
@@ -102,9 +105,9 @@ class WorkerGroup:
         self._register(READY, operation)
         self._reader.start()
         path = pickle.dumps([entry or os.getcwd() for entry in sys.path])
-        for pipe, placement in zip(self._processes.pipes, self._placements, strict=True):
+        for pipe, placement, cores in zip(self._processes.pipes, self._placements, self._cores, strict=True):
             _send(pipe, path)
-            _send(pipe, pickle.dumps(Launch(spec, placement, self._owner_pid, self._scratch)))
+            _send(pipe, pickle.dumps(Launch(spec, placement, self._owner_pid, self._scratch, cores)))
         return operation.future
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import Placement, Worker, WorkerSpec
 from dovetail.contracts.step import StepPlan
+from dovetail.executors._cores import BoundThread
 
 BOOTSTRAP = """\
 import sys
@@ -46,6 +47,8 @@ class Launch(NamedTuple):
     driver_pid: int
     scratch: str
     """Directory to remove if the driver dies."""
+    cores: tuple[int, ...] | None = None
+    """Cores to compute on; None: any."""
 
 
 class Step(NamedTuple):
@@ -86,6 +89,7 @@ def main(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides
     os.set_inheritable(pipe.fileno(), False)
     launch: Launch = pipe.recv()
+    BoundThread(launch.cores).bind()  # before there are other threads, which then are bound as well
     threading.Thread(target=_exit_with_driver, args=(pipe.fileno(), launch), daemon=True).start()
     try:
         worker = _build(launch)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, Worker, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.executors._cores import BoundThread, parse_cores, reasons_against, share_of
 from dovetail.executors._threads import TorchThreads, worker_threads
 
 
@@ -18,8 +19,18 @@ class CPUOptions(PluginOptions):
     """Options of `cpu`."""
 
     threads: int | None = Field(default=None, ge=1)
-    """Threads of torch; before the engine's own setting where both are given. None: the engine's, else what
-    OMP_NUM_THREADS says, else the physical cores that this process may use."""
+    """Threads of torch; before the engine's own setting where both are given. None: the engine's, else one per
+    core of `cores`, else what OMP_NUM_THREADS says, else the physical cores that this process may use."""
+    cores: str | None = None
+    """Cores that the thread which runs steps is bound to, with those of its parallel loops, as in "0-3,8"; Linux only.
+    A server's and a tokenizer's threads are left alone. None: the system decides."""
+
+    @field_validator("cores")
+    @classmethod
+    def _check_cores(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_cores(value)
+        return value
 
 
 class CPUExecutor(Executor):
@@ -35,9 +46,12 @@ class CPUExecutor(Executor):
 
     def __init__(self, options: CPUOptions, spec: WorkerSpec, need: ExecutorNeed):
         super().__init__(options, spec, need)
-        self._threads = worker_threads(options.threads if options.threads is not None else spec.num_threads)
+        cores = share_of(options.cores, 0, 1)
+        threads = options.threads if options.threads is not None else spec.num_threads
+        self._threads = worker_threads(threads, num_cores=None if cores is None else len(cores))
         self._worker: Worker | None = None
         self._torch_threads = TorchThreads()
+        self._bound = BoundThread(cores)
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
@@ -49,12 +63,14 @@ class CPUExecutor(Executor):
             reasons.append(f"cpu has one worker and cannot run tensor_parallel={need.tensor_parallel}: use multiproc")
         if need.pipeline_parallel > 1:
             reasons.append(f"cpu has one worker and cannot run pipeline_parallel={need.pipeline_parallel}")
-        return reasons
+        return reasons + reasons_against(options.cores)
 
     def start(self) -> None:
         """Builds and loads the worker here, and sets torch's threads for this process until `shutdown`."""
         if self._worker is not None:
             raise RuntimeError("start() was called twice")
+        # Threads of parallel loops stay where they are started, and so do those that a bound thread starts: a server's.
+        self._bound.bind()
         self._torch_threads.set(self._threads)
         try:
             self._worker = self.spec.create(Placement(rank=0, world_size=1, device="cpu"))
@@ -62,10 +78,12 @@ class CPUExecutor(Executor):
         except BaseException:
             self.shutdown()
             raise
+        self._bound.restore()
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Runs the step before it returns; the future is done."""
         worker = self._running()
+        self._bound.bind()
         future: Future[StepResult] = Future()
         try:
             future.set_result(worker.execute(plan))
@@ -78,11 +96,12 @@ class CPUExecutor(Executor):
         return [self._running().call(method, *args)]
 
     def shutdown(self) -> None:
-        """Closes the worker and gives torch its former number of threads."""
+        """Closes the worker and gives torch its former number of threads, and a bound thread all its cores."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
         self._torch_threads.restore()
+        self._bound.restore()
 
     def _running(self) -> Worker:
         if self._worker is None:

@@ -12,12 +12,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.executors._cores import parse_cores, reasons_against, share_of
 from dovetail.executors._threads import worker_threads
 from dovetail.executors._worker_group import WorkerGroup
 
@@ -29,7 +30,18 @@ class MultiprocOptions(PluginOptions):
     """Seconds in which every worker must have loaded its weights."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of torch in each worker; before the engine's own setting where both are given. None: the engine's,
-    else what OMP_NUM_THREADS says, else the usable physical cores divided by the number of workers."""
+    else one per core of the worker's share of `cores`, else what OMP_NUM_THREADS says, else the usable physical cores
+    divided by the number of workers."""
+    cores: str | None = None
+    """Cores that the workers are bound to, as in "0-3,8", each to an equal share of neighbours; Linux only. None: they
+    may run anywhere, and the system decides."""
+
+    @field_validator("cores")
+    @classmethod
+    def _check_cores(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_cores(value)
+        return value
 
 
 class MultiprocExecutor(Executor):
@@ -50,6 +62,8 @@ class MultiprocExecutor(Executor):
         super().__init__(options, spec, need)
         self._timeout = options.start_timeout_s
         self._threads = options.threads if options.threads is not None else spec.num_threads
+        size = need.tensor_parallel
+        self._cores = [share_of(options.cores, rank, size) for rank in range(size)]
         self._group: WorkerGroup | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
@@ -69,7 +83,7 @@ class MultiprocExecutor(Executor):
             reasons.append(
                 f"pipeline_parallel={need.pipeline_parallel}: pipeline parallelism is planned; use tensor_parallel"
             )
-        return reasons
+        return reasons + reasons_against(options.cores, need.tensor_parallel)
 
     def start(self) -> None:
         """Starts the processes and waits until all have loaded. Raises the first error of a worker, or `WorkerError`
@@ -78,7 +92,7 @@ class MultiprocExecutor(Executor):
             raise RuntimeError("start() was called twice")
         spec = pickle.dumps(self.spec, pickle.HIGHEST_PROTOCOL)
         scratch = tempfile.mkdtemp(prefix="dovetail-")  # private to this user, so is the rendezvous in it
-        self._group = group = WorkerGroup(self._placements(scratch), scratch)
+        self._group = group = WorkerGroup(self._placements(scratch), scratch, self._cores)
         self._finalizer = weakref.finalize(self, _end, group, scratch)
         try:
             group.start(spec, self._environment()).result(self._timeout)
@@ -128,7 +142,8 @@ class MultiprocExecutor(Executor):
         return [Placement(rank, size, f"cuda:{rank}" if is_cuda else "cpu", init_method) for rank in range(size)]
 
     def _environment(self) -> dict[str, str]:
-        threads = worker_threads(self._threads, self.need.tensor_parallel)
+        num_cores = None if self._cores[0] is None else len(self._cores[0])
+        threads = worker_threads(self._threads, self.need.tensor_parallel, num_cores)
         env = dict(os.environ, OMP_NUM_THREADS=str(threads))
         if sys.platform == "linux":
             # All ranks are on this machine. By default gloo resolves the host's name, which may fail or lead outside.

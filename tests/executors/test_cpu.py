@@ -1,7 +1,12 @@
 """The `cpu` executor: the suite, and what is its own."""
 
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from pydantic import ValidationError
 
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.plugin import Environment
@@ -44,3 +49,36 @@ def test_refusals_say_why(need: ExecutorNeed, reason: str) -> None:
     (answer,) = CPUExecutor.check(need, CPUOptions(), environment)
     assert reason in answer
     assert CPUExecutor.check(ExecutorNeed("cpu"), CPUOptions(), environment) == []
+
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="threads are bound to cores on Linux only")
+
+
+@needs_linux
+def test_the_thread_that_runs_steps_keeps_to_its_cores_until_shutdown() -> None:
+    usable = os.sched_getaffinity(0)
+    core = max(usable)
+    executor = CPUExecutor(CPUOptions(cores=str(core)), ToySpec(), ExecutorNeed("cpu"))
+    executor.start()
+    assert torch.get_num_threads() == 1
+    assert os.sched_getaffinity(0) == usable, "threads that it starts would inherit less"
+    with ThreadPoolExecutor(1) as engine:
+        engine.submit(executor.execute, toy_plan(0)).result()
+        assert engine.submit(executor.call, "cores").result() == [{core}]
+        assert os.sched_getaffinity(0) == usable
+        executor.shutdown()
+        assert engine.submit(os.sched_getaffinity, 0).result() == usable
+
+
+@needs_linux
+def test_cores_that_this_process_may_not_use_are_refused() -> None:
+    environment = Environment("cpu", num_cpus=8, memory_bytes=1 << 33)
+    foreign = max(os.sched_getaffinity(0)) + 1
+    (answer,) = CPUExecutor.check(ExecutorNeed("cpu"), CPUOptions(cores=f"{foreign}-{foreign + 1}"), environment)
+    assert f"names {foreign},{foreign + 1}, and this process may use" in answer
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2", "0-", "-1"])
+def test_what_is_no_list_of_cores_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="no list of cores such as"):
+        CPUOptions(cores=text)

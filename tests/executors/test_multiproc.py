@@ -24,7 +24,7 @@ class TestMultiprocExecutor(ProcessExecutorSuite):
     executor_class = MultiprocExecutor
 
 
-def create(spec: ToySpec | None = None, tensor_parallel: int = 1, **options: float) -> MultiprocExecutor:
+def create(spec: ToySpec | None = None, tensor_parallel: int = 1, **options: float | str) -> MultiprocExecutor:
     need = ExecutorNeed("cpu", tensor_parallel=tensor_parallel)
     return MultiprocExecutor(MultiprocOptions.model_validate(options), spec or ToySpec(), need)
 
@@ -45,6 +45,28 @@ def test_the_environment_of_the_driver_stays_as_it_is(monkeypatch: pytest.Monkey
     assert executor.call("torch_threads") == [1]
     assert dict(os.environ) == before
     executor.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are bound to cores on Linux only")
+def test_each_worker_keeps_to_its_share_of_the_cores() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        pytest.skip("one core cannot be shared")
+    executor = create(tensor_parallel=2, cores=f"{usable[0]},{usable[1]}")
+    executor.start()
+    assert executor.call("cores") == [{usable[0]}, {usable[1]}]
+    assert executor.call("torch_threads") == [1, 1]
+    assert sorted(os.sched_getaffinity(0)) == usable
+    executor.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are bound to cores on Linux only")
+def test_fewer_cores_than_workers_are_refused() -> None:
+    core = min(os.sched_getaffinity(0))
+    environment = Environment("cpu", num_cpus=8, memory_bytes=1 << 33)
+    need = ExecutorNeed("cpu", tensor_parallel=2)
+    (answer,) = MultiprocExecutor.check(need, MultiprocOptions(cores=str(core)), environment)
+    assert "1 cores for 2 workers" in answer
 
 
 def test_ctrl_c_is_left_to_the_driver() -> None:

@@ -1,0 +1,73 @@
+"""Which cores the workers compute on. Everything else in the process (server, tokenizer) keeps to what it may use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The numbers of a list such as "0-3,8", as `taskset` takes it, in rising order. Raises `ValueError`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
+            raise ValueError(f"{text!r} is no list of cores such as 0-3,8")
+        found.update(range(int(first), int(last) + 1))
+    return tuple(sorted(found))
+
+
+def reasons_against(cores: str | None, num_workers: int = 1) -> list[str]:
+    """Why workers cannot be bound to these cores."""
+    if cores is None:
+        return []
+    if sys.platform != "linux":
+        return [f"executor.cores binds threads on Linux only, and this is {sys.platform}; leave it out"]
+    wanted, usable = parse_cores(cores), os.sched_getaffinity(0)
+    foreign = [core for core in wanted if core not in usable]
+    if foreign:
+        mine = ",".join(map(str, sorted(usable)))
+        return [f"executor.cores names {','.join(map(str, foreign))}, and this process may use {mine}"]
+    if len(wanted) < num_workers:
+        return [f"executor.cores names {len(wanted)} cores for {num_workers} workers, which need one each"]
+    return []
+
+
+def share_of(cores: str | None, rank: int, num_workers: int) -> tuple[int, ...] | None:
+    """The cores of one worker: neighbours, as many for each as there are for all. None: wherever it may run."""
+    if cores is None:
+        return None
+    numbers = parse_cores(cores)
+    count = len(numbers) // num_workers
+    return numbers[rank * count : (rank + 1) * count]
+
+
+class BoundThread:
+    """The thread that computes, on some cores only; the threads of its parallel loops come to be there with it."""
+
+    def __init__(self, cores: Sequence[int] | None):
+        self._cores = cores
+        """None: it is never bound."""
+        self._bound: tuple[int, set[int]] | None = None
+        """Its native id, and where it could run before."""
+
+    def bind(self) -> None:
+        """The calling thread computes from now on; the one that did before may run anywhere again."""
+        if self._cores is None or sys.platform != "linux":
+            return
+        thread = threading.get_native_id()
+        if self._bound is None or self._bound[0] != thread:
+            self.restore()
+            self._bound = thread, os.sched_getaffinity(thread)
+            os.sched_setaffinity(thread, self._cores)
+
+    def restore(self) -> None:
+        """It may run where it could before. Idempotent; from any thread."""
+        if self._bound is not None and sys.platform == "linux":
+            with contextlib.suppress(ProcessLookupError):  # it ended
+                os.sched_setaffinity(*self._bound)
+            self._bound = None
