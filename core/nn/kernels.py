@@ -67,6 +67,11 @@ class PackedLinear(LinearKernel):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, _ROWS_EXPECTED[self._dtype])
         self._weight = None
 
+    def release(self) -> int:
+        """Lets go of the packed weights until they are loaded again; how many bytes."""
+        packed, self._packed = self._packed, None
+        return 0 if packed is None else packed.numel() * packed.element_size()
+
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias, accumulated in float32."""
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")

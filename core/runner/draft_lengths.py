@@ -37,7 +37,7 @@ _MARGIN = 0.02
 _RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
 """Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
 something is), and while they do."""
-_SITTING_OUT_AFTER, _TAKING_PART = 16, 16
+_SITTING_OUT_AFTER, _TAKING_PART = 8, 16
 """So many times in a row it must be found that drafts do not pay before requests sit out; then one in so many takes
 part."""
 _PLAIN_EVERY = 128

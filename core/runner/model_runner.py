@@ -170,7 +170,7 @@ class ModelRunner:
         """Tells what a step of decodes and drafts cost; steps with parts of prompts tell nothing about those."""
         num_rows, num_requests = int(inputs.query_start[-1]), len(plan.keys)
         if self._samples and self._speculation is not None and num_rows == num_requests + int(inputs.num_drafts.sum()):
-            self._speculation.lengths.measured(num_requests, num_rows, seconds)
+            self._speculation.measured(num_requests, num_rows, seconds)
 
     def _forget(self, plan: StepPlan) -> None:
         for key in plan.finished:

@@ -26,7 +26,7 @@ class Sleeper:
     def __init__(self, model: Any, lanes: Sequence[torch.Tensor], device: Device, level: int):
         if level not in (1, 2):
             raise ConfigError(f"sleep level {level}: it is 1 (weights in host memory) or 2 (weights read again)")
-        if level == 2 and any(_is_packed(module) for module in model.modules()):
+        if level == 2 and any(_is_quantized(module) for module in model.modules()):
             raise ConfigError(
                 "sleep level 2 reads the weights again, which layers of a quantization, and those of reproducibility: "
                 "strict, cannot; use level 1"
@@ -38,6 +38,7 @@ class Sleeper:
         everything = _storages(tensor for module in model.modules() for tensor in _tensors(module))
         dropped = in_checkpoint if level == 2 else {}
         self._dropped = dropped
+        self._packed = [kernel for holder in holders for kernel in _packed(holder)] if level == 2 else []
         self._kept = {key: storage for key, storage in everything.items() if key not in dropped}
         self._sizes = {key: s.nbytes() for key, s in (self._pages | self._kept | self._dropped).items()}
         self._copies: dict[int, torch.UntypedStorage] = {}
@@ -50,8 +51,9 @@ class Sleeper:
             self._copies[key] = copy
         for storage in (*self._pages.values(), *self._kept.values(), *self._dropped.values()):
             storage.resize_(0)
+        released = sum(kernel.release() for kernel in self._packed)
         self._device.release_unused()
-        return sum(self._sizes.values())
+        return sum(self._sizes.values()) + released
 
     def wake_up(self) -> bool:
         """Takes memory again and fills in what was kept; pages are zero. True: the weights of the checkpoint must be
@@ -63,7 +65,7 @@ class Sleeper:
         for storage in self._pages.values():
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
         self._device.synchronize()
-        return bool(self._dropped)
+        return bool(self._dropped or self._packed)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
@@ -71,7 +73,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage
     found = {}
     for tensor in tensors:
         if tensor.layout is not torch.strided:
-            continue  # oneDNN's own
+            continue  # oneDNN's own, see _packed
         storage = tensor.untyped_storage()
         if storage.resizable() and storage.nbytes():
             found[storage.data_ptr()] = storage
@@ -88,7 +90,11 @@ def _tensors(module: torch.nn.Module) -> Iterable[torch.Tensor]:
     yield from module.buffers(recurse=False)
 
 
-def _is_packed(module: torch.nn.Module) -> bool:
+def _packed(module: torch.nn.Module) -> Iterable[PackedLinear]:
+    return (value for value in vars(module).values() if isinstance(value, PackedLinear))
+
+
+def _is_quantized(module: torch.nn.Module) -> bool:
     kernels = (value for value in vars(module).values() if isinstance(value, LinearKernel))
     return any(not isinstance(kernel, TorchLinear | PackedLinear) for kernel in kernels)
 

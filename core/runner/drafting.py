@@ -1,0 +1,302 @@
+"""Drafting in the runner: what each drafter is shown of a step, and what it guesses for the next one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest
+from dovetail.contracts.step import NewRequest, StepPlan
+from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
+from dovetail.runner.drafters import LoadedDrafter
+from dovetail.runner.input_batch import InputBatch, StepInputs
+from dovetail.runner.sampler import Sampler
+from dovetail.runner.verifier import draft_problem, first_nodes
+from dovetail.runner.waiting_states import States, WaitingStates
+
+if TYPE_CHECKING:
+    from dovetail.runner.model_runner import StepTokens
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DraftedFor:
+    """What is kept of a request from the first step to its end, through preemptions."""
+
+    drafter: str
+    max_total_tokens: int
+    """Where max_tokens or max_model_len ends the request."""
+    is_on: bool = True
+    """False once its drafter failed it, and where it sits out (see `DraftLengths`)."""
+    token_ids: Sequence[int] = ()
+    """Known tokens of a request that is out of the batch."""
+
+
+class Drafting:
+    """The drafters of an engine, and the requests that have one. Ranks that do not draft know the requests alone."""
+
+    def __init__(
+        self,
+        drafters: Mapping[str, LoadedDrafter],
+        settings: Mapping[str, LengthSetting],
+        lengths: DraftLengths,
+        waiting: Mapping[str, WaitingStates],
+        max_model_len: int,
+        device: torch.device,
+    ):
+        self._drafters = dict(drafters)
+        self._settings = dict(settings)
+        self._waiting = dict(waiting)
+        """Of the drafters that are to see every position."""
+        self._max_model_len = max_model_len
+        self._device = device
+        self.lengths = lengths
+        """How many drafts are worth their while; looked at on rank 0 alone."""
+        self.max_drafts = max(setting.num_tokens for setting in self._settings.values())
+        wanted = {layer for drafter in self._drafters.values() for layer in drafter.config.hidden_layers}
+        self.hidden_layers = tuple(sorted(wanted))
+        """States between the target's layers that some drafter wants; none on ranks that do not draft."""
+        self._requests: dict[int, DraftedFor] = {}
+        """By key, those that have or had a drafter."""
+        self._accepted: dict[int, tuple[list[int], int]] = {}
+        """By key, what became of the draft that was just verified, for `on_verified`."""
+
+    def add(self, request: NewRequest) -> None:
+        """A request comes, or comes back; a drafter that failed it before stays off."""
+        known = self._requests.get(request.key)
+        if known is not None:
+            known.is_on = known.is_on and request.drafter is not None
+            known.token_ids = ()
+        elif request.drafter is not None:
+            limit = self._max_model_len
+            if request.sampling.max_tokens is not None:
+                limit = min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
+            takes_part = self.lengths.add(request.key, request.drafter, request.sampling)
+            self._requests[request.key] = DraftedFor(request.drafter, limit, takes_part)
+
+    def judged(self, key: int, drafted: int, nodes: list[int]) -> str:
+        """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name."""
+        self._accepted[key] = (nodes, drafted)
+        self.lengths.judged(key, drafted, nodes)
+        return self._requests[key].drafter
+
+    def propose(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: InputBatch,
+        sampler: Sampler,
+        hidden: torch.Tensor,
+        layer_states: torch.Tensor | None,
+        sampled: StepTokens,
+    ) -> dict[int, Draft]:
+        """What all drafters guess for the next step, by place in the plan. Their errors go to `sampled`."""
+        drafts: dict[int, Draft] = {}
+        self._switch_off(plan, sampled.drafter_errors)
+        places: dict[str, list[int]] = {}
+        for place, key in enumerate(plan.keys):
+            request = self._requests.get(key)
+            if request is not None and request.is_on:
+                places.setdefault(request.drafter, []).append(place)
+        for name, chosen in places.items():
+            states = self._states(name, hidden, layer_states)
+            requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled, states)
+            if requests:
+                drafts |= self._draft(name, requests, states, sampler.vocab_size, sampled.drafter_errors)
+        self._switch_off(plan, sampled.drafter_errors)
+        if drafts:
+            keys = {place: plan.keys[place] for place in drafts}
+            known = {place: int(batch.num_tokens[inputs.rows[place]]) for place in drafts}
+            drafts = self.lengths.keep(drafts, keys, known, len(plan.keys))
+        return drafts
+
+    def end_step(self) -> None:
+        """What was judged in this step is known to whom it concerns."""
+        self._accepted.clear()
+
+    def pause(self, key: int, batch: InputBatch) -> None:
+        """A request leaves the batch to come back; what is known of it is kept for its drafter."""
+        request = self._requests.get(key)
+        if request is not None and key in batch.requests:
+            request.token_ids = batch.known_tokens(key).tolist()
+
+    def finish(self, key: int, batch: InputBatch) -> None:
+        """Tells the request's drafter that it ended, in the batch or out of it."""
+        request = self._requests.pop(key, None)
+        self.lengths.forget(key)
+        if request is not None and request.drafter in self._waiting:
+            self._waiting[request.drafter].forget(key)
+        if request is None or request.drafter not in self._drafters:
+            return
+        token_ids = batch.known_tokens(key).tolist() if key in batch.requests else request.token_ids
+        try:
+            self._drafters[request.drafter].worker.on_finished(key, token_ids)
+        except Exception:
+            logger.exception("drafter %r raised in on_finished", request.drafter)
+
+    def _switch_off(self, plan: StepPlan, errors: Mapping[int, str]) -> None:
+        for place in errors:
+            request = self._requests[plan.keys[place]]
+            request.is_on = False
+            if request.drafter in self._waiting:
+                self._waiting[request.drafter].forget(plan.keys[place])
+
+    def _states(self, name: str, hidden: torch.Tensor, layer_states: torch.Tensor | None) -> States:
+        """The target's last states and those between its layers, as far as a drafter wants them."""
+        drafter = self._drafters[name]
+        last = hidden if drafter.worker.capabilities.needs_hidden_states else None
+        layers = drafter.config.hidden_layers
+        if layer_states is None or not layers:
+            return last, None
+        if layers == self.hidden_layers:
+            return last, layer_states
+        parts = layer_states.view(len(layer_states), len(self.hidden_layers), -1)
+        index = torch.tensor([self.hidden_layers.index(layer) for layer in layers], device=self._device)
+        return last, parts.index_select(1, index).flatten(1)
+
+    def _draft(
+        self,
+        name: str,
+        requests: dict[int, DraftRequest],
+        states: States,
+        vocab_size: int,
+        errors: dict[int, str],
+    ) -> dict[int, Draft]:
+        """One drafter's guesses for its requests, by place. A drafter that raises, or guesses what cannot be, loses
+        them."""
+        worker = self._drafters[name].worker
+        num_steps = 1
+        if name in self._waiting:
+            num_steps += self._waiting[name].num_steps
+            states = self._waiting[name].join_states(states, [request.key for request in requests.values()])
+        started = time.perf_counter()
+        try:
+            for request in requests.values():
+                if request.key in self._accepted:
+                    worker.on_verified(request.key, *self._accepted[request.key])
+            proposed = list(worker.propose(DraftBatch(list(requests.values()), *states)))
+            if len(proposed) != len(requests):
+                raise ValueError(f"{len(proposed)} drafts for {len(requests)} requests")
+        except Exception as error:
+            logger.warning("drafter %s raised; its requests go on without it", type(worker).__name__, exc_info=True)
+            errors |= dict.fromkeys(requests, f"{type(worker).__name__} raised {type(error).__name__}: {error}")
+            return {}
+        asked = [request.max_drafts for request in requests.values()]
+        seconds = time.perf_counter() - started
+        # Parts of prompts are no part of what drafting costs; what was put off belongs to the steps that put it off.
+        most_rows = len(requests) * (num_steps + self._settings[name].num_tokens)
+        if sum(len(request.hidden_rows) for request in requests.values()) <= most_rows:
+            self.lengths.called(name, asked, seconds if any(asked) else seconds / num_steps)
+        drafts = {}
+        for (place, request), draft in zip(requests.items(), proposed, strict=True):
+            problem = None if draft is None else draft_problem(draft, vocab_size)
+            if problem is not None:
+                errors[place] = f"{type(worker).__name__} proposed a draft that cannot be: {problem}"
+                logger.warning("request %d goes on without its drafter: %s", request.key, errors[place])
+                continue
+            given = 0 if draft is None else len(draft.token_ids)
+            if request.max_drafts:
+                self.lengths.offered(request.key, request.max_drafts, given)
+            if draft is not None and given and request.max_drafts:
+                drafts[place] = first_nodes(draft, request.max_drafts)
+        return drafts
+
+    def _draft_requests(
+        self,
+        name: str,
+        places: list[int],
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: InputBatch,
+        sampler: Sampler,
+        sampled: StepTokens,
+        states: States,
+    ) -> dict[int, DraftRequest]:
+        """What one drafter is shown, by place: all its requests, or of a stateless one those that want drafts. Nothing
+        while it can wait, see `WaitingStates`."""
+        setting = self._settings[name]
+        keys = [plan.keys[place] for place in places]
+        if self.lengths.rests(name, keys, len(plan.keys)) and (
+            setting.stateless or self._can_wait(name, keys, places, inputs, sampled, states)
+        ):
+            return {}
+        known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
+        limits = np.array([self._requests[key].max_total_tokens for key in keys])
+        # A round yields at least one token, so the last one that fits is never a draft.
+        rooms = np.clip(limits - known - 1, 0, setting.num_tokens) * (sampled.counts[places] > 0)
+        if self.lengths.adapts:
+            for key in keys:
+                self.lengths.compare(key, batch.known_tokens(key))
+        wanted = self.lengths.ask(name, keys, rooms, len(plan.keys))
+        if setting.stateless:
+            chosen = np.flatnonzero(wanted)
+            if not len(chosen):
+                return {}
+            places, keys = [places[i] for i in chosen], [keys[i] for i in chosen]
+            known, wanted = known[chosen], wanted[chosen]
+        elif not wanted.any() and self._can_wait(name, keys, places, inputs, sampled, states):
+            return {}
+        uniforms = sampler.draft_uniforms(keys, known, setting.num_tokens)
+        hidden_rows = self._standing_rows(keys, places, inputs)
+        first_positions = inputs.positions[inputs.query_start[places]].tolist()
+        requests = {}
+        waiting = self._waiting.get(name)
+        for i, (place, key, room) in enumerate(zip(places, keys, wanted.tolist(), strict=True)):
+            request = batch.requests[key].request
+            first_position, rows = first_positions[i], hidden_rows[i]
+            if waiting is not None:
+                first_position, rows = waiting.join(key, first_position, rows)
+            requests[place] = DraftRequest(
+                key=key,
+                token_ids=batch.known_tokens(key),
+                num_prompt_tokens=request.num_prompt_tokens,
+                max_drafts=room,
+                sampling=request.sampling,
+                hidden_rows=rows,
+                uniforms=uniforms[i, :room],
+                first_position=first_position,
+            )
+        return requests
+
+    def _can_wait(
+        self,
+        name: str,
+        keys: list[int],
+        places: list[int],
+        inputs: StepInputs,
+        sampled: StepTokens,
+        states: States,
+    ) -> bool:
+        """Whether a drafter can see later what this step computed; its states are kept then."""
+        bounds = inputs.query_start.tolist()
+        is_decode = all(bounds[place + 1] - bounds[place] == 1 and sampled.counts[place] for place in places)
+        if self._accepted or not is_decode:
+            return False
+        rows = [bounds[place] for place in places]
+        positions: list[int] = inputs.positions[rows].tolist()
+        waiting = self._waiting[name]
+        if not waiting.may_wait(positions):
+            return False
+        waiting.keep(keys, rows, positions, states)
+        return True
+
+    def _standing_rows(self, keys: list[int], places: list[int], inputs: StepInputs) -> list[np.ndarray]:
+        """By request, the rows of this step whose tokens stand: all but rejected drafts."""
+        every = np.arange(inputs.query_start[-1], dtype=np.int64)
+        ends = inputs.query_start[1:]
+        starts, first_drafts = inputs.query_start[places].tolist(), (ends - inputs.num_drafts)[places].tolist()
+        found = []
+        for key, start, first in zip(keys, starts, first_drafts, strict=True):
+            nodes = self._accepted[key][0] if key in self._accepted else []
+            if nodes and nodes[-1] >= len(nodes):
+                found.append(np.concatenate([every[start:first], first + np.array(nodes)]))
+            else:
+                found.append(every[start : first + len(nodes)])
+        return found
