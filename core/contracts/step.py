@@ -115,4 +115,7 @@ class StepResult:
     """Requests that cannot go on (a logits processor raised, say), with the message for their user."""
     drafter_errors: Mapping[int, str] = field(default_factory=dict)
     """Requests whose drafter raised in this step; they go on without speculation."""
+    idle_drafters: frozenset[str] = frozenset()
+    """Drafters with layers of their own that have only cost for long, as far as the worker can tell: new requests may
+    go without them. Since 1.2."""
     times: StepTimes = StepTimes()

@@ -77,6 +77,8 @@ class EngineCore:
         self._retained: dict[int, Sequence] = {}
         """Finished sequences whose blocks are kept for sequences forked from them."""
         self._bad_words: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self.idle_drafters: frozenset[str] = frozenset()
+        """As the last step told."""
         self.failure: WorkerError | None = None
 
     @property
@@ -294,6 +296,7 @@ class EngineCore:
 
     def _commit(self, plan: StepPlan, outcome: StepOutcome) -> None:
         result = outcome.result
+        self.idle_drafters = result.idle_drafters
         for index in result.drafter_errors:
             # Before blocks are shared, which lack the drafter's pages; or it would be back after a preemption.
             outcome.schedule.requests[index].leave_drafter()

@@ -17,6 +17,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import TelemetrySink
 from dovetail.engine.core import Ending, EngineCore
+from dovetail.engine.idle_drafters import IdleDrafters
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.setup import EngineParts, create_parts
@@ -52,6 +53,7 @@ class LLMEngine:
         self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
         self._keys = itertools.count(1)
         self._seeds = random.Random(config.model.seed)
+        self._idle_drafters = IdleDrafters(strict=config.is_strict)
         self._telemetry.engine_started(config)
         self._closed = False
         self._is_asleep = False
@@ -235,7 +237,8 @@ class LLMEngine:
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         hash_seed = prefix_seed(_WEIGHT_VERSION, None, cache_salt)
-        draft_blocks = self._draft_blocks(processed.drafter, hash_seed)
+        drafter = self._idle_drafters.drafter_for(processed.drafter, params, self._core.idle_drafters)
+        draft_blocks = self._draft_blocks(drafter, hash_seed)
         return [
             Sequence(
                 next(self._keys),
@@ -249,7 +252,7 @@ class LLMEngine:
                 stop_ids=processed.stop_ids,
                 eos_token_ids=processed.eos_token_ids,
                 seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
-                drafter=processed.drafter,
+                drafter=drafter,
                 draft_blocks=draft_blocks,
             )
             for index in range(params.num_sequences)

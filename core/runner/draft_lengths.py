@@ -8,8 +8,8 @@ Where drafts do not pay, none are asked for, and evidence that they would pay ag
 may spend `_PURSE` of the time: one buys drafts that are not verified but compared with the tokens that come anyway, the
 other verifies a draft of one request.
 
-A drafter with state of its own takes in what the target computes even while it guesses nothing. Where that went on for
-long, most requests that come sit out: their drafter is not told of them.
+A drafter with layers of its own takes in what the target computes even while it guesses nothing. Where that went on for
+long it is `idle`, by which the engine lets most requests that come go without it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _MARGIN = 0.02
 _RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
 """Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
 something is), and while they do."""
-_SITTING_OUT_AFTER, _TAKING_PART = 8, 16
-"""So many times in a row it must be found that drafts do not pay before requests sit out; then one in so many takes
-part."""
+_IDLE_AFTER = 8
+"""So many times in a row it must be found that drafts do not pay before a drafter is idle."""
 _PLAIN_EVERY = 128
 """After so many steps with drafts there is one without, to see what it costs now: however well drafts seem to pay, they
 do so beside what plain steps are thought to cost."""
@@ -54,6 +53,7 @@ class LengthSetting:
     """"fixed", "confidence" or "adaptive"."""
     min_confidence: float = 0.0
     stateless: bool = False
+    kv_cache: bool = False
     trees: bool = False
     draws: bool = False
     """Whether drafts come with probabilities: the tokens of a sampled request then depend on how many there are."""
@@ -95,7 +95,6 @@ class _Drafter:
         self.has_news = False
         self._misses: dict[int, int] = {}
         """How many times in a row drafts were found not to pay, by the size class of a step's requests."""
-        self._sitting_out = 0
 
     def decided(self, num_requests: int, *, pays: bool) -> None:
         """It was found whether drafts pay at this number of requests."""
@@ -104,12 +103,9 @@ class _Drafter:
         size = num_requests.bit_length()
         self._misses[size] = 0 if pays else self._misses.get(size, 0) + 1
 
-    def takes_part(self, num_requests: int) -> bool:
-        """Whether a request that comes, beside so many, should be shown to the drafter."""
-        if self.setting.stateless or self._misses.get(num_requests.bit_length(), 0) < _SITTING_OUT_AFTER:
-            return True
-        self._sitting_out = (self._sitting_out + 1) % _TAKING_PART
-        return not self._sitting_out
+    def is_idle(self, num_requests: int) -> bool:
+        """Whether it only costs at this number of requests, and has for long."""
+        return self.setting.kv_cache and self._misses.get(num_requests.bit_length(), 0) >= _IDLE_AFTER
 
     def sleeps(self, num_requests: int) -> bool:
         """Whether drafts were found not to pay at this number of requests, and it is too early to ask again."""
@@ -131,25 +127,25 @@ class DraftLengths:
         self._ask_purse = self._verify_purse = 0.0
         self._since_plain = 0
         self._turn = 0
-        self._num_requests = 1
-        """Of the last step."""
 
-    def add(self, key: int, drafter: str, sampling: SamplingParams) -> bool:
-        """A new request of `drafter` comes. Returns whether it takes part, or sits out."""
+    def add(self, key: int, drafter: str, sampling: SamplingParams) -> None:
+        """A new request of `drafter` comes."""
         chosen = self._drafters[drafter]
         setting = chosen.setting
         is_bound = setting.draws and not sampling.is_greedy
         # With drafts that were drawn, another length gives other tokens of the same distribution; a seed promises
         # the same ones.
         frozen = is_bound and (self._strict or sampling.seed is not None)
-        adapts = setting.length == "adaptive" and not frozen
         self._requests[key] = _Request(
             drafter,
             RequestAcceptance(chosen.history, trees=setting.trees),
-            adapts=adapts,
+            adapts=setting.length == "adaptive" and not frozen,
             shows=not is_bound and not setting.trees,
         )
-        return not adapts or chosen.takes_part(self._num_requests)
+
+    def idle(self, num_requests: int) -> frozenset[str]:
+        """Drafters that new requests, beside so many, had better go without."""
+        return frozenset(name for name, drafter in self._drafters.items() if drafter.is_idle(num_requests))
 
     def forget(self, key: int) -> None:
         """A request ended."""
@@ -160,7 +156,6 @@ class DraftLengths:
         not included."""
         if not self.adapts:
             return
-        self._num_requests = num_requests
         self._costs.observe(num_requests, num_rows, seconds)
         self._since_plain = 0 if num_rows == num_requests else self._since_plain + 1
         self._ask_purse = min(self._ask_purse + _PURSE * seconds, seconds)

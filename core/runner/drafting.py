@@ -34,7 +34,7 @@ class DraftedFor:
     max_total_tokens: int
     """Where max_tokens or max_model_len ends the request."""
     is_on: bool = True
-    """False once its drafter failed it, and where it sits out (see `DraftLengths`)."""
+    """False once its drafter failed it."""
     token_ids: Sequence[int] = ()
     """Known tokens of a request that is out of the batch."""
 
@@ -78,8 +78,8 @@ class Drafting:
             limit = self._max_model_len
             if request.sampling.max_tokens is not None:
                 limit = min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
-            takes_part = self.lengths.add(request.key, request.drafter, request.sampling)
-            self._requests[request.key] = DraftedFor(request.drafter, limit, takes_part)
+            self._requests[request.key] = DraftedFor(request.drafter, limit)
+            self.lengths.add(request.key, request.drafter, request.sampling)
 
     def judged(self, key: int, drafted: int, nodes: list[int]) -> str:
         """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name."""

@@ -142,11 +142,13 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
         drawn = time.perf_counter()
         num_next_drafts: dict[int, int] = {}
+        idle_drafters: frozenset[str] = frozenset()
         if self._speculation is not None:
             self._note_cost(plan, inputs, drawn - started)
             num_next_drafts = self._speculation.propose(
                 plan, inputs, self._batch, self._sampler, hidden, layer_states, sampled
             )
+            idle_drafters = self._speculation.idle_drafters(len(plan.keys))
         ended = time.perf_counter()
         return StepResult(
             step_id=plan.step_id,
@@ -158,6 +160,7 @@ class ModelRunner:
             draft_counts=sampled.draft_counts,
             failed=sampled.failed,
             drafter_errors=sampled.drafter_errors,
+            idle_drafters=idle_drafters,
             times=StepTimes(
                 prepare=1e3 * (prepared - started),
                 forward=1e3 * (computed - prepared),

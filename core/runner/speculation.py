@@ -63,6 +63,7 @@ def _length_setting(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> LengthSe
         length=chosen.length,
         min_confidence=chosen.min_confidence,
         stateless=can.stateless,
+        kv_cache=can.kv_cache,
         trees=can.trees and plugin.proposes_trees(options),
         draws=can.probabilities,
     )
@@ -95,6 +96,10 @@ class Speculation:
     def max_drafts(self) -> int:
         """Most drafts of a request in a step."""
         return self._drafting.max_drafts
+
+    def idle_drafters(self, num_requests: int) -> frozenset[str]:
+        """As `StepResult.idle_drafters`, after a step of so many requests."""
+        return self._drafting.lengths.idle(num_requests)
 
     def add(self, request: NewRequest) -> None:
         """A request comes, or comes back."""

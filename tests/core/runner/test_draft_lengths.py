@@ -138,52 +138,46 @@ def test_a_drafter_that_is_dear_is_called_where_it_pays_and_not_elsewhere() -> N
     assert bad.run(ADAPTIVE) > 0.96 * rate(bad, 0)
 
 
-def taking_part(setting: LengthSetting, stands: Callable[[int], bool], num_requests: int = 80) -> list[bool]:
-    """Of requests of 40 steps each, one after another, which took part; drafts of request i stand or not."""
+def idle_from(setting: LengthSetting, stands: Callable[[int], bool], num_steps: int = 3000) -> list[bool]:
+    """Of steps of one request whose drafts at step i stand or not: whether its drafter was idle."""
     lengths = DraftLengths({"it": setting}, strict=False, disable_by_batch_size=None)
-    found = []
-    for key in range(num_requests):
-        text = np.full(200, 1 if stands(key) else 2, dtype=np.int32)
-        takes_part = lengths.add(key, "it", GREEDY)
-        found.append(takes_part)
-        count = 0
-        for known in range(100, 140):
-            lengths.measured(1, 1 + count, 0.010 if count == 0 else 0.011)
-            if count:
-                lengths.judged(key, count, range(count if stands(key) else 0))
-            count = 0
-            if not takes_part:
-                continue
-            lengths.compare(key, text[:known])
-            asked = int(lengths.ask("it", [key], np.array([4]), 1)[0])
-            if asked:
-                lengths.called("it", [asked], 0.002)
-                lengths.offered(key, asked, asked)
-                kept = lengths.keep({0: Draft([1] * asked)}, {0: key}, {0: known}, 1)
-                count = len(kept[0].token_ids) if kept else 0
-        lengths.forget(key)
+    lengths.add(0, "it", GREEDY)
+    found, count = [], 0
+    for known in range(num_steps):
+        lengths.measured(1, 1 + count, 0.010 if count == 0 else 0.011)
+        if count:
+            lengths.judged(0, count, range(count if stands(known) else 0))
+        # Token 1 is what a draft holds.
+        lengths.compare(0, np.array([1 if stands(i) else 2 for i in range(known)], dtype=np.int32))
+        asked, count = int(lengths.ask("it", [0], np.array([4]), 1)[0]), 0
+        if asked:
+            lengths.called("it", [asked], 0.002)
+            lengths.offered(0, asked, asked)
+            kept = lengths.keep({0: Draft([1] * asked)}, {0: 0}, {0: known}, 1)
+            count = len(kept[0].token_ids) if kept else 0
+        found.append(lengths.idle(1) == {"it"})
+        assert not lengths.idle(32), "nothing is known of other numbers of requests"
     return found
 
 
-STATEFUL = replace(ADAPTIVE, stateless=False)
+LAYERED = replace(ADAPTIVE, stateless=False, kv_cache=True)
 
 
-def test_requests_sit_out_where_a_drafter_that_keeps_state_does_not_pay() -> None:
-    """The first ones show it; then one in sixteen looks whether it still holds."""
-    assert 4 <= sum(taking_part(STATEFUL, lambda _: False)) <= 24
+def test_a_drafter_with_layers_that_does_not_pay_becomes_idle() -> None:
+    found = idle_from(LAYERED, lambda _: False, 1000)
+    assert not found[60]
+    assert all(found[300:])
 
 
-@pytest.mark.parametrize(("setting", "stood"), [(STATEFUL, True), (ADAPTIVE, False)])
-def test_no_request_sits_out_where_drafts_pay_or_the_drafter_keeps_no_state(
-    setting: LengthSetting, stood: bool
-) -> None:
-    assert all(taking_part(setting, lambda _: stood))
+@pytest.mark.parametrize(("setting", "stood"), [(LAYERED, True), (replace(LAYERED, kv_cache=False), False)])
+def test_one_that_pays_or_takes_nothing_in_is_never_idle(setting: LengthSetting, stood: bool) -> None:
+    assert not any(idle_from(setting, lambda _: stood, 1000))
 
 
-def test_requests_take_part_again_where_drafts_begin_to_pay() -> None:
-    found = taking_part(STATEFUL, lambda key: key >= 80, 400)
-    assert sum(found[:80]) <= 24
-    assert all(found[-80:])
+def test_an_idle_drafter_that_begins_to_pay_is_idle_no_longer() -> None:
+    found = idle_from(LAYERED, lambda step: step >= 1000)
+    assert all(found[300:1000])
+    assert not any(found[-500:])
 
 
 def asked(setting: LengthSetting, sampling: SamplingParams, *, strict: bool = False) -> Sequence[int]:
