@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from dovetail import LLM
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.idle_drafters import IdleDrafters
+from dovetail.runner.draft_lengths import DraftLengths
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 GREEDY = SamplingParams(temperature=0)
 IDLE = frozenset({"eagle"})
@@ -33,3 +38,28 @@ def test_where_drafts_decide_what_is_drawn_the_clock_does_not_take_them_away(
 ) -> None:
     choice = IdleDrafters(strict=strict)
     assert [choice.drafter_for("eagle", sampling, IDLE) for _ in range(20)] == ["eagle"] * 20
+
+
+def test_requests_without_their_idle_drafter_share_a_prefix_and_give_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the third request on the drafter is said to be idle, whatever was measured."""
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    answers = []
+    with LLM(
+        model={"path": str(tmp_path), "tokenizer_mode": "none", "max_model_len": 64},
+        cache={"num_blocks": 64, "block_size": 4},
+        executor={"threads": 1},
+        speculative={"drafters": {"draft": {"name": "draft_model", "path": str(tmp_path), "length": "fixed"}}},
+    ) as llm:
+        for index in range(20):
+            if index == 2:
+                monkeypatch.setattr(DraftLengths, "idle", lambda self, num_requests: frozenset({"draft"}))
+            answers += llm.generate([list(range(1, 18))], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    # The step that told it is that of the third request, which came before.
+    assert [index for index, answer in enumerate(answers) if answer.metrics.num_drafted] == [0, 1, 2, 18]
+    assert len({tuple(answer.outputs[0].token_ids) for answer in answers}) == 1
+    cached = [answer.metrics.num_cached_tokens for answer in answers]
+    assert cached[0] == 0
+    assert cached[3] == 0, "blocks of requests with the drafter hold its pages besides, and are others"
+    assert all(count == 16 for index, count in enumerate(cached) if index not in (0, 3))
