@@ -53,7 +53,7 @@ class LLMEngine:
         self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
         self._keys = itertools.count(1)
         self._seeds = random.Random(config.model.seed)
-        self._idle_drafters = IdleDrafters(strict=config.is_strict)
+        self._idle_drafters = IdleDrafters()
         self._telemetry.engine_started(config)
         self._closed = False
         self._is_asleep = False
@@ -237,7 +237,7 @@ class LLMEngine:
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         hash_seed = prefix_seed(_WEIGHT_VERSION, None, cache_salt)
-        drafter = self._idle_drafters.drafter_for(processed.drafter, params, self._core.idle_drafters)
+        drafter = self._idle_drafters.drafter_for(processed.drafter, self._core.idle_drafters)
         draft_blocks = self._draft_blocks(drafter, hash_seed)
         return [
             Sequence(

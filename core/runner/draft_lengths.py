@@ -56,7 +56,8 @@ class LengthSetting:
     kv_cache: bool = False
     trees: bool = False
     draws: bool = False
-    """Whether drafts come with probabilities: the tokens of a sampled request then depend on how many there are."""
+    """Whether the drafter gives the distributions that it draws from: the tokens of a sampled request then depend on
+    how many drafts there are."""
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class _Request:
     drafter: str
     acceptance: RequestAcceptance
     adapts: bool
+    draws: bool
     shows: bool
     """Whether a token equal to the draft means that the draft would have stood."""
     shadow: _Shadow | None = None
@@ -93,19 +95,22 @@ class _Drafter:
         self.steps = 0
         """Since that was found."""
         self.has_news = False
-        self._misses: dict[int, int] = {}
-        """How many times in a row drafts were found not to pay, by the size class of a step's requests."""
+        self._misses = 0
+        """How many times in a row drafts were found not to pay, at any number of requests."""
+        self._paid: dict[int, bool] = {}
+        """What was found last, by the size class of a step's requests."""
 
     def decided(self, num_requests: int, *, pays: bool) -> None:
         """It was found whether drafts pay at this number of requests."""
         self.awake_at, self.asleep_at = (num_requests, 0) if pays else (0, num_requests)
         self.steps, self.has_news = 0, False
-        size = num_requests.bit_length()
-        self._misses[size] = 0 if pays else self._misses.get(size, 0) + 1
+        self._paid[num_requests.bit_length()] = pays
+        self._misses = 0 if pays else self._misses + 1
 
     def is_idle(self, num_requests: int) -> bool:
-        """Whether it only costs at this number of requests, and has for long."""
-        return self.setting.kv_cache and self._misses.get(num_requests.bit_length(), 0) >= _IDLE_AFTER
+        """Whether it has only cost for long, and there is no sign that it does not at this number of requests."""
+        pays_here = self._paid.get(num_requests.bit_length(), False)
+        return self.setting.kv_cache and self._misses >= _IDLE_AFTER and not pays_here
 
     def sleeps(self, num_requests: int) -> bool:
         """Whether drafts were found not to pay at this number of requests, and it is too early to ask again."""
@@ -132,16 +137,23 @@ class DraftLengths:
         """A new request of `drafter` comes."""
         chosen = self._drafters[drafter]
         setting = chosen.setting
-        is_bound = setting.draws and not sampling.is_greedy
-        # With drafts that were drawn, another length gives other tokens of the same distribution; a seed promises
-        # the same ones.
-        frozen = is_bound and (self._strict or sampling.seed is not None)
+        adapts = setting.length == "adaptive"
+        # With drafts that were drawn another number of them gives other tokens of the same distribution. A seed
+        # promises the same tokens, so where the clock decides how many there are, they are not drawn: a best guess
+        # stands if it is the token that comes anyway.
+        promises = sampling.seed is not None or self._strict
+        draws = setting.draws and not sampling.is_greedy and not (adapts and promises)
         self._requests[key] = _Request(
             drafter,
             RequestAcceptance(chosen.history, trees=setting.trees),
-            adapts=setting.length == "adaptive" and not frozen,
-            shows=not is_bound and not setting.trees,
+            adapts=adapts,
+            draws=draws,
+            shows=not draws and not setting.trees,
         )
+
+    def draws(self, key: int) -> bool:
+        """Whether the request's drafts may be drawn; otherwise they are to be the drafter's best guesses."""
+        return self._requests[key].draws
 
     def idle(self, num_requests: int) -> frozenset[str]:
         """Drafters that new requests, beside so many, had better go without."""

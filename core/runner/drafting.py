@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest
 from dovetail.contracts.step import NewRequest, StepPlan
 from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
@@ -33,6 +34,8 @@ class DraftedFor:
     drafter: str
     max_total_tokens: int
     """Where max_tokens or max_model_len ends the request."""
+    sampling: SamplingParams
+    """As its drafter is shown it: greedy where drafts must not be drawn."""
     is_on: bool = True
     """False once its drafter failed it."""
     token_ids: Sequence[int] = ()
@@ -78,8 +81,11 @@ class Drafting:
             limit = self._max_model_len
             if request.sampling.max_tokens is not None:
                 limit = min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
-            self._requests[request.key] = DraftedFor(request.drafter, limit)
             self.lengths.add(request.key, request.drafter, request.sampling)
+            sampling = request.sampling
+            if self._settings[request.drafter].draws and not self.lengths.draws(request.key):
+                sampling = replace(sampling, temperature=0.0)
+            self._requests[request.key] = DraftedFor(request.drafter, limit, sampling)
 
     def judged(self, key: int, drafted: int, nodes: list[int]) -> str:
         """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name."""
@@ -205,6 +211,8 @@ class Drafting:
             if request.max_drafts:
                 self.lengths.offered(request.key, request.max_drafts, given)
             if draft is not None and given and request.max_drafts:
+                # Greedy drafts are no draws, however certain their distributions are.
+                draft = replace(draft, probs=None) if request.sampling.is_greedy else draft
                 drafts[place] = first_nodes(draft, request.max_drafts)
         return drafts
 
@@ -258,7 +266,7 @@ class Drafting:
                 token_ids=batch.known_tokens(key),
                 num_prompt_tokens=request.num_prompt_tokens,
                 max_drafts=room,
-                sampling=request.sampling,
+                sampling=self._requests[key].sampling,
                 hidden_rows=rows,
                 uniforms=uniforms[i, :room],
                 first_position=first_position,

@@ -172,12 +172,14 @@ class DraftCosts:
         self._curves.setdefault(_bucket(num_requests), CostCurve()).add(length, seconds)
 
     def call(self, num_requests: int, length: int) -> float:
-        """Seconds of such a call; 0 where none was measured, so that one is made."""
+        """Seconds of such a call; 0 where none was measured, so that one is made. A call without drafts is not taken to
+        be as dear as one with the fewest: drafts would seem to cost nothing."""
         if not self._curves:
             return 0.0
         wanted = _bucket(num_requests)
         nearest = wanted if wanted in self._curves else min(self._curves, key=lambda bucket: abs(bucket - wanted))
-        seconds = self._curves[nearest].at(length)
+        curve = self._curves[nearest]
+        seconds = curve.at(length) if length > 0 or curve.has(0) else 0.0
         return seconds if nearest >= wanted else seconds * _count_of(wanted) / _count_of(nearest)
 
 

@@ -17,6 +17,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.explanation import explain
 from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError
+from dovetail.runner.draft_lengths import DraftLengths
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 NUM_TOKENS = 20
@@ -240,6 +241,18 @@ def test_a_seeded_request_repeats_in_any_batch(pair: Pair, make_llm: Callable[..
     together = llm.generate(pair.prompts[:5], SAMPLED)
     alone = llm.generate(pair.prompts[:1], SAMPLED)
     assert tokens_of(alone) == tokens_of(together[:1])
+
+
+def test_seeded_tokens_are_those_of_plain_decoding_where_the_length_adapts(
+    pair: Pair, make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All that could be drafted is, so that the clock decides nothing here.
+    monkeypatch.setattr(DraftLengths, "ask", lambda self, name, keys, rooms, num_requests: rooms)
+    monkeypatch.setattr(DraftLengths, "keep", lambda self, drafts, keys, known, num_requests: dict(drafts))
+    llm = make_llm(pair.draft, options={"length": "adaptive"})
+    drafted = llm.generate(pair.prompts[:5], SAMPLED)
+    assert all(output.metrics.num_drafted for output in drafted)
+    assert tokens_of(drafted) == tokens_of(llm.generate(pair.prompts[:5], replace(SAMPLED, speculation="off")))
 
 
 def test_a_drafter_that_raises_loses_its_requests_and_spoils_no_blocks(

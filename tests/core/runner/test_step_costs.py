@@ -91,3 +91,11 @@ def test_a_draft_costs_by_its_length_and_its_requests() -> None:
     assert costs.call(4, 3) == pytest.approx(0.004)
     assert costs.call(8, 4) == pytest.approx(0.010)
     assert costs.call(2, 4) == pytest.approx(0.005)
+
+
+def test_a_call_without_drafts_is_not_guessed_from_those_with_drafts() -> None:
+    costs = DraftCosts()
+    costs.observe(4, 1, 0.004)
+    assert costs.call(4, 0) == 0.0
+    costs.observe(4, 0, 0.001)
+    assert costs.call(4, 0) == pytest.approx(0.001)
