@@ -10,6 +10,7 @@ import torch
 from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.context import ModelContext
+from dovetail.nn.kernels import PackedLinear
 from dovetail.nn.moe import SparseMoE, SparseShape
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.plugins.quantization.int4.method import _Packed
@@ -93,8 +94,9 @@ def test_grouped_linear(dtype: torch.dtype, counts: list[int]) -> None:
     torch.testing.assert_close(y.double(), torch.cat(parts), rtol=tolerance, atol=tolerance)
 
 
-def test_a_sparse_block_with_grouped_products() -> None:
-    """The same block, expert by expert and in groups."""
+def test_a_sparse_block_with_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same block, expert by expert and in groups; with plain weights, as on a GPU."""
+    monkeypatch.setattr(PackedLinear, "serves", staticmethod(lambda device, dtype: False))
     shape = SparseShape(32, 24, 4, 2, True, "silu", 16)
     blocks = []
     for operators in (None, create()):
