@@ -38,7 +38,7 @@ _RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
 """Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
 something is), and while they do."""
 _IDLE_AFTER = 8
-"""So many times in a row it must be found that drafts do not pay before a drafter is idle."""
+"""So many times in a row it must be found that a drafter does not pay before it is idle."""
 _PLAIN_EVERY = 128
 """After so many steps with drafts there is one without, to see what it costs now: however well drafts seem to pay, they
 do so beside what plain steps are thought to cost."""
@@ -96,21 +96,22 @@ class _Drafter:
         """Since that was found."""
         self.has_news = False
         self._misses = 0
-        """How many times in a row drafts were found not to pay, at any number of requests."""
-        self._paid: dict[int, bool] = {}
+        """How many times in a row it was found that requests would do better without it, whatever their number."""
+        self._gained: dict[int, bool] = {}
         """What was found last, by the size class of a step's requests."""
 
-    def decided(self, num_requests: int, *, pays: bool) -> None:
-        """It was found whether drafts pay at this number of requests."""
+    def decided(self, num_requests: int, *, pays: bool, gains: bool) -> None:
+        """It was found whether drafts pay at this number of requests, which have the drafter in any case, and whether
+        these gain by having it: it may be that guessing pays for a part of what taking everything in costs."""
         self.awake_at, self.asleep_at = (num_requests, 0) if pays else (0, num_requests)
         self.steps, self.has_news = 0, False
-        self._paid[num_requests.bit_length()] = pays
-        self._misses = 0 if pays else self._misses + 1
+        self._gained[num_requests.bit_length()] = gains
+        self._misses = 0 if gains else self._misses + 1
 
     def is_idle(self, num_requests: int) -> bool:
         """Whether it has only cost for long, and there is no sign that it does not at this number of requests."""
-        pays_here = self._paid.get(num_requests.bit_length(), False)
-        return self.setting.kv_cache and self._misses >= _IDLE_AFTER and not pays_here
+        gains_here = self._gained.get(num_requests.bit_length(), False)
+        return self.setting.kv_cache and self._misses >= _IDLE_AFTER and not gains_here
 
     def sleeps(self, num_requests: int) -> bool:
         """Whether drafts were found not to pay at this number of requests, and it is too early to ask again."""
@@ -219,10 +220,10 @@ class DraftLengths:
             return lengths
         requests = [self._requests[keys[place]] for place in places.tolist()]
         if not self._is_awake(drafter, requests, num_requests):
-            wanted = self._best_asks(drafter, requests, rooms[places], num_requests)
+            wanted, gain = self._best_asks(drafter, requests, rooms[places], num_requests)
             for request, length in zip(requests, wanted, strict=True):
                 request.wanted = length
-            drafter.decided(num_requests, pays=any(wanted))
+            drafter.decided(num_requests, pays=any(wanted), gains=gain > 1)
         lengths[places] = np.minimum([request.wanted or 0 for request in requests], rooms[places])
         self._buy_shadows(drafter, keys, rooms, places[lengths[places] == 0], lengths)
         return lengths
@@ -275,8 +276,9 @@ class DraftLengths:
 
     def _best_asks(
         self, drafter: _Drafter, requests: Sequence[_Request], rooms: NDArray[np.int64], num_requests: int
-    ) -> list[int]:
-        """The longest useful draft for the requests that should have any, 0 for the others."""
+    ) -> tuple[list[int], float]:
+        """The longest useful draft for the requests that should have any, 0 for the others; and tokens per second with
+        these, as a share of those that requests without this drafter would come to."""
         gains = []
         for request, room in zip(requests, rooms.tolist(), strict=True):
             share = request.acceptance.share_offered
@@ -294,7 +296,8 @@ class DraftLengths:
             lengths, factor = choose_lengths([own[:length] for own in gains], num_requests, whole, _MARGIN)
             if factor > best_factor:
                 best, best_factor, best_length = lengths, factor, length
-        return [best_length if length else 0 for length in best]
+        without = float(seconds[0]) / (float(seconds[0]) + unasked)
+        return [best_length if length else 0 for length in best], best_factor * without
 
     def _buy_shadows(
         self,

@@ -179,6 +179,22 @@ def test_an_idle_drafter_that_begins_to_pay_is_idle_no_longer() -> None:
     assert not any(found[-500:])
 
 
+@pytest.mark.parametrize(("take_in", "idle"), [(0.0001, False), (0.008, True)])
+def test_drafts_that_pay_for_a_part_of_the_intake_alone_leave_it_idle(take_in: float, idle: bool) -> None:
+    """One draft in two stands, and costs a tenth of a step: it is asked for wherever the intake is paid already."""
+    lengths = DraftLengths({"it": LAYERED}, strict=False, disable_by_batch_size=None)
+    lengths.add(0, "it", GREEDY)
+    for step in range(400):
+        lengths.measured(1, 1, 0.010)
+        lengths.measured(1, 2, 0.0105)
+        lengths.called("it", [0], take_in)
+        lengths.called("it", [1], take_in + 0.0005)
+        lengths.judged(0, 1, [0] if step % 2 else [])
+        asked = int(lengths.ask("it", [0], np.array([1]), 1)[0])
+    assert asked == 1
+    assert bool(lengths.idle(1)) == idle
+
+
 def test_a_drafter_is_not_idle_at_a_size_where_it_paid() -> None:
     """Dear rows are cheap beside a long step: it pays for one request, and not for sixteen."""
     lengths = DraftLengths({"it": LAYERED}, strict=False, disable_by_batch_size=None)
