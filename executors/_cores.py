@@ -7,6 +7,9 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -19,6 +22,15 @@ def parse_cores(text: str) -> tuple[int, ...]:
             raise ValueError(f"{text!r} is no list of cores such as 0-3,8")
         found.update(range(int(first), int(last) + 1))
     return tuple(sorted(found))
+
+
+def _checked(text: str) -> str:
+    parse_cores(text)
+    return text
+
+
+CoreList = Annotated[str, AfterValidator(_checked)]
+"""An option that holds such a list."""
 
 
 def reasons_against(cores: str | None, num_workers: int = 1) -> list[str]:

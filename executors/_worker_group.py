@@ -77,11 +77,10 @@ class WorkerGroup:
     processes are killed, then all futures fail with `WorkerError`, and so does every later operation.
     """
 
-    def __init__(
-        self, placements: Sequence[Placement], scratch: str, cores: Sequence[tuple[int, ...] | None] | None = None
-    ):
+    def __init__(self, placements: Sequence[Placement], scratch: str, cores: Sequence[tuple[int, ...] | None]):
+        """`cores`: those of each process; None: any."""
         self._placements = placements
-        self._cores = [None] * len(placements) if cores is None else cores
+        self._cores = cores
         self._scratch = scratch
         self._owner_pid = os.getpid()
         self._processes = WorkerProcesses()

@@ -47,7 +47,7 @@ class Launch(NamedTuple):
     driver_pid: int
     scratch: str
     """Directory to remove if the driver dies."""
-    cores: tuple[int, ...] | None = None
+    cores: tuple[int, ...] | None
     """Cores to compute on; None: any."""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, Worker, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
-from dovetail.executors._cores import BoundThread, parse_cores, reasons_against, share_of
+from dovetail.executors._cores import BoundThread, CoreList, reasons_against, share_of
 from dovetail.executors._threads import TorchThreads, worker_threads
 
 
@@ -21,16 +21,9 @@ class CPUOptions(PluginOptions):
     threads: int | None = Field(default=None, ge=1)
     """Threads of torch; before the engine's own setting where both are given. None: the engine's, else one per
     core of `cores`, else what OMP_NUM_THREADS says, else the physical cores that this process may use."""
-    cores: str | None = None
+    cores: CoreList | None = None
     """Cores that the thread which runs steps is bound to, with those of its parallel loops, as in "0-3,8"; Linux only.
     A server's and a tokenizer's threads are left alone. None: the system decides."""
-
-    @field_validator("cores")
-    @classmethod
-    def _check_cores(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_cores(value)
-        return value
 
 
 class CPUExecutor(Executor):

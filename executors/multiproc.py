@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
-from dovetail.executors._cores import parse_cores, reasons_against, share_of
+from dovetail.executors._cores import CoreList, reasons_against, share_of
 from dovetail.executors._threads import worker_threads
 from dovetail.executors._worker_group import WorkerGroup
 
@@ -32,16 +32,9 @@ class MultiprocOptions(PluginOptions):
     """Threads of torch in each worker; before the engine's own setting where both are given. None: the engine's,
     else one per core of the worker's share of `cores`, else what OMP_NUM_THREADS says, else the usable physical cores
     divided by the number of workers."""
-    cores: str | None = None
+    cores: CoreList | None = None
     """Cores that the workers are bound to, as in "0-3,8", each to an equal share of neighbours; Linux only. None: they
     may run anywhere, and the system decides."""
-
-    @field_validator("cores")
-    @classmethod
-    def _check_cores(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_cores(value)
-        return value
 
 
 class MultiprocExecutor(Executor):

@@ -211,8 +211,8 @@ class Drafting:
             if request.max_drafts:
                 self.lengths.offered(request.key, request.max_drafts, given)
             if draft is not None and given and request.max_drafts:
-                # Greedy drafts are no draws, however certain their distributions are.
-                draft = replace(draft, probs=None) if request.sampling.is_greedy else draft
+                if draft.probs is not None and request.sampling.is_greedy:
+                    draft = replace(draft, probs=None)  # no draws, however certain their distributions are
                 drafts[place] = first_nodes(draft, request.max_drafts)
         return drafts
 
