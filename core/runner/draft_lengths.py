@@ -32,8 +32,9 @@ _PURSE = 0.004
 """Share of the time that each kind of probe may cost."""
 _MOST_SAVED = 4
 """Steps whose seconds the purse for verification may hold."""
-_MARGIN = 0.02
-"""Share by which tokens per second must be expected to rise before anything is drafted."""
+_MARGIN, _BATCH_MARGIN = 0.02, 0.05
+"""Share by which tokens per second must be expected to rise before anything is drafted: for one request, and for more,
+of which those whose guesses stand leave the others to smaller steps, that yield less per second."""
 _RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
 """Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
 something is), and while they do."""
@@ -97,21 +98,24 @@ class _Drafter:
         self.has_news = False
         self._misses = 0
         """How many times in a row it was found that requests would do better without it, whatever their number."""
-        self._gained: dict[int, bool] = {}
-        """What was found last, by the size class of a step's requests."""
+        self._misses_at: dict[int, int] = {}
+        """The same by the size class of a step's requests: that guesses pay for the last two of a batch says nothing
+        about the whole batch."""
 
     def decided(self, num_requests: int, *, pays: bool, gains: bool) -> None:
         """It was found whether drafts pay at this number of requests, which have the drafter in any case, and whether
         these gain by having it: it may be that guessing pays for a part of what taking everything in costs."""
         self.awake_at, self.asleep_at = (num_requests, 0) if pays else (0, num_requests)
         self.steps, self.has_news = 0, False
-        self._gained[num_requests.bit_length()] = gains
+        size = num_requests.bit_length()
+        self._misses_at[size] = 0 if gains else self._misses_at.get(size, 0) + 1
         self._misses = 0 if gains else self._misses + 1
 
     def is_idle(self, num_requests: int) -> bool:
         """Whether it has only cost for long, and there is no sign that it does not at this number of requests."""
-        gains_here = self._gained.get(num_requests.bit_length(), False)
-        return self.setting.kv_cache and self._misses >= _IDLE_AFTER and not gains_here
+        misses_here = self._misses_at.get(num_requests.bit_length(), self._misses)
+        misses = max(misses_here, self._misses) if misses_here else 0
+        return self.setting.kv_cache and misses >= _IDLE_AFTER
 
     def sleeps(self, num_requests: int) -> bool:
         """Whether drafts were found not to pay at this number of requests, and it is too early to ask again."""
@@ -223,7 +227,7 @@ class DraftLengths:
             wanted, gain = self._best_asks(drafter, requests, rooms[places], num_requests)
             for request, length in zip(requests, wanted, strict=True):
                 request.wanted = length
-            drafter.decided(num_requests, pays=any(wanted), gains=gain > 1)
+            drafter.decided(num_requests, pays=any(wanted), gains=gain > 1 + _margin(num_requests))
         lengths[places] = np.minimum([request.wanted or 0 for request in requests], rooms[places])
         self._buy_shadows(drafter, keys, rooms, places[lengths[places] == 0], lengths)
         return lengths
@@ -293,7 +297,9 @@ class DraftLengths:
         for length in range(first, longest + 1):
             whole = seconds + calls[length]
             whole[0] = seconds[0] + unasked
-            lengths, factor = choose_lengths([own[:length] for own in gains], num_requests, whole, _MARGIN)
+            lengths, factor = choose_lengths(
+                [own[:length] for own in gains], num_requests, whole, _margin(num_requests)
+            )
             if factor > best_factor:
                 best, best_factor, best_length = lengths, factor, length
         without = float(seconds[0]) / (float(seconds[0]) + unasked)
@@ -338,7 +344,7 @@ class DraftLengths:
             sum(self._requests[keys[place]].acceptance.gains(len(kept[place].token_ids))) for place in others
         )
         most = self._costs.most_drafts(num_requests) - num_fixed
-        lengths, _ = choose_lengths(gains, tokens, seconds, _MARGIN, most)
+        lengths, _ = choose_lengths(gains, tokens, seconds, _margin(num_requests), most)
         if not any(lengths):
             index = self._turn % len(places)
             lengths[index] = self._bought(self._requests[keys[places[index]]], seconds, len(gains[index]))
@@ -357,3 +363,7 @@ class DraftLengths:
             return 0
         self._verify_purse = 0.0
         return length
+
+
+def _margin(num_requests: int) -> float:
+    return _MARGIN if num_requests == 1 else _BATCH_MARGIN

@@ -6,23 +6,20 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest
-from dovetail.contracts.step import NewRequest, StepPlan
+from dovetail.contracts.step import NewRequest
+from dovetail.runner.computed_step import ComputedStep
 from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
 from dovetail.runner.drafters import LoadedDrafter
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.verifier import draft_problem, first_nodes
 from dovetail.runner.waiting_states import States, WaitingStates
-
-if TYPE_CHECKING:
-    from dovetail.runner.model_runner import StepTokens
 
 logger = logging.getLogger(__name__)
 
@@ -93,34 +90,27 @@ class Drafting:
         self.lengths.judged(key, drafted, nodes)
         return self._requests[key].drafter
 
-    def propose(
-        self,
-        plan: StepPlan,
-        inputs: StepInputs,
-        batch: InputBatch,
-        sampler: Sampler,
-        hidden: torch.Tensor,
-        layer_states: torch.Tensor | None,
-        sampled: StepTokens,
-    ) -> dict[int, Draft]:
-        """What all drafters guess for the next step, by place in the plan. Their errors go to `sampled`."""
+    def propose(self, step: ComputedStep, sampler: Sampler) -> dict[int, Draft]:
+        """What all drafters guess for the next step, by place in the plan. Their errors go to `step.tokens`."""
         drafts: dict[int, Draft] = {}
-        self._switch_off(plan, sampled.drafter_errors)
+        keys, errors = step.plan.keys, step.tokens.drafter_errors
+        self._switch_off(keys, errors)
         places: dict[str, list[int]] = {}
-        for place, key in enumerate(plan.keys):
+        for place, key in enumerate(keys):
             request = self._requests.get(key)
             if request is not None and request.is_on:
                 places.setdefault(request.drafter, []).append(place)
         for name, chosen in places.items():
-            states = self._states(name, hidden, layer_states)
-            requests = self._draft_requests(name, chosen, plan, inputs, batch, sampler, sampled, states)
+            started = time.perf_counter()
+            states = self._states(name, step.hidden, step.layer_states)
+            requests = self._draft_requests(name, chosen, step, sampler, states)
             if requests:
-                drafts |= self._draft(name, requests, states, sampler.vocab_size, sampled.drafter_errors)
-        self._switch_off(plan, sampled.drafter_errors)
+                drafts |= self._draft(name, requests, states, sampler.vocab_size, errors, started)
+        self._switch_off(keys, errors)
         if drafts:
-            keys = {place: plan.keys[place] for place in drafts}
-            known = {place: int(batch.num_tokens[inputs.rows[place]]) for place in drafts}
-            drafts = self.lengths.keep(drafts, keys, known, len(plan.keys))
+            drafted_keys = {place: keys[place] for place in drafts}
+            known = {place: int(step.batch.num_tokens[step.inputs.rows[place]]) for place in drafts}
+            drafts = self.lengths.keep(drafts, drafted_keys, known, len(keys))
         return drafts
 
     def end_step(self) -> None:
@@ -147,12 +137,12 @@ class Drafting:
         except Exception:
             logger.exception("drafter %r raised in on_finished", request.drafter)
 
-    def _switch_off(self, plan: StepPlan, errors: Mapping[int, str]) -> None:
+    def _switch_off(self, keys: Sequence[int], errors: Mapping[int, str]) -> None:
         for place in errors:
-            request = self._requests[plan.keys[place]]
+            request = self._requests[keys[place]]
             request.is_on = False
             if request.drafter in self._waiting:
-                self._waiting[request.drafter].forget(plan.keys[place])
+                self._waiting[request.drafter].forget(keys[place])
 
     def _states(self, name: str, hidden: torch.Tensor, layer_states: torch.Tensor | None) -> States:
         """The target's last states and those between its layers, as far as a drafter wants them."""
@@ -174,15 +164,15 @@ class Drafting:
         states: States,
         vocab_size: int,
         errors: dict[int, str],
+        started: float,
     ) -> dict[int, Draft]:
         """One drafter's guesses for its requests, by place. A drafter that raises, or guesses what cannot be, loses
-        them."""
+        them. `started`: when it was first asked what to draft; what that takes is a part of what drafting costs."""
         worker = self._drafters[name].worker
         num_steps = 1
         if name in self._waiting:
             num_steps += self._waiting[name].num_steps
             states = self._waiting[name].join_states(states, [request.key for request in requests.values()])
-        started = time.perf_counter()
         try:
             for request in requests.values():
                 if request.key in self._accepted:
@@ -220,36 +210,34 @@ class Drafting:
         self,
         name: str,
         places: list[int],
-        plan: StepPlan,
-        inputs: StepInputs,
-        batch: InputBatch,
+        step: ComputedStep,
         sampler: Sampler,
-        sampled: StepTokens,
         states: States,
     ) -> dict[int, DraftRequest]:
         """What one drafter is shown, by place: all its requests, or of a stateless one those that want drafts. Nothing
         while it can wait, see `WaitingStates`."""
-        setting = self._settings[name]
-        keys = [plan.keys[place] for place in places]
-        if self.lengths.rests(name, keys, len(plan.keys)) and (
-            setting.stateless or self._can_wait(name, keys, places, inputs, sampled, states)
+        setting, inputs, batch = self._settings[name], step.inputs, step.batch
+        keys = [step.plan.keys[place] for place in places]
+        num_requests = len(step.plan.keys)
+        if self.lengths.rests(name, keys, num_requests) and (
+            setting.stateless or self._can_wait(name, keys, places, step, states)
         ):
             return {}
         known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
         limits = np.array([self._requests[key].max_total_tokens for key in keys])
         # A round yields at least one token, so the last one that fits is never a draft.
-        rooms = np.clip(limits - known - 1, 0, setting.num_tokens) * (sampled.counts[places] > 0)
+        rooms = np.clip(limits - known - 1, 0, setting.num_tokens) * (step.tokens.counts[places] > 0)
         if self.lengths.adapts:
             for key in keys:
                 self.lengths.compare(key, batch.known_tokens(key))
-        wanted = self.lengths.ask(name, keys, rooms, len(plan.keys))
+        wanted = self.lengths.ask(name, keys, rooms, num_requests)
         if setting.stateless:
             chosen = np.flatnonzero(wanted)
             if not len(chosen):
                 return {}
             places, keys = [places[i] for i in chosen], [keys[i] for i in chosen]
             known, wanted = known[chosen], wanted[chosen]
-        elif not wanted.any() and self._can_wait(name, keys, places, inputs, sampled, states):
+        elif not wanted.any() and self._can_wait(name, keys, places, step, states):
             return {}
         uniforms = sampler.draft_uniforms(keys, known, setting.num_tokens)
         hidden_rows = self._standing_rows(keys, places, inputs)
@@ -273,22 +261,14 @@ class Drafting:
             )
         return requests
 
-    def _can_wait(
-        self,
-        name: str,
-        keys: list[int],
-        places: list[int],
-        inputs: StepInputs,
-        sampled: StepTokens,
-        states: States,
-    ) -> bool:
+    def _can_wait(self, name: str, keys: list[int], places: list[int], step: ComputedStep, states: States) -> bool:
         """Whether a drafter can see later what this step computed; its states are kept then."""
-        bounds = inputs.query_start.tolist()
-        is_decode = all(bounds[place + 1] - bounds[place] == 1 and sampled.counts[place] for place in places)
+        bounds = step.inputs.query_start.tolist()
+        is_decode = all(bounds[place + 1] - bounds[place] == 1 and step.tokens.counts[place] for place in places)
         if self._accepted or not is_decode:
             return False
         rows = [bounds[place] for place in places]
-        positions: list[int] = inputs.positions[rows].tolist()
+        positions: list[int] = step.inputs.positions[rows].tolist()
         waiting = self._waiting[name]
         if not waiting.may_wait(positions):
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,9 +14,10 @@ from dovetail.contracts.device import Device
 from dovetail.contracts.executor import PendingStep
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM
-from dovetail.contracts.step import DraftCounts, StepPlan, StepResult, StepTimes, TokenLogprobs
+from dovetail.contracts.step import StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn.context import ModelContext
 from dovetail.runner.block_mover import BlockMover
+from dovetail.runner.computed_step import ComputedStep, no_tokens
 from dovetail.runner.deferred import DeferredSteps
 from dovetail.runner.forward import ForwardPass
 from dovetail.runner.input_batch import InputBatch, StepInputs
@@ -27,37 +27,6 @@ from dovetail.runner.speculation import Speculation
 
 _PROMPT_LOGPROB_ROWS = 128
 """Prompt positions whose logits are held at once: a row of float32 over a large vocabulary takes half a megabyte."""
-
-
-@dataclass(slots=True)
-class StepTokens:
-    """What a step's sampling came to; dictionaries are keyed by place in the plan."""
-
-    tokens: np.ndarray
-    """int64 [R, most tokens of a request]"""
-    counts: np.ndarray
-    """int64 [R]: how many of them each request got."""
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    draft_counts: dict[int, DraftCounts] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    drafter_errors: dict[int, str] = field(default_factory=dict)
-
-    def put(self, place: int, tokens: list[int]) -> None:
-        """What one request got."""
-        self.tokens[place, : len(tokens)] = tokens
-        self.counts[place] = len(tokens)
-
-    def flat(self) -> list[int]:
-        """All tokens, one request after the other."""
-        flat: list[int] = self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]].tolist()
-        return flat
-
-    def counts_or_none(self) -> list[int] | None:
-        """Tokens per request; None where each got exactly one."""
-        if self.tokens.shape[1] == 1 and self.counts.all():
-            return None
-        counts: list[int] = self.counts.tolist()
-        return counts
 
 
 class ModelRunner:
@@ -138,18 +107,18 @@ class ModelRunner:
         hidden, layer_states = self._forward.run(inputs, ids, positions)
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
-        sampled = self._sample(plan, inputs, hidden)
+        step = ComputedStep(plan, inputs, self._batch, hidden, layer_states, no_tokens(plan))
+        self._sample(step)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
         drawn = time.perf_counter()
         num_next_drafts: dict[int, int] = {}
         idle_drafters: frozenset[str] = frozenset()
         if self._speculation is not None:
             self._note_cost(plan, inputs, drawn - started)
-            num_next_drafts = self._speculation.propose(
-                plan, inputs, self._batch, self._sampler, hidden, layer_states, sampled
-            )
-            idle_drafters = self._speculation.idle_drafters(len(plan.keys))
+            num_next_drafts = self._speculation.propose(step, self._sampler)
+            idle_drafters = self._speculation.drafting.lengths.idle(len(plan.keys))
         ended = time.perf_counter()
+        sampled = step.tokens
         return StepResult(
             step_id=plan.step_id,
             token_ids=sampled.flat(),
@@ -173,16 +142,16 @@ class ModelRunner:
         """Tells what a step of decodes and drafts cost; steps with parts of prompts tell nothing about those."""
         num_rows, num_requests = int(inputs.query_start[-1]), len(plan.keys)
         if self._samples and self._speculation is not None and num_rows == num_requests + int(inputs.num_drafts.sum()):
-            self._speculation.measured(num_requests, num_rows, seconds)
+            self._speculation.drafting.lengths.measured(num_requests, num_rows, seconds)
 
     def _forget(self, plan: StepPlan) -> None:
         for key in plan.finished:
             if self._speculation is not None:
-                self._speculation.finish(key, self._batch)
+                self._speculation.drafting.finish(key, self._batch)
             self._leave(key)
         for key in plan.preempted:
             if self._speculation is not None:
-                self._speculation.pause(key, self._batch)
+                self._speculation.drafting.pause(key, self._batch)
             self._leave(key)
 
     def _leave(self, key: int) -> None:
@@ -194,24 +163,20 @@ class ModelRunner:
         for request in plan.new_requests:
             self._deferred.forget(self._batch.requests[request.key].row)
             if self._speculation is not None:
-                self._speculation.add(request)
+                self._speculation.drafting.add(request)
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_scored.add(request.key)
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> StepTokens:
+    def _sample(self, step: ComputedStep) -> None:
         """Draws or verifies for every request whose last known token was computed."""
-        width = 1 if plan.num_drafts is None else max(plan.num_drafts) + 1
-        sampled = StepTokens(np.empty((len(plan.keys), width), np.int64), np.zeros(len(plan.keys), np.int64))
-        plain = np.flatnonzero(inputs.reaches_end & (inputs.num_drafts == 0))
+        plain = np.flatnonzero(step.inputs.reaches_end & (step.inputs.num_drafts == 0))
         if len(plain):
-            self._sample_plain(plan, inputs, hidden, plain, sampled)
-        if plan.num_drafts is not None and self._speculation is not None:
-            self._speculation.verify(plan, inputs, self._batch, self._sampler, hidden, sampled)
-        return sampled
+            self._sample_plain(step, plain)
+        if step.plan.num_drafts is not None and self._speculation is not None:
+            self._speculation.verify(step, self._sampler)
 
-    def _sample_plain(
-        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, places: np.ndarray, sampled: StepTokens
-    ) -> None:
+    def _sample_plain(self, step: ComputedStep, places: np.ndarray) -> None:
+        plan, inputs, hidden, sampled = step.plan, step.inputs, step.hidden, step.tokens
         last = inputs.query_start[places + 1].astype(np.int64) - 1
         wanted = hidden if len(last) == len(hidden) else hidden[self._to_device(last)]
         logits = self._model.compute_logits(wanted)

@@ -6,7 +6,6 @@ Rank 0 drafts and judges; the other ranks are told, in one small tensor each way
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,20 +14,18 @@ from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.speculation import AcceptanceRule, Draft
-from dovetail.contracts.step import DraftCounts, NewRequest, StepPlan
+from dovetail.contracts.step import DraftCounts, StepPlan
 from dovetail.nn.attention import Attention
 from dovetail.nn.context import ModelContext
 from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.runner.computed_step import ComputedStep
 from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
 from dovetail.runner.drafters import LoadedDrafter
 from dovetail.runner.drafting import Drafting
-from dovetail.runner.input_batch import InputBatch, StepInputs
+from dovetail.runner.input_batch import StepInputs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.verifier import DraftedRequest, Verifier, draft_depth, first_nodes
 from dovetail.runner.waiting_states import WaitingStates
-
-if TYPE_CHECKING:
-    from dovetail.runner.model_runner import StepTokens
 
 
 def create_speculation(
@@ -80,53 +77,17 @@ class Speculation:
         context: ModelContext,
         layers: Sequence[tuple[int, Attention]],
     ):
-        self._drafting = drafting
+        self.drafting = drafting
+        """What is kept of requests, and whose guesses are verified."""
         self._rule = rule
         self._model = model
         self._communicator = context.communicator
         self._layers = layers
         self._device = context.device
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """States between the target's layers that some drafter wants; none on ranks that do not draft."""
-        return self._drafting.hidden_layers
-
-    @property
-    def max_drafts(self) -> int:
-        """Most drafts of a request in a step."""
-        return self._drafting.max_drafts
-
-    def idle_drafters(self, num_requests: int) -> frozenset[str]:
-        """As `StepResult.idle_drafters`, after a step of so many requests."""
-        return self._drafting.lengths.idle(num_requests)
-
-    def add(self, request: NewRequest) -> None:
-        """A request comes, or comes back."""
-        self._drafting.add(request)
-
-    def pause(self, key: int, batch: InputBatch) -> None:
-        """A request leaves the batch to come back."""
-        self._drafting.pause(key, batch)
-
-    def finish(self, key: int, batch: InputBatch) -> None:
-        """A request ended, in the batch or out of it."""
-        self._drafting.finish(key, batch)
-
-    def measured(self, num_requests: int, num_rows: int, seconds: float) -> None:
-        """What a step cost, drafting not included (`DraftLengths.measured`)."""
-        self._drafting.lengths.measured(num_requests, num_rows, seconds)
-
-    def verify(
-        self,
-        plan: StepPlan,
-        inputs: StepInputs,
-        batch: InputBatch,
-        sampler: Sampler,
-        hidden: torch.Tensor,
-        sampled: StepTokens,
-    ) -> None:
-        """Judges the drafts that this step computed; accepted ones and the token after them go to `sampled`."""
+    def verify(self, step: ComputedStep, sampler: Sampler) -> None:
+        """Judges the drafts that this step computed; accepted ones and the token after them go to `step.tokens`."""
+        plan, inputs, batch, hidden = step.plan, step.inputs, step.batch, step.hidden
         places = [int(place) for place in np.flatnonzero(inputs.reaches_end & (inputs.num_drafts > 0))]
         if not places:
             return
@@ -142,28 +103,19 @@ class Speculation:
             rows += range(end - count - 1, end)
         wanted = hidden if len(rows) == len(hidden) else hidden[torch.tensor(rows, device=self._device)]
         logits = self._model.compute_logits(wanted)
-        verdicts = self._judge(logits, requests, places, sampler, sampled)
+        verdicts = self._judge(logits, requests, places, sampler, step)
         for place, request, (nodes, token) in zip(places, requests, verdicts, strict=True):
-            self._commit(place, request, nodes, token, inputs, batch, sampled)
+            self._commit(place, request, nodes, token, step)
 
-    def propose(
-        self,
-        plan: StepPlan,
-        inputs: StepInputs,
-        batch: InputBatch,
-        sampler: Sampler,
-        hidden: torch.Tensor,
-        layer_states: torch.Tensor | None,
-        sampled: StepTokens,
-    ) -> dict[int, int]:
-        """Drafts for the next step: how many wait, by place in the plan. Errors of drafters go to `sampled`."""
+    def propose(self, step: ComputedStep, sampler: Sampler) -> dict[int, int]:
+        """Drafts for the next step: how many wait, by place in the plan. Errors of drafters go to `step.tokens`."""
         drafts: dict[int, Draft] = {}
         if self._communicator.rank == 0:
-            drafts = self._drafting.propose(plan, inputs, batch, sampler, hidden, layer_states, sampled)
-        self._drafting.end_step()
-        drafts = self._share_drafts(drafts, plan)
-        for place, key in enumerate(plan.keys):
-            batch.set_draft(key, drafts.get(place))
+            drafts = self.drafting.propose(step, sampler)
+        self.drafting.end_step()
+        drafts = self._share_drafts(drafts, step.plan)
+        for place, key in enumerate(step.plan.keys):
+            step.batch.set_draft(key, drafts.get(place))
         return {place: len(draft.token_ids) for place, draft in drafts.items()}
 
     def _judge(
@@ -172,24 +124,24 @@ class Speculation:
         requests: list[DraftedRequest],
         places: list[int],
         sampler: Sampler,
-        sampled: StepTokens,
+        step: ComputedStep,
     ) -> list[tuple[list[int], int]]:
         """Accepted nodes and the next token of each request, -1 for requests that failed; the same on every rank."""
-        table = np.full((len(requests), self.max_drafts + 2), -1, dtype=np.int64)
+        table = np.full((len(requests), self.drafting.max_drafts + 2), -1, dtype=np.int64)
         if self._communicator.rank == 0:
             output = Verifier(self._rule, sampler).verify(logits, requests)
             for index, place in enumerate(places):
                 if index in output.faults:
-                    sampled.drafter_errors[place] = output.faults[index]
+                    step.tokens.drafter_errors[place] = output.faults[index]
                 if index in output.failed:
-                    sampled.failed[place] = output.failed[index]
+                    step.tokens.failed[place] = output.failed[index]
                     continue
                 nodes = output.accepted[index]
                 table[index, 0] = output.token_ids[index][-1]
                 table[index, 1] = len(nodes)
                 table[index, 2 : 2 + len(nodes)] = nodes
                 if index in output.logprobs:
-                    sampled.logprobs[place] = output.logprobs[index]
+                    step.tokens.logprobs[place] = output.logprobs[index]
         table = self._broadcast(table)
         return [(row[2 : 2 + max(row[1], 0)].tolist(), int(row[0])) for row in table]
 
@@ -199,23 +151,21 @@ class Speculation:
         request: DraftedRequest,
         nodes: list[int],
         token: int,
-        inputs: StepInputs,
-        batch: InputBatch,
-        sampled: StepTokens,
+        step: ComputedStep,
     ) -> None:
-        entry = batch.requests[request.key]
+        entry = step.batch.requests[request.key]
         if token < 0:
             return
         if nodes != list(range(len(nodes))):
-            self._compact(place, request, nodes, inputs)
+            self._compact(place, request, nodes, step.inputs)
         # What is computed and stands: the known tokens and the accepted drafts.
-        batch.num_computed[entry.row] = request.position + len(nodes)
+        step.batch.num_computed[entry.row] = request.position + len(nodes)
         tokens = [int(request.draft.token_ids[node]) for node in nodes] + [token]
-        batch.extend(entry.row, tokens)
-        sampled.put(place, tokens)
+        step.batch.extend(entry.row, tokens)
+        step.tokens.put(place, tokens)
         drafted = len(request.draft.token_ids)
-        drafter = self._drafting.judged(request.key, drafted, nodes)
-        sampled.draft_counts[place] = DraftCounts(drafted, len(nodes), drafter, draft_depth(request.draft))
+        drafter = self.drafting.judged(request.key, drafted, nodes)
+        step.tokens.draft_counts[place] = DraftCounts(drafted, len(nodes), drafter, draft_depth(request.draft))
 
     def _compact(self, place: int, request: DraftedRequest, nodes: list[int], inputs: StepInputs) -> None:
         """Moves the KV of an accepted path through a tree to the slots right behind the known tokens."""
@@ -230,7 +180,7 @@ class Speculation:
         """The same drafts on every rank; probabilities stay where they are used."""
         if self._communicator.size == 1:
             return drafts
-        most = self.max_drafts
+        most = self.drafting.max_drafts
         table = np.full((len(plan.keys), 1 + 2 * most), -1, dtype=np.int64)
         for place, draft in drafts.items():
             count = len(draft.token_ids)

@@ -192,8 +192,8 @@ class ModelWorker:
         environment = detect_environment(config.device_type)
         bind_drafters(config, self._plugins, self._drafters, layout, storage, batch, environment)
         speculation = create_speculation(config, self._plugins, self._drafters, self._model, self._context, layout)
-        query_lens = [1] if speculation is None else [1, 1 + speculation.max_drafts]
-        hidden_layers = () if speculation is None else speculation.hidden_layers
+        query_lens = [1] if speculation is None else [1, 1 + speculation.drafting.max_drafts]
+        hidden_layers = () if speculation is None else speculation.drafting.hidden_layers
         runtime = self._placement.runtime
         forward = create_forward(
             device,

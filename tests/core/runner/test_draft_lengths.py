@@ -196,11 +196,11 @@ def test_drafts_that_pay_for_a_part_of_the_intake_alone_leave_it_idle(take_in: f
 
 
 def test_a_drafter_is_not_idle_at_a_size_where_it_paid() -> None:
-    """Dear rows are cheap beside a long step: it pays for one request, and not for sixteen."""
+    """Drafts pay for one request and not for sixteen; that a batch dwindles to one does not make it forget."""
     lengths = DraftLengths({"it": LAYERED}, strict=False, disable_by_batch_size=None)
     for key in range(16):
         lengths.add(key, "it", GREEDY)
-    for num_requests, row_cost in ((1, 0.0001), (16, 0.1)):
+    for num_requests, row_cost in ((1, 0.0001), (16, 0.1), (1, 0.0001)):
         keys = list(range(num_requests))
         for _ in range(400):
             lengths.measured(num_requests, num_requests, 0.010)
@@ -210,7 +210,7 @@ def test_a_drafter_is_not_idle_at_a_size_where_it_paid() -> None:
                 lengths.judged(key, 1, [0])
             lengths.ask("it", keys, np.full(num_requests, 4), num_requests)
         assert bool(lengths.idle(num_requests)) == (num_requests == 16)
-    assert not lengths.idle(1)
+    assert lengths.idle(16)
 
 
 def asked(setting: LengthSetting, sampling: SamplingParams, *, strict: bool = False) -> tuple[int, bool]:
