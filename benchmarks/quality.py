@@ -8,8 +8,9 @@ adds to its source. Q8_0, Q4_0 and our formats that quantize again start from th
 source's own blocks, as llama.cpp's Q4_1 does, has no error of weights at all, only that of its activations.
 
 The text is cut into windows without overlap, each computed on its own. For every token of a window after the first:
-perplexity, the KL divergence of the format's distribution from the reference's (in nats) and whether the likeliest
-token agrees. Then greedy continuations of pieces of the same text, compared token by token with the reference's.
+perplexity, the KL divergence of the format's distribution from the reference's (in nats), whether the likeliest token
+agrees, and how far logits lie from the reference's. Then greedy continuations of pieces of the same text, compared
+token by token with the reference's.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ HEADER = (
     "KL median",
     "KL p99",
     "same top token",
+    "logit error: rms",
+    "logit error: largest",
     "greedy: equal outputs",
     "greedy: mean first difference",
 )
@@ -64,6 +67,9 @@ class Scores:
     reference_nll: np.ndarray
     kl: np.ndarray
     same_top: np.ndarray
+    square_error: np.ndarray
+    """Mean over the vocabulary of the squared difference of logits."""
+    largest_error: np.ndarray
     first_differences: list[int]
     """Per prompt: the number of greedy tokens before the first that differs."""
 
@@ -76,6 +82,8 @@ class Scores:
             f"{np.median(self.kl):.2e}",
             f"{np.quantile(self.kl, 0.99):.2e}",
             f"{100 * self.same_top.mean():.2f}%",
+            f"{np.sqrt(self.square_error.mean()):.2g}",
+            f"{self.largest_error.max():.2g}",
             f"{equal} of {len(self.first_differences)}",
             f"{np.mean(self.first_differences):.1f} of {num_greedy}",
         ]
@@ -87,8 +95,8 @@ def compare(reference: np.ndarray, other: np.ndarray, targets: Sequence[int]) ->
     parts: list[dict[str, np.ndarray]] = []
     for start in range(0, len(targets), 64):
         rows = slice(start, start + 64)
-        p = torch.from_numpy(reference[rows]).double().log_softmax(-1)
-        q = torch.from_numpy(other[rows]).double().log_softmax(-1)
+        expected, found = torch.from_numpy(reference[rows]).double(), torch.from_numpy(other[rows]).double()
+        p, q, error = expected.log_softmax(-1), found.log_softmax(-1), found - expected
         wanted = torch.tensor(targets[rows])[:, None]
         parts.append(
             {
@@ -96,6 +104,8 @@ def compare(reference: np.ndarray, other: np.ndarray, targets: Sequence[int]) ->
                 "reference_nll": -p.gather(1, wanted)[:, 0].numpy(),
                 "kl": (p.exp() * (p - q)).sum(-1).numpy(),
                 "same_top": (p.argmax(-1) == q.argmax(-1)).numpy(),
+                "square_error": error.square().mean(-1).numpy(),
+                "largest_error": error.abs().amax(-1).numpy(),
             }
         )
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.config.schema import ComponentSection, EngineConfig
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--attention",
         default="auto",
         metavar="NAME",
-        help="attention backend of the engine tests that name none themselves (default: auto)",
+        help="attention backend where neither a test nor its config names one (default: auto); tests about what auto "
+        "chooses are left out then",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "chooses_attention: about the backend that `auto` chooses")
+    name = config.getoption("--attention")
+    if name != "auto":
+        EngineConfig.model_fields["attention"].default = ComponentSection(name=name)
+        EngineConfig.model_rebuild(force=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--attention") != "auto":
+        skip = pytest.mark.skip(reason="is about the backend that auto chooses, and --attention names one")
+        for item in items:
+            if item.get_closest_marker("chooses_attention"):
+                item.add_marker(skip)

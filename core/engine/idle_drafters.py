@@ -6,10 +6,18 @@ told apart from others. So whether a request has one is decided when it comes, b
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass
 
-_ONE_IN = 16
-"""So many requests come for each that has its idle drafter, to see whether it pays again."""
+_ONE_IN, _ONE_IN_AT_LEAST = 16, 256
+"""So many requests come for the first that has its idle drafter, to see whether it pays again; twice as many for each
+one after that, but not more than these."""
+
+
+@dataclass(slots=True)
+class _Spacing:
+    one_in: int = _ONE_IN
+    came: int = 0
+    """Requests since the last that had the drafter."""
 
 
 class IdleDrafters:
@@ -17,13 +25,19 @@ class IdleDrafters:
     would be seen in seeded or strict tokens do not draw where they adapt."""
 
     def __init__(self) -> None:
-        self._came: Counter[str] = Counter()
-        """Requests that came while their drafter was idle."""
+        self._spacings: dict[str, _Spacing] = {}
+        """Of drafters that were idle when a request of theirs last came."""
 
     def drafter_for(self, asked: str | None, idle: frozenset[str]) -> str | None:
         """The drafter of a request that comes, which asks for `asked`, or by default has it. `idle`: as the last step
         told (`StepResult.idle_drafters`)."""
         if asked is None or asked not in idle:
+            if asked is not None:
+                self._spacings.pop(asked, None)
             return asked
-        self._came[asked] += 1
-        return asked if self._came[asked] % _ONE_IN == 0 else None
+        spacing = self._spacings.setdefault(asked, _Spacing())
+        spacing.came += 1
+        if spacing.came < spacing.one_in:
+            return None
+        self._spacings[asked] = _Spacing(min(2 * spacing.one_in, _ONE_IN_AT_LEAST))
+        return asked

@@ -239,7 +239,7 @@ class Drafting:
             known, wanted = known[chosen], wanted[chosen]
         elif not wanted.any() and self._can_wait(name, keys, places, step, states):
             return {}
-        uniforms = sampler.draft_uniforms(keys, known, setting.num_tokens)
+        uniforms = sampler.draft_uniforms(keys, known, int(wanted.max()))
         hidden_rows = self._standing_rows(keys, places, inputs)
         first_positions = inputs.positions[inputs.query_start[places]].tolist()
         requests = {}

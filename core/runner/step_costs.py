@@ -89,10 +89,13 @@ class CostCurve:
         """Seconds at a count. Raises `ValueError` on an empty curve."""
         if not self._counts:
             raise ValueError("nothing was measured")
-        place = bisect_left(self._counts, count)
-        if place < len(self._counts) and self._counts[place] == count:
-            return self._seconds[place]
-        return float(_read(self._counts, self._seconds, np.array([count]))[0])
+        xs, ys, place = self._counts, self._seconds, bisect_left(self._counts, count)
+        if place == len(xs):
+            return ys[-1] + _growth(xs, ys) * (count - xs[-1])
+        if place == 0 or xs[place] == count:
+            return ys[place]
+        share = (count - xs[place - 1]) / (xs[place] - xs[place - 1])
+        return ys[place - 1] + share * (ys[place] - ys[place - 1])
 
     def above(self, count: int, seconds: float, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """As `at`, for counts above `count`, at which the curve takes up from `seconds`; points at or below it do
@@ -196,8 +199,13 @@ def _read(xs: Sequence[int], ys: Sequence[float], counts: NDArray[np.int64]) -> 
     seconds: NDArray[np.float64] = np.interp(counts, xs, ys)
     beyond = counts > xs[-1]
     if beyond.any():
-        growth = _OPTIMISM * ys[-1] / max(xs[-1], 1)
-        if len(xs) > 1 and xs[-1] >= 2 * xs[0]:
-            growth = max(growth, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
-        seconds[beyond] = ys[-1] + growth * (counts[beyond] - xs[-1])
+        seconds[beyond] = ys[-1] + _growth(xs, ys) * (counts[beyond] - xs[-1])
     return seconds
+
+
+def _growth(xs: Sequence[int], ys: Sequence[float]) -> float:
+    """Seconds for each count beyond the last that was measured."""
+    growth = _OPTIMISM * ys[-1] / max(xs[-1], 1)
+    if len(xs) > 1 and xs[-1] >= 2 * xs[0]:
+        growth = max(growth, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
+    return growth

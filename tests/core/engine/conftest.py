@@ -23,7 +23,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture
-def make_llm(tiny_llama: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterator[Callable[..., LLM]]:
+def make_llm(tiny_llama: tuple[Path, Any]) -> Iterator[Callable[..., LLM]]:
     """`LLM` over the tiny Llama in float32; sections given as keywords are merged over small defaults.
 
     After the test, every engine that is idle must hold no KV block.
@@ -35,7 +35,6 @@ def make_llm(tiny_llama: tuple[Path, Any], request: pytest.FixtureRequest) -> It
             "model": {"path": str(tiny_llama[0]), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 256},
             "cache": {"block_size": 4, "num_blocks": 400},
             "executor": {"threads": 1},
-            "attention": {"name": request.config.getoption("--attention")},
         }
         merged: dict[str, Any] = dict(defaults)
         for name, section in sections.items():

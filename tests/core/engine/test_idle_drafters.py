@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,24 @@ from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 IDLE = frozenset({"eagle"})
 
 
-def test_one_request_in_sixteen_looks_whether_it_pays_again() -> None:
+def kept(choice: IdleDrafters, num_requests: int, idle: frozenset[str] = IDLE) -> list[int]:
+    """Which of so many requests had the drafter."""
+    return [index for index in range(num_requests) if choice.drafter_for("eagle", idle) == "eagle"]
+
+
+def test_ever_fewer_requests_look_whether_it_pays_again() -> None:
+    found = kept(IdleDrafters(), 2000)
+    assert found[0] == 15
+    gaps = [after - before for before, after in itertools.pairwise(found)]
+    assert gaps[:4] == [32, 64, 128, 256]
+    assert set(gaps[4:]) == {256}
+
+
+def test_a_drafter_that_paid_meanwhile_is_looked_at_sooner_again() -> None:
     choice = IdleDrafters()
-    got = [choice.drafter_for("eagle", IDLE) for _ in range(64)]
-    assert got.count("eagle") == 4
-    assert got.count(None) == 60
+    kept(choice, 1000)
+    kept(choice, 1, frozenset())
+    assert kept(choice, 20) == [15]
 
 
 @pytest.mark.parametrize(("asked", "idle"), [("ngram", IDLE), (None, IDLE), ("eagle", frozenset())])
