@@ -89,10 +89,10 @@ class _Drafter:
         self.setting = setting
         self.history: AcceptanceHistory = shared_history()
         self.costs = DraftCosts()
-        self.asleep_at = 0
-        """Number of requests at which drafts were found not to pay; 0: they pay, or nobody looked."""
-        self.awake_at = 0
-        """Number of requests at which they were found to pay."""
+        self.asleep_at: int | None = None
+        """Number of requests at which drafts were found not to pay; None: they pay, or nobody looked."""
+        self.awake_at: int | None = None
+        """Number of requests at which they were found to pay; None: they do not, or nobody looked."""
         self.steps = 0
         """Since that was found."""
         self.has_news = False
@@ -105,14 +105,15 @@ class _Drafter:
     def decided(self, num_requests: int, *, pays: bool, gains: bool) -> None:
         """It was found whether drafts pay at this number of requests, which have the drafter in any case, and whether
         these gain by having it: it may be that guessing pays for a part of what taking everything in costs."""
-        self.awake_at, self.asleep_at = (num_requests, 0) if pays else (0, num_requests)
+        self.awake_at, self.asleep_at = (num_requests, None) if pays else (None, num_requests)
         self.steps, self.has_news = 0, False
         size = num_requests.bit_length()
         self._misses_at[size] = 0 if gains else self._misses_at.get(size, 0) + 1
         self._misses = 0 if gains else self._misses + 1
 
     def is_idle(self, num_requests: int) -> bool:
-        """Whether it has only cost for long, and there is no sign that it does not at this number of requests."""
+        """Whether it has only cost for long, and there is no sign that it does not at this number of requests. What is
+        known of other numbers counts where it says the same."""
         misses_here = self._misses_at.get(num_requests.bit_length(), self._misses)
         misses = max(misses_here, self._misses) if misses_here else 0
         return self.setting.kv_cache and misses >= _IDLE_AFTER
@@ -136,6 +137,11 @@ class DraftLengths:
         """Whether anything is measured at all."""
         self._ask_purse = self._verify_purse = 0.0
         self._since_plain = 0
+        """Steps since one without drafts of requests that adapt."""
+        self._next_fixed, self._next_adapts = 0, False
+        """Drafts of requests that do not adapt, and whether there are others, in the step that comes."""
+        self._num_fixed = 0
+        """The former in the last step that was measured."""
         self._turn = 0
 
     def add(self, key: int, drafter: str, sampling: SamplingParams) -> None:
@@ -174,7 +180,8 @@ class DraftLengths:
         if not self.adapts:
             return
         self._costs.observe(num_requests, num_rows, seconds)
-        self._since_plain = 0 if num_rows == num_requests else self._since_plain + 1
+        self._since_plain = self._since_plain + 1 if self._next_adapts else 0
+        self._num_fixed = min(self._next_fixed, num_rows - num_requests)
         self._ask_purse = min(self._ask_purse + _PURSE * seconds, seconds)
         self._verify_purse = min(self._verify_purse + _PURSE * seconds, _MOST_SAVED * seconds)
 
@@ -234,13 +241,15 @@ class DraftLengths:
 
     def rests(self, name: str, keys: Sequence[int], num_requests: int) -> bool:
         """Whether `ask` would want no drafts, told without asking for each request: in a step where drafts do not pay,
-        looking for them must not cost anything either. Arguments as for `ask`."""
+        looking for them must not cost anything either. Arguments as for `ask`; `rested` is called in its place."""
         drafter = self._drafters[name]
         # The purse has not enough for the cheapest probe, and what is there to compare can be compared later.
         rests = drafter.sleeps(num_requests) and drafter.costs.call(1, 1) > self._ask_purse
-        rests = rests and all(self._requests[key].adapts for key in keys)
-        drafter.steps += rests
-        return rests
+        return rests and all(self._requests[key].adapts for key in keys)
+
+    def rested(self, name: str) -> None:
+        """A step went by without asking the drafter for anything."""
+        self._drafters[name].steps += 1
 
     def called(self, name: str, lengths: Sequence[int], seconds: float) -> None:
         """A drafter took `seconds` for requests of which it was asked for drafts of up to these lengths."""
@@ -252,7 +261,7 @@ class DraftLengths:
         self, drafts: Mapping[int, Draft], keys: Mapping[int, int], known: Mapping[int, int], num_requests: int
     ) -> dict[int, Draft]:
         """The part of each draft that is worth verifying. `keys` and `known` (number of known tokens) are by the same
-        places as `drafts`, which are not empty."""
+        places as `drafts`. To be called in every step: it also notes what the next one holds."""
         kept = dict(drafts)
         for place, draft in drafts.items():
             setting = self._drafters[self._requests[keys[place]].drafter].setting
@@ -261,6 +270,9 @@ class DraftLengths:
         places = [place for place in drafts if self._requests[keys[place]].adapts]
         if places:
             self._keep_best(kept, places, keys, known, num_requests)
+        num_kept = sum(len(draft.token_ids) for draft in kept.values())
+        num_adapted = sum(len(kept[place].token_ids) for place in places)
+        self._next_adapts, self._next_fixed = num_adapted > 0, num_kept - num_adapted
         return {place: draft for place, draft in kept.items() if len(draft.token_ids)}
 
     def offered(self, key: int, asked: int, given: int) -> None:
@@ -270,8 +282,9 @@ class DraftLengths:
             request.acceptance.offered(asked, given)
 
     def _may_draft(self, num_requests: int) -> bool:
-        """Not before it is known what a step of this size costs without drafts."""
-        return self._costs.knows_plain(num_requests) and self._since_plain < _PLAIN_EVERY
+        """Not before it is known what a step of this size costs without drafts; those of requests that do not adapt
+        are there in any case."""
+        return self._costs.knows(num_requests, self._num_fixed) and self._since_plain < _PLAIN_EVERY
 
     def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
         """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""
@@ -287,7 +300,7 @@ class DraftLengths:
         for request, room in zip(requests, rooms.tolist(), strict=True):
             share = request.acceptance.share_offered
             gains.append([share * gain for gain in request.acceptance.gains(room)])
-        seconds = self._costs.step(num_requests, sum(map(len, gains)))
+        seconds = self._costs.step(num_requests, self._num_fixed + sum(map(len, gains)))[self._num_fixed :]
         longest = int(rooms.max())
         calls = [drafter.costs.call(len(requests), length) for length in range(longest + 1)]
         # Told or not, a drafter that is called anyway costs what it costs without drafts.

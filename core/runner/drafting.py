@@ -107,11 +107,9 @@ class Drafting:
             if requests:
                 drafts |= self._draft(name, requests, states, sampler.vocab_size, errors, started)
         self._switch_off(keys, errors)
-        if drafts:
-            drafted_keys = {place: keys[place] for place in drafts}
-            known = {place: int(step.batch.num_tokens[step.inputs.rows[place]]) for place in drafts}
-            drafts = self.lengths.keep(drafts, drafted_keys, known, len(keys))
-        return drafts
+        drafted_keys = {place: keys[place] for place in drafts}
+        known = {place: int(step.batch.num_tokens[step.inputs.rows[place]]) for place in drafts}
+        return self.lengths.keep(drafts, drafted_keys, known, len(keys))
 
     def end_step(self) -> None:
         """What was judged in this step is known to whom it concerns."""
@@ -222,6 +220,7 @@ class Drafting:
         if self.lengths.rests(name, keys, num_requests) and (
             setting.stateless or self._can_wait(name, keys, places, step, states)
         ):
+            self.lengths.rested(name)
             return {}
         known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
         limits = np.array([self._requests[key].max_total_tokens for key in keys])

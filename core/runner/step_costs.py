@@ -32,7 +32,7 @@ _MOST_GROWTH = 1.2
 _DRIFT_MEMORY = 0.98
 """What is left of the drift a step later: what lasts is the curve's, or curve and drift would wander off together."""
 _WARM = 4
-"""Steps without drafts before anything is concluded: the first ones record, compile and touch memory."""
+"""Steps before anything is concluded: the first ones record, compile and touch memory."""
 _KEEP = 8
 """Steps for which a reading of the curves is kept, unless they got a new point."""
 _NOTHING: NDArray[np.float64] = np.empty(0)
@@ -115,13 +115,10 @@ class StepCosts:
         self._read: dict[int, tuple[int, NDArray[np.float64]]] = {}
         """By number of requests: when the curves were last read for it, and what they said."""
         self._age = 0
-        self._num_plain = 0
-        """Steps without drafts so far."""
 
     def observe(self, num_requests: int, num_rows: int, seconds: float) -> None:
         """A step that computed the last known token of each of `num_requests`, and drafts in the other rows."""
         curve = self._verify if num_rows > num_requests else self._plain
-        self._num_plain += num_rows == num_requests
         self._age += 1
         most = math.inf
         if curve.is_sure(num_rows):
@@ -141,10 +138,11 @@ class StepCosts:
         bounded = min(seconds, _MOST_GROWTH * float(known[0]) * num_rows / num_requests)
         return math.sqrt(bounded * min(bounded, float(known[-1])))
 
-    def knows_plain(self, num_requests: int) -> bool:
-        """Whether a step without drafts was measured at this number of requests, and not only while the engine was
+    def knows(self, num_requests: int, num_drafts: int) -> bool:
+        """Whether a step of this number of requests and drafts was measured, and not only while the engine was
         warming up."""
-        return self._num_plain >= _WARM and self._plain.has(num_requests)
+        curve = self._verify if num_drafts else self._plain
+        return self._age >= _WARM and curve.has(num_requests + num_drafts)
 
     def most_drafts(self, num_requests: int) -> int:
         """Drafts that a step of so many requests may have without going far beyond what was measured, so that a first
@@ -153,11 +151,11 @@ class StepCosts:
         return max(_FIRST_DRAFTS, int(_GROWTH * known) - num_requests)
 
     def step(self, num_requests: int, most_drafts: int) -> NDArray[np.float64]:
-        """[most_drafts + 1]: seconds of the next step with 0, 1, ... drafts. Raises `ValueError` before any step
-        without drafts was measured."""
+        """[most_drafts + 1]: seconds of the next step with 0, 1, ... drafts. Raises `ValueError` before any step was
+        measured."""
         age, seconds = self._read.get(num_requests, (0, _NOTHING))
         if len(seconds) <= most_drafts or self._age - age > _KEEP:
-            plain = self._plain.at(num_requests)
+            plain = (self._verify if self._plain.is_empty else self._plain).at(num_requests)
             rows = np.arange(num_requests + 1, num_requests + most_drafts + 1)
             seconds = np.concatenate(([plain], self._verify.above(num_requests, plain, rows)))
             self._read[num_requests] = (self._age, seconds)

@@ -138,6 +138,32 @@ def test_a_drafter_that_is_dear_is_called_where_it_pays_and_not_elsewhere() -> N
     assert bad.run(ADAPTIVE) > 0.96 * rate(bad, 0)
 
 
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_neighbour_with_drafts_of_fixed_length_does_not_keep_others_from_drafting(from_the_start: bool) -> None:
+    """Its drafts are a part of every step; those of the request that adapts all stand, and cost next to nothing."""
+    fixed = LengthSetting(num_tokens=4, stateless=True)
+    lengths = DraftLengths({"it": ADAPTIVE, "fixed": fixed}, strict=False, disable_by_batch_size=None)
+    lengths.add(0, "it", GREEDY)
+    lengths.add(1, "fixed", GREEDY)
+    asked, drafts, seen = [], dict[int, Draft](), 0
+    for step in range(1000):
+        num_rows = 2 + sum(len(draft.token_ids) for draft in drafts.values())
+        lengths.measured(2, num_rows, 0.010 + 0.0001 * num_rows)
+        if 0 in drafts:
+            seen = len(drafts[0].token_ids)
+            lengths.judged(0, seen, range(seen))
+        wanted = int(lengths.ask("it", [0], np.array([6]), 2)[0])
+        offered = {0: Draft([1] * wanted)} if wanted else {}
+        if from_the_start or step > 100:
+            offered[1] = Draft([1] * 4)
+        if wanted:
+            lengths.called("it", [wanted], 0.00001)
+            lengths.offered(0, wanted, wanted)
+        drafts = lengths.keep(offered, {0: 0, 1: 1}, {0: 10, 1: 10}, 2)
+        asked.append(wanted)
+    assert np.mean(np.array(asked[-300:]) == 6) > 0.95
+
+
 def idle_from(setting: LengthSetting, stands: Callable[[int], bool], num_steps: int = 3000) -> list[bool]:
     """Of steps of one request whose drafts at step i stand or not: whether its drafter was idle."""
     lengths = DraftLengths({"it": setting}, strict=False, disable_by_batch_size=None)
