@@ -31,7 +31,6 @@ from dovetail.spec_decode.eagle.files import HeadConfig, read_config, tensor_nam
 from dovetail.spec_decode.eagle.head import EagleHead, load_head
 from dovetail.spec_decode.eagle.trees import GrowingTree
 
-
 _TREE_DEPTH = 4
 
 
@@ -62,8 +61,8 @@ class EagleOptions(PluginOptions):
             )
         if self.top_k == 1 and self.depth is not None:
             raise ValueError(
-                "depth is about trees, and top_k 1 asks for chains, which go as deep as num_tokens: leave it out, or set "
-                "top_k to 2 or more"
+                "depth is about trees, and top_k 1 asks for chains, which go as deep as num_tokens: leave it out, or "
+                "set top_k to 2 or more"
             )
         return self
 

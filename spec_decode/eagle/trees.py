@@ -54,8 +54,8 @@ class GrowingTree:
         return seen
 
     def draft(self, count: int) -> Draft | None:
-        """The best `count` nodes, in the order of falling scores, so that a draft which is cut to its first nodes is the
-        best of that size. A child never scores above its parent, so they hang together, parents before children."""
+        """The best `count` nodes, in the order of falling scores, so that a draft which is cut to its first nodes is
+        the best of that size. A child never scores above its parent, so they hang together, parents first."""
         best = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[:count]
         if not best:
             return None

@@ -97,7 +97,7 @@ WRAPPERS: list[Callable[[list[Any]], Any]] = [
     deque,
     iter,
     str,
-    lambda values: {i: value for i, value in enumerate(values)},
+    lambda values: dict(enumerate(values)),
     lambda values: frozenset(map(str, values)),
     lambda values: np.array(values, dtype=object),
     lambda values: values[0] if values else None,

@@ -180,6 +180,7 @@ def test_a_pair_gives_what_plain_decoding_gives(
     expected = plain(llm, folder, PAIRS[pair])
     found = run(llm, replace(PAIRS[pair], speculation=drafter))
     check_same(expected, found)
+    print("DRAFTED", pair, drafter, sum(output.metrics.num_drafted for output in found))
     if drafter in ("chain", "tree") and pair not in ("max_tokens 1", "max_tokens 2", "stop_token_ids", "min_tokens"):
         assert sum(output.metrics.num_drafted for output in found) > 0
 
