@@ -186,7 +186,7 @@ def test_a_pair_gives_what_plain_decoding_gives(
 
 
 def test_adaptive_drafts_among_all_that_it_does(make: Callable[..., LLM], folder: Path) -> None:
-    """So the comparisons above are none of plain decoding with itself. An engine of its own, which knows no cost yet."""
+    """So the comparisons above are none of plain decoding with itself. In a fresh engine, which knows no cost yet."""
     expected = plain(make(), folder, GREEDY)
     llm = make(scheduler={"max_num_seqs": 5})
     accepted = 0
