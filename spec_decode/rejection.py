@@ -28,7 +28,7 @@ class RejectionRule(AcceptanceRule):
     probability, and a seeded request keeps its tokens whether drafts are guessed for it or not.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     preference: ClassVar[int] = 10
     lossless = True
     trees = True
@@ -99,20 +99,16 @@ def matching_path(draft: Draft, tokens: Sequence[int]) -> Verdict:
     Parents precede children, so one pass suffices."""
     path: list[int] = []
     last = -1
-    for node, token in enumerate(draft.token_ids):
-        if _parent(draft, node) == last and token == tokens[last + 1]:
+    for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parent_indices, strict=True)):
+        if parent == last and token == tokens[last + 1]:
             path.append(node)
             last = node
     return Verdict(path, tokens[last + 1])
 
 
-def _parent(draft: Draft, node: int) -> int:
-    return node - 1 if draft.parents is None else draft.parents[node]
-
-
 def _children(draft: Draft) -> list[list[int]]:
     """Children of each row's node, in order."""
     children: list[list[int]] = [[] for _ in range(len(draft.token_ids) + 1)]
-    for node in range(len(draft.token_ids)):
-        children[_parent(draft, node) + 1].append(node)
+    for node, parent in enumerate(draft.parent_indices):
+        children[parent + 1].append(node)
     return children

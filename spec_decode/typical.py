@@ -35,7 +35,7 @@ class TypicalRule(AcceptanceRule):
     case: a draft of probability 0.05 stands there once in twenty times, here never where the target is sure.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     Options = TypicalOptions
     preference: ClassVar[int] = -10
     options: TypicalOptions
@@ -51,10 +51,9 @@ class TypicalRule(AcceptanceRule):
 
     def _longest_path(self, request: VerifyRequest) -> list[int]:
         draft = request.draft
-        count = len(draft.token_ids)
-        if count == 0:
+        parents = draft.parent_indices
+        if not parents:
             return []
-        parents = list(range(-1, count - 1)) if draft.parents is None else list(draft.parents)
         before = request.target[[parent + 1 for parent in parents]]
         tokens = torch.as_tensor(draft.token_ids, device=before.device)[:, None]
         chosen = before.gather(1, tokens)[:, 0]

@@ -168,14 +168,19 @@ class DraftSetup:
 
 @dataclass(frozen=True)
 class Draft:
-    """One request's guesses. Node i is `token_ids[i]`; parents come before children."""
+    """One request's guesses. Node i is `token_ids[i]`; parents come before children.
+
+    Sequences are lists, tuples, ranges, arrays of numpy and the like, of ints (no bools). The host copies them, and
+    refuses drafts that cannot be, see `DraftWorker.propose`.
+    """
 
     token_ids: Sequence[int]
     parents: Sequence[int] | None = None
     """Index of each node's parent, -1 for children of the last known token. None: a chain."""
     probs: torch.Tensor | None = None
-    """[k, vocab_size] float32: the distribution that each node was drawn from. None: drafts were not drawn, which
-    counts as a distribution with all its mass on the draft."""
+    """[k, vocab_size] float32 on `DraftSetup.device`: the distribution that each node was drawn from, which gives its
+    token a probability above 0. The host keeps it until the draft is verified: do not write to it afterwards. None:
+    drafts were not drawn, which counts as a distribution with all its mass on the draft."""
     confidence: Sequence[float] | None = None
     """[k], each in [0, 1]: how likely the drafter thinks it that the node stands if the node before it on its path
     does. With `length: confidence` drafts end where the product along every path gets small. None: where there are
@@ -186,6 +191,20 @@ class Draft:
         """Whether some node's parent is not the node before it."""
         return self.parents is not None and any(parent != i - 1 for i, parent in enumerate(self.parents))
 
+    @property
+    def parent_indices(self) -> list[int]:
+        """[k]: `parents`, those of a chain spelled out. Since draft_worker 1.3 and acceptance_rule 1.2."""
+        return list(range(-1, len(self.token_ids) - 1) if self.parents is None else self.parents)
+
+    @property
+    def depths(self) -> list[int]:
+        """[k]: nodes on the path from the root down to each node, itself included: 1 for children of the last known
+        token. Since draft_worker 1.3 and acceptance_rule 1.2."""
+        depths: list[int] = []
+        for parent in self.parent_indices:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
 
 @dataclass(frozen=True)
 class DraftRequest:
@@ -193,7 +212,7 @@ class DraftRequest:
 
     key: int
     token_ids: np.ndarray
-    """int32: all known tokens, prompt and output. A view: do not keep it."""
+    """int32: all known tokens, prompt and output. A read-only view: do not keep it."""
     num_prompt_tokens: int
     max_drafts: int
     """At most this many nodes are used: the config's length, or fewer where the host expects that fewer pay, cut where

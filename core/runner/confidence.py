@@ -22,8 +22,8 @@ def confident_part(draft: Draft, threshold: float) -> Draft:
         return draft
     products = [1.0]
     count = 0
-    for node, own in enumerate(confidence):
-        before = products[(node - 1 if draft.parents is None else draft.parents[node]) + 1]
+    for node, (own, parent) in enumerate(zip(confidence, draft.parent_indices, strict=True)):
+        before = products[parent + 1]
         products.append(before * own)
         if (before if draft.probs is not None else before * own) >= threshold:
             count = node + 1

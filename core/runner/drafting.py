@@ -13,12 +13,13 @@ import torch
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest
 from dovetail.contracts.step import NewRequest
+from dovetail.runner.checked import checked_draft
 from dovetail.runner.computed_step import ComputedStep
 from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
 from dovetail.runner.drafters import LoadedDrafter
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
-from dovetail.runner.verifier import draft_problem, first_nodes
+from dovetail.runner.verifier import first_nodes
 from dovetail.runner.waiting_states import States, WaitingStates
 
 logger = logging.getLogger(__name__)
@@ -188,17 +189,31 @@ class Drafting:
         most_rows = len(requests) * (num_steps + self._settings[name].num_tokens)
         if sum(len(request.hidden_rows) for request in requests.values()) <= most_rows:
             self.lengths.called(name, asked, seconds if any(asked) else seconds / num_steps)
+        return self._checked(name, requests, proposed, vocab_size, errors)
+
+    def _checked(
+        self,
+        name: str,
+        requests: dict[int, DraftRequest],
+        proposed: Sequence[Draft | None],
+        vocab_size: int,
+        errors: dict[int, str],
+    ) -> dict[int, Draft]:
+        """What can be used of a drafter's answers, by place."""
         drafts = {}
-        for (place, request), draft in zip(requests.items(), proposed, strict=True):
-            problem = None if draft is None else draft_problem(draft, vocab_size)
-            if problem is not None:
-                errors[place] = f"{type(worker).__name__} proposed a draft that cannot be: {problem}"
+        trees = self._settings[name].trees
+        for (place, request), answer in zip(requests.items(), proposed, strict=True):
+            try:
+                draft = Draft([]) if answer is None else checked_draft(answer, vocab_size, self._device, trees=trees)
+            except Exception as error:  # a sequence of the plugin's own may raise anything
+                worker = type(self._drafters[name].worker).__name__
+                errors[place] = f"{worker} proposed a draft that cannot be: {error}"
                 logger.warning("request %d goes on without its drafter: %s", request.key, errors[place])
                 continue
-            given = 0 if draft is None else len(draft.token_ids)
+            given = len(draft.token_ids)
             if request.max_drafts:
                 self.lengths.offered(request.key, request.max_drafts, given)
-            if draft is not None and given and request.max_drafts:
+            if given and request.max_drafts:
                 if draft.probs is not None and request.sampling.is_greedy:
                     draft = replace(draft, probs=None)  # no draws, however certain their distributions are
                 drafts[place] = first_nodes(draft, request.max_drafts)

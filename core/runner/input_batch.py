@@ -86,9 +86,11 @@ class InputBatch:
             self.add(request)
 
     def known_tokens(self, key: int) -> np.ndarray:
-        """int32: a view of the tokens of a request in the batch."""
+        """int32: a view of the tokens of a request in the batch, read-only because drafters get it."""
         row = self.requests[key].row
-        return self.token_ids[row, : self.num_tokens[row]]
+        view = self.token_ids[row, : self.num_tokens[row]]
+        view.flags.writeable = False
+        return view
 
     def set_draft(self, key: int, draft: Draft | None) -> None:
         """Keeps guesses for the next step, behind the request's known tokens."""
@@ -148,19 +150,16 @@ class InputBatch:
         """Depths as positions, and masks, for the requests whose drafts are trees."""
         for index, entry in enumerate(entries):
             count = int(inputs.num_drafts[index])
-            if not count or entry.draft is None or not entry.draft.is_tree or entry.draft.parents is None:
+            if not count or entry.draft is None or not entry.draft.is_tree:
                 continue
-            parents = list(entry.draft.parents[:count])
             start, end = int(inputs.query_start[index]), int(inputs.query_start[index + 1])
             known = end - start - count
             mask = np.tril(np.ones((end - start, end - start), dtype=bool))
             mask[known:, known:] = False
             root = int(inputs.positions[start + known - 1])
-            depths: list[int] = []
-            for node, parent in enumerate(parents):
-                depths.append(1 if parent < 0 else depths[parent] + 1)
+            for node, parent in enumerate(entry.draft.parent_indices[:count]):
                 if parent >= 0:
                     mask[known + node] = mask[known + parent]
                 mask[known + node, known + node] = True
-            inputs.positions[start + known : end] = root + np.asarray(depths)
+            inputs.positions[start + known : end] = root + np.asarray(entry.draft.depths[:count])
             inputs.tree_masks[index] = mask

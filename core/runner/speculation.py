@@ -24,7 +24,7 @@ from dovetail.runner.drafters import LoadedDrafter
 from dovetail.runner.drafting import Drafting
 from dovetail.runner.input_batch import StepInputs
 from dovetail.runner.sampler import Sampler
-from dovetail.runner.verifier import DraftedRequest, Verifier, draft_depth, first_nodes
+from dovetail.runner.verifier import DraftedRequest, Verifier, first_nodes
 from dovetail.runner.waiting_states import WaitingStates
 
 
@@ -160,12 +160,13 @@ class Speculation:
             self._compact(place, request, nodes, step.inputs)
         # What is computed and stands: the known tokens and the accepted drafts.
         step.batch.num_computed[entry.row] = request.position + len(nodes)
-        tokens = [int(request.draft.token_ids[node]) for node in nodes] + [token]
+        tokens = [request.draft.token_ids[node] for node in nodes] + [token]
         step.batch.extend(entry.row, tokens)
         step.tokens.put(place, tokens)
         drafted = len(request.draft.token_ids)
         drafter = self.drafting.judged(request.key, drafted, nodes)
-        step.tokens.draft_counts[place] = DraftCounts(drafted, len(nodes), drafter, draft_depth(request.draft))
+        depth = max(request.draft.depths, default=0)
+        step.tokens.draft_counts[place] = DraftCounts(drafted, len(nodes), drafter, depth)
 
     def _compact(self, place: int, request: DraftedRequest, nodes: list[int], inputs: StepInputs) -> None:
         """Moves the KV of an accepted path through a tree to the slots right behind the known tokens."""
@@ -184,10 +185,9 @@ class Speculation:
         table = np.full((len(plan.keys), 1 + 2 * most), -1, dtype=np.int64)
         for place, draft in drafts.items():
             count = len(draft.token_ids)
-            parents = draft.parents if draft.parents is not None else range(-1, count - 1)
             table[place, 0] = count
             table[place, 1 : 1 + count] = draft.token_ids
-            table[place, 1 + most : 1 + most + count] = list(parents)
+            table[place, 1 + most : 1 + most + count] = draft.parent_indices
         table = self._broadcast(table)
         if self._communicator.rank == 0:
             return drafts

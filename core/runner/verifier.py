@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from operator import index
 
 import numpy as np
 from torch import Tensor
 
 from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
 from dovetail.contracts.step import TokenLogprobs
+from dovetail.runner.checked import checked_verdict
 from dovetail.runner.random_streams import ACCEPT, SAMPLE, uniforms
 from dovetail.runner.row_draws import TargetRows
 from dovetail.runner.sampler import Sampler
@@ -172,10 +172,11 @@ class Verifier:
             return [None] * len(standing)
         checked: list[Verdict | None] = []
         for i, view, verdict in zip(standing, views, verdicts, strict=True):
-            problem = verdict_problem(verdict, view.draft, self._sampler.vocab_size)
-            if problem is not None:
-                faults[i] = f"acceptance rule {name} gave a verdict that cannot be: {problem}"
-            checked.append(verdict if problem is None else None)
+            try:
+                checked.append(checked_verdict(verdict, view.draft, self._sampler.vocab_size))
+            except Exception as error:  # a sequence of the plugin's own may raise anything
+                faults[i] = f"acceptance rule {name} gave a verdict that cannot be: {error}"
+                checked.append(None)
         return checked
 
 
@@ -183,20 +184,9 @@ def draft_paths(draft: Draft) -> list[list[int]]:
     """For each of the k + 1 rows of a draft, the draft tokens that lead to it: none to row 0, to row i + 1 those
     from the root down to node i."""
     paths: list[list[int]] = [[]]
-    for i, token in enumerate(draft.token_ids):
-        parent = i - 1 if draft.parents is None else draft.parents[i]
-        paths.append([*paths[parent + 1], int(token)])
+    for token, parent in zip(draft.token_ids, draft.parent_indices, strict=True):
+        paths.append([*paths[parent + 1], token])
     return paths
-
-
-def draft_depth(draft: Draft) -> int:
-    """Nodes of the longest path from the root."""
-    if draft.parents is None:
-        return len(draft.token_ids)
-    depths: list[int] = []
-    for parent in draft.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)
 
 
 def first_nodes(draft: Draft, count: int) -> Draft:
@@ -207,58 +197,3 @@ def first_nodes(draft: Draft, count: int) -> Draft:
     probs = None if draft.probs is None else draft.probs[:count]
     confidence = None if draft.confidence is None else draft.confidence[:count]
     return Draft(draft.token_ids[:count], parents, probs, confidence)
-
-
-def draft_problem(draft: object, vocab_size: int) -> str | None:
-    """What is wrong with the form of a draft; None if nothing is. To be asked before anything else looks at it."""
-    if not isinstance(draft, Draft):
-        return f"it is a {type(draft).__name__}, not a Draft"
-    try:
-        return _draft_problem(draft, vocab_size)
-    except (AttributeError, TypeError, ValueError) as error:
-        return f"its fields have types that the contract does not name: {error}"
-
-
-def verdict_problem(verdict: object, draft: Draft, vocab_size: int) -> str | None:
-    """What is wrong with the form of a verdict about `draft`; None if nothing is."""
-    if not isinstance(verdict, Verdict):
-        return f"it is a {type(verdict).__name__}, not a Verdict"
-    try:
-        return _verdict_problem(verdict, draft, vocab_size)
-    except (AttributeError, TypeError, ValueError) as error:
-        return f"its fields have types that the contract does not name: {error}"
-
-
-def _draft_problem(draft: Draft, vocab_size: int) -> str | None:
-    count = len(draft.token_ids)
-    for token in map(index, draft.token_ids):
-        if not 0 <= token < vocab_size:
-            return f"token id {token} lies outside the vocabulary of {vocab_size}"
-    if draft.parents is not None:
-        if len(draft.parents) != count:
-            return f"{len(draft.parents)} parents for {count} nodes"
-        for i, parent in enumerate(map(index, draft.parents)):
-            if not -1 <= parent < i:
-                return f"the parent of node {i} is {parent}; parents come before their children, -1 is the root"
-    if draft.probs is not None and tuple(draft.probs.shape) != (count, vocab_size):
-        return f"probs have shape {tuple(draft.probs.shape)}, expected {(count, vocab_size)}"
-    if draft.confidence is not None:
-        if len(draft.confidence) != count:
-            return f"{len(draft.confidence)} confidences for {count} nodes"
-        if not all(0 <= confidence <= 1 for confidence in draft.confidence):
-            return "a confidence lies outside [0, 1]"
-    return None
-
-
-def _verdict_problem(verdict: Verdict, draft: Draft, vocab_size: int) -> str | None:
-    last = -1
-    for node in map(index, verdict.accepted):
-        if not 0 <= node < len(draft.token_ids):
-            return f"node {node} of {len(draft.token_ids)}"
-        parent = node - 1 if draft.parents is None else draft.parents[node]
-        if parent != last:
-            return f"node {node} is accepted after node {last}, but its parent is {parent}"
-        last = node
-    if not 0 <= index(verdict.next_token_id) < vocab_size:
-        return f"token id {verdict.next_token_id} lies outside the vocabulary of {vocab_size}"
-    return None

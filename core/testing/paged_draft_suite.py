@@ -16,7 +16,7 @@ import torch
 from dovetail.contracts.speculation import Draft, DraftModel, DraftSetup, DraftWorker
 from dovetail.nn.context import ModelContext
 from dovetail.testing.draft_pages import SuitePages
-from dovetail.testing.draft_suite import DraftWorkerSuite, assert_same_draft, parent_of
+from dovetail.testing.draft_suite import DraftWorkerSuite, assert_same_draft
 
 
 class PagedDraftWorkerSuite(DraftWorkerSuite):
@@ -75,7 +75,7 @@ class PagedDraftWorkerSuite(DraftWorkerSuite):
 def first_path(draft: Draft) -> list[int]:
     """Nodes from a child of the root down, the first child each time."""
     path: list[int] = []
-    for node in range(len(draft.token_ids)):
-        if parent_of(draft, node) == (path[-1] if path else -1):
+    for node, parent in enumerate(draft.parent_indices):
+        if parent == (path[-1] if path else -1):
             path.append(node)
     return path

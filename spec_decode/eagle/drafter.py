@@ -31,6 +31,8 @@ from dovetail.spec_decode.eagle.files import HeadConfig, read_config, tensor_nam
 from dovetail.spec_decode.eagle.head import EagleHead, load_head
 from dovetail.spec_decode.eagle.trees import GrowingTree
 
+_TREE_DEPTH = 4
+
 
 class EagleOptions(PluginOptions):
     """Where the head is, and what shape its guesses have."""
@@ -40,8 +42,8 @@ class EagleOptions(PluginOptions):
     top_k: int = Field(default=1, ge=1)
     """1: chains. More: trees, in which so many nodes of each depth get so many children, and of which the
     `num_tokens` best nodes are proposed; they are not drawn, whatever the temperature."""
-    depth: int = Field(default=4, ge=1)
-    """Deepest nodes of a tree; chains go as deep as num_tokens."""
+    depth: int | None = Field(default=None, ge=1)
+    """Deepest nodes of a tree, 4 where it is left out; chains go as deep as num_tokens."""
     stop_below: float = Field(default=0.0, ge=0, lt=1)
     """A chain ends before the token with which the product of the head's highest probabilities (those at temperature
     1) falls below this; 0: each is as long as it may be."""
@@ -53,7 +55,15 @@ class EagleOptions(PluginOptions):
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
         if self.top_k > 1 and self.stop_below > 0:
-            raise ValueError("stop_below ends chains; trees (top_k above 1) follow the head's confidence anyway")
+            raise ValueError(
+                "stop_below ends chains; trees (top_k above 1) follow the head's confidence anyway: leave it out, or "
+                "set top_k to 1"
+            )
+        if self.top_k == 1 and self.depth is not None:
+            raise ValueError(
+                "depth is about trees, and top_k 1 asks for chains, which go as deep as num_tokens: leave it out, or "
+                "set top_k to 2 or more"
+            )
         return self
 
 
@@ -217,7 +227,7 @@ class EagleDrafter(DraftWorker):
         inputs = [features[:0] for _ in requests]
         self._branch([(tree, -1) for tree in trees], outputs)
         results = [features[i : i + 1] for i in range(len(trees))]
-        for _ in range(self.options.depth - 1):
+        for _ in range((self.options.depth or _TREE_DEPTH) - 1):
             newest = [tree.choose_inner(self.options.top_k) for tree in trees]
             if not any(newest):
                 break

@@ -29,7 +29,8 @@ class GrowingTree:
         self.tokens += tokens
         self.depths += [depth] * len(tokens)
         self._parents += [parent] * len(tokens)
-        self._scores += [score + log_prob for log_prob in log_probs]
+        # Rounding must not lift a child above its parent.
+        self._scores += [score + min(0.0, log_prob) for log_prob in log_probs]
 
     def choose_inner(self, count: int) -> list[int]:
         """The best `count` of the nodes that were added since the last call, as far as there is room, become inner."""
@@ -53,11 +54,11 @@ class GrowingTree:
         return seen
 
     def draft(self, count: int) -> Draft | None:
-        """The best `count` nodes. A child never scores above its parent, so they hang together."""
+        """The best `count` nodes, in the order of falling scores, so that a draft which is cut to its first nodes is
+        the best of that size. A child never scores above its parent, so they hang together, parents first."""
         best = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[:count]
         if not best:
             return None
-        best.sort()
         places = {node: place for place, node in enumerate(best)} | {-1: -1}
         parents = [places[self._parents[node]] for node in best]
         confidence = [min(1.0, math.exp(self._scores[node] - self._score_of(self._parents[node]))) for node in best]

@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.speculation import Draft
+from dovetail.runner.verifier import first_nodes
+from dovetail.spec_decode.eagle.trees import GrowingTree
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 NUM_TOKENS = 16
@@ -289,11 +294,53 @@ def test_trees_are_those_of_the_oracle(
     assert tokens_of(llm.generate(target.prompts[:4], PARAMS)) == target.answers[:4]
     oracle = Oracle(target.model, version, random_head(version))
     for known, drafted, parents, count in rounds(tmp_path)[::6]:
-        paths: list[tuple[int, ...]] = []
-        for token, parent in zip(drafted, parents, strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), token))
-        assert set(paths) == set(oracle.tree(known, count, 3, 3))
-        assert len(set(paths)) == len(paths)
+        paths = paths_of(Draft(drafted, parents))
+        assert paths == set(oracle.tree(known, count, 3, 3))
+        assert len(paths) == len(drafted)
+
+
+def paths_of(draft: Draft) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.token_ids, draft.parent_indices, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=50, deadline=None)
+def test_the_first_nodes_of_a_tree_are_the_best_tree_of_that_size(seed: int) -> None:
+    random_scores = random.Random(seed)
+    scores: dict[tuple[int, ...], float] = {}
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    tree = GrowingTree(20)
+    nodes = [-1]
+    for _ in range(4):
+        for node in nodes:
+            log_probs = [-random_scores.expovariate(1.0) for _ in range(3)]
+            for token, log_prob in enumerate(log_probs):
+                paths[len(paths) - 1] = (*paths[node], token)
+                scores[*paths[node], token] = scores.get(paths[node], 0.0) + log_prob
+            tree.add_children(node, [0, 1, 2], log_probs)
+        nodes = tree.choose_inner(2)
+    best = sorted(scores, key=lambda path: -scores[path])
+    draft = tree.draft(12)
+    assert draft is not None
+    for count in range(1, 13):
+        assert paths_of(first_nodes(draft, count)) == set(best[:count])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"depth": 4}, "top_k 1 asks for chains, which go as deep as num_tokens: leave it out, or set top_k to 2"),
+        ({"top_k": 2, "stop_below": 0.5}, "stop_below ends chains.*leave it out, or set top_k to 1"),
+    ],
+)
+def test_options_of_the_other_shape_are_refused(
+    target: Target, make_llm: Callable[..., LLM], options: dict[str, float], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_llm(target.heads[1], options=options)
 
 
 @pytest.mark.parametrize("version", [1, 3])

@@ -5,12 +5,16 @@ A small version of benchmarks/losslessness.py, which runs 200 prompts of 128 tok
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from dovetail import LLM, SamplingParams
 
@@ -35,20 +39,55 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "length": "fixed",
         "tree": [[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]],
     },
+    "eagle": {"name": "eagle", "num_tokens": 3, "length": "fixed"},
+    "eagle-tree": {"name": "eagle", "num_tokens": 6, "length": "fixed", "top_k": 2, "depth": 3},
+    "draft_model": {"name": "draft_model", "num_tokens": 4, "length": "fixed"},
 }
+TARGET = MODELS / "stories15M" / "hf-fp16"
+HIDDEN, HEADS, INNER = 288, 6, 48
 
 
-def create(max_num_seqs: int) -> LLM:
+def fit_head(directory: Path) -> Path:
+    """An EAGLE-1 head for the target that guesses a little: `fc` by least squares over the target's own samples, the
+    layer behind it small and random."""
+    model: Any = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    generator = torch.manual_seed(0)
+    with torch.inference_mode():
+        tokens = model.generate(torch.ones(32, 1, dtype=torch.int64), do_sample=True, max_new_tokens=64, min_length=64)
+        states = model(tokens, output_hidden_states=True).hidden_states[-1]
+        seen = torch.cat((model.get_input_embeddings()(tokens[:, 1:]), states[:, :-1]), dim=-1).flatten(0, 1)
+        fc = torch.linalg.lstsq(seen, states[:, 1:].flatten(0, 1)).solution.T
+    shapes = {f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"}
+    shapes |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER)}
+    tensors = {
+        f"layers.0.{name}.weight": 0.01 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
+    }
+    tensors |= {"fc.weight": fc.contiguous(), "layers.0.post_attention_layernorm.weight": torch.ones(HIDDEN)}
+    save_file(tensors, directory / "model.safetensors")
+    layer = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS, "vocab_size": 32000}
+    config = {"speculators_model_type": "eagle", "transformer_layer_config": layer}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By drafter, where its weights are."""
+    medusa, small = MODELS / "stories15M-medusa", MODELS / "stories15M-draft2L" / "hf"
+    if not (TARGET.is_dir() and medusa.is_dir() and small.is_dir()):
+        pytest.skip("needs ../shared/models/stories15M, its Medusa heads and its draft model")
+    return {"medusa": medusa, "draft_model": small, "eagle": fit_head(tmp_path_factory.mktemp("eagle"))}
+
+
+def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
     """One target with all drafters."""
-    if not (MODELS / "stories15M-medusa").is_dir():
-        pytest.skip("needs ../shared/models/stories15M and its Medusa heads")
     drafters = {
-        label: section | ({"path": str(MODELS / "stories15M-medusa")} if section["name"] == "medusa" else {})
+        label: section | ({"path": str(paths[section["name"]])} if section["name"] in paths else {})
         for label, section in DRAFTERS.items()
     }
     return LLM(
-        model={"path": str(MODELS / "stories15M" / "hf-fp16"), "dtype": "float32"},
-        cache={"memory_gib": 0.2},
+        model={"path": str(TARGET), "dtype": "float32"},
+        cache={"memory_gib": 0.3},
         executor={"threads": 1},
         scheduler={"max_num_seqs": max_num_seqs},
         speculative={"drafters": drafters, "default": None},
@@ -56,10 +95,10 @@ def create(max_num_seqs: int) -> LLM:
 
 
 @pytest.fixture(scope="module", params=[1, 32])
-def target(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:
+def target(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:
     """The engine, its prompts, and its plain answers."""
     prompts = PROMPTS[:: 8 if request.param == 1 else 1]
-    with create(request.param) as llm:
+    with create(request.param, paths) as llm:
         plain = llm.generate(prompts, PARAMS, use_tqdm=False)
         assert all(output.metrics.num_drafted == 0 for output in plain)
         yield llm, prompts, [output.outputs[0].token_ids for output in plain]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,20 +109,48 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return directory, twin
 
 
-def exact(twin: Any, prefixes: Sequence[Sequence[int]], top_k: int) -> NDArray[np.float64]:
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+EDITED = replace(
+    SAMPLED,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=-0.2,
+    logit_bias={0: 0.7, 3: -0.5},
+    min_p=0.2,
+)
+
+
+def edited(logits: torch.Tensor, prefix: Sequence[int], params: SamplingParams) -> torch.Tensor:
+    """Logits [VOCAB] after biases and penalties, straight from their definitions."""
+    logits = logits.clone()
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += bias
+    for token in {*PROMPT, *prefix}:
+        factor = params.repetition_penalty
+        logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+    for token in set(prefix):
+        logits[token] -= params.presence_penalty + params.frequency_penalty * list(prefix).count(token)
+    return logits
+
+
+def exact(twin: Any, prefixes: Sequence[Sequence[int]], params: SamplingParams) -> NDArray[np.float64]:
     """The target's distribution after the prompt and each prefix, all of one length: float64 [n, VOCAB]."""
     with torch.inference_mode():
-        logits = twin(torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])).logits[:, -1].double()
-    kept = logits >= logits.topk(top_k).values[:, -1:]
+        raw = twin(torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])).logits[:, -1].double()
+    logits = torch.stack([edited(row, prefix, params) for row, prefix in zip(raw, prefixes, strict=True)])
+    probs = logits.softmax(-1)
+    kept = probs >= params.min_p * probs.amax(-1, keepdim=True)
+    if params.top_k > 0:
+        kept &= logits >= logits.topk(params.top_k).values[:, -1:]
     return torch.softmax(logits.masked_fill(~kept, -torch.inf), -1).numpy()
 
 
-def table(twin: Any, top_k: int) -> dict[tuple[int, ...], NDArray[np.float64]]:
+def table(twin: Any, params: SamplingParams) -> dict[tuple[int, ...], NDArray[np.float64]]:
     """The distribution after every prefix of up to three generated tokens."""
     found = {}
     for length in range(4):
         prefixes = list(np.ndindex(*[VOCAB] * length))
-        found |= dict(zip(prefixes, exact(twin, prefixes, top_k), strict=True))
+        found |= dict(zip(prefixes, exact(twin, prefixes, params), strict=True))
     return found
 
 
@@ -131,9 +160,10 @@ def expected_triples(probs: dict[tuple[int, ...], NDArray[np.float64]]) -> NDArr
     return np.array(triples)
 
 
-def observed_triples(model: Path, drafter: dict[str, Any], rule: str, top_k: int) -> tuple[NDArray[np.int64], int]:
+def observed_triples(
+    model: Path, drafter: dict[str, Any], rule: str, params: SamplingParams
+) -> tuple[NDArray[np.int64], int]:
     """How often each triple came in `NUM_REQUESTS` requests, and how many drafts were accepted."""
-    params = SamplingParams(temperature=1.0, top_k=top_k, max_tokens=8, ignore_eos=True)
     with LLM(
         model={"path": str(model), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 32},
         cache={"block_size": 4, "num_blocks": 2000},
@@ -159,16 +189,17 @@ def p_value(
     *,
     rule: str = "rejection",
     replacement: bool = False,
+    params: SamplingParams = SAMPLED,
 ) -> tuple[float, int]:
     directory, twin = model
     # Disjoint support needs tokens that the target cannot give.
-    top_k = 3 if kind == "disjoint" else VOCAB
-    probs = table(twin, top_k)
-    path = directory / f"table-{top_k}.json"
+    params = replace(params, top_k=3) if kind == "disjoint" else params
+    probs = table(twin, params)
+    path = directory / "table.json"
     path.write_text(json.dumps([[list(map(int, prefix)), list(p)] for prefix, p in probs.items()]))
     drafter = {"name": f"{directory}/plugins.py:Drawn", "table": str(path), "kind": kind, "parents": parents}
     drafter |= {"num_tokens": len(parents), "length": "fixed", "replacement": replacement}
-    observed, accepted = observed_triples(directory, drafter, rule.format(directory), top_k)
+    observed, accepted = observed_triples(directory, drafter, rule.format(directory), params)
     return chi_square_p(observed, expected_triples(probs) * NUM_REQUESTS), accepted
 
 
@@ -189,6 +220,18 @@ def test_siblings_may_be_drawn_with_replacement(model: tuple[Path, Any]) -> None
 
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
+def test_penalties_biases_and_min_p_shape_what_drawn_drafts_are_judged_by(
+    model: tuple[Path, Any], parents: tuple[int, ...]
+) -> None:
+    support = [np.count_nonzero(p) for p in table(model[1], EDITED).values()]
+    assert min(support) < VOCAB, "min_p cuts nothing"
+    assert min(support) >= 2, "siblings without replacement need two tokens"
+    found, accepted = p_value(model, "disagree", parents, params=EDITED)
+    assert found > SIGNIFICANCE
+    assert accepted > NUM_REQUESTS / 8
+
+
+@pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
 def test_inverted_acceptance_is_found(model: tuple[Path, Any], parents: tuple[int, ...]) -> None:
     """The test above fails for a rule that accepts with min(1, q / p)."""
     found, _ = p_value(model, "disagree", parents, rule="{}/plugins.py:Inverted")
@@ -197,7 +240,7 @@ def test_inverted_acceptance_is_found(model: tuple[Path, Any], parents: tuple[in
 
 def test_the_power_is_what_is_stated(model: tuple[Path, Any]) -> None:
     """By simulation: samples of a distribution that is `SHIFT` off are told from the target's."""
-    probs = table(model[1], VOCAB)
+    probs = table(model[1], SAMPLED)
     right = expected_triples(probs)
     second = np.einsum("a,ab->b", probs[()], np.array([probs[(a,)] for a in range(VOCAB)]))
     low, high = np.argsort(second)[[-2, -1]]
@@ -212,7 +255,7 @@ def test_the_power_is_what_is_stated(model: tuple[Path, Any]) -> None:
 
 def test_the_significance_is_what_is_stated(model: tuple[Path, Any]) -> None:
     """By simulation: samples of the target's own distribution are refused about as often as `SIGNIFICANCE` says."""
-    right = expected_triples(table(model[1], VOCAB))
+    right = expected_triples(table(model[1], SAMPLED))
     samples = np.random.default_rng(0).multinomial(NUM_REQUESTS, right, size=2000)
     refused = np.mean([chi_square_p(sample, right * NUM_REQUESTS) < 0.05 for sample in samples])
     assert 0.03 < refused < 0.07
