@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler
-from dovetail.spec_decode.experiments.records import RequestRecord
-from dovetail.spec_decode.experiments.run import by_variant
+from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant
 
 DEFINITIONS: Mapping[str, str] = {
     "rate (ratio of sums)": "accepted drafts / drafted tokens, summed over all requests",
@@ -68,7 +67,7 @@ def _describe(
 ) -> Acceptance:
     drafted, accepted = sum(r.drafted for r in records), sum(r.accepted for r in records)
     steps = sum(r.decode_steps for r in records)
-    own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in _clusters(records)]
+    own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in by_prompt(records).values()]
     means = [rate for rate in own_rates if rate is not None]
     return Acceptance(
         arm,
@@ -88,20 +87,13 @@ def _describe(
     )
 
 
-def _clusters(records: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
-    found: dict[int, list[RequestRecord]] = {}
-    for record in records:
-        found.setdefault(record.prompt, []).append(record)
-    return list(found.values())
-
-
 def _ratio(
     records: Sequence[RequestRecord],
     top: Callable[[RequestRecord], int],
     bottom: Callable[[RequestRecord], int],
     resampler: Resampler,
 ) -> Estimate | None:
-    clusters = _clusters(records)
+    clusters = by_prompt(records).values()
     tops = [float(sum(map(top, own))) for own in clusters]
     bottoms = [float(sum(map(bottom, own))) for own in clusters]
     return resampler.ratio(tops, bottoms) if sum(bottoms) else None

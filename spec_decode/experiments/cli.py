@@ -58,7 +58,7 @@ def run(
     check_writable("--json", json_file)
     check_writable("--html", html_file)
     from dovetail.spec_decode.experiments.fail_if import Condition
-    from dovetail.spec_decode.experiments.report import result_names
+    from dovetail.spec_decode.experiments.results import result_names
     from dovetail.spec_decode.experiments.schema import read_experiment
 
     parsed, _ = read_experiment(experiment)
@@ -82,8 +82,7 @@ def run(
     print_report(report)
     if condition is not None and (failures := condition.failures(report.rows())):
         for failure in failures:
-            shown = ", ".join(f"{name} = {_shown(value)}" for name, value in failure.values.items())
-            typer.echo(f"failed: {failure.label}: {shown}", err=True)
+            typer.echo(f"failed: {failure.message}", err=True)
         raise typer.Exit(1)
 
 
@@ -133,7 +132,3 @@ def _print_setup(parsed: Any, folder: Path, allow: bool) -> None:
 
     data = load_prompts(parsed.workload, folder)
     print_setup(prepare(parsed, folder, allow=allow), data)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -18,10 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dovetail.commands.checks import read_text, require
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
-from dovetail.spec_decode.experiments.records import RequestRecord
-from dovetail.spec_decode.experiments.run import by_variant
+from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, Key, exponential, log_ratios, values_by_turn
+from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, exponential, log_ratios, values_by_turn
 
 Verdict = Literal["better", "worse", "undecided"]
 

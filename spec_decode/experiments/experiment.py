@@ -17,7 +17,8 @@ from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps,
 from dovetail.spec_decode.experiments.datasets import load_prompts
 from dovetail.spec_decode.experiments.equality import compare_equality
 from dovetail.spec_decode.experiments.features import try_features
-from dovetail.spec_decode.experiments.report import ArmStatus, Report
+from dovetail.spec_decode.experiments.report import Report
+from dovetail.spec_decode.experiments.results import ArmStatus
 from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, measure, num_turns, read_prompts
 from dovetail.spec_decode.experiments.schema import CONTROL, Experiment
 from dovetail.spec_decode.experiments.speed import compare_speed

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+
+Key = tuple[int, str, int | None]
+"""Batch size, arm, draft length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +85,20 @@ class StepRecord:
     def host(self) -> float:
         """Scheduling, planning, committing, and handing over to workers."""
         return max(0.0, self.total - self.prepare - self.forward - self.sample - self.draft)
+
+
+def by_variant(requests: Sequence[RequestRecord]) -> Mapping[Key, list[RequestRecord]]:
+    """Records by (batch, arm, length): batches in order, the baseline and its control first."""
+    found: dict[Key, list[RequestRecord]] = {}
+    for record in requests:
+        found.setdefault((record.batch, record.arm, record.length), []).append(record)
+    places = {BASELINE: 0, CONTROL: 1}
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], places.get(item[0][1], 2), *item[0][1:])))
+
+
+def by_prompt(records: Sequence[RequestRecord]) -> dict[int, list[RequestRecord]]:
+    """Records by prompt, each prompt's in the order in which they ran."""
+    found: dict[int, list[RequestRecord]] = {}
+    for record in records:
+        found.setdefault(record.prompt, []).append(record)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -307,12 +307,3 @@ def _step_record(variant: Variant, batch: int, stats: StepStats) -> StepRecord:
         running=stats.num_running,
         kv_blocks=stats.kv_blocks_used,
     )
-
-
-def by_variant(requests: Sequence[RequestRecord]) -> Mapping[tuple[int, str, int | None], list[RequestRecord]]:
-    """Records by (batch, arm, length): batches in order, the baseline and its control first."""
-    found: dict[tuple[int, str, int | None], list[RequestRecord]] = {}
-    for record in requests:
-        found.setdefault((record.batch, record.arm, record.length), []).append(record)
-    places = {BASELINE: 0, CONTROL: 1}
-    return dict(sorted(found.items(), key=lambda item: (item[0][0], places.get(item[0][1], 2), *item[0][1:])))

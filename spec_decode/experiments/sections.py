@@ -99,8 +99,8 @@ def equality_section(report: Report) -> Section:
     notes = [
         f"Every token of every prompt, beside the arm {BASELINE} at the same batch size; {CONTROL} is the control."
         f" {BASELINE} itself stands here for larger batches, beside its own tokens at the first batch size."
-        " p: exact McNemar test (one-sided) that an arm diverges on more prompts than the control. unstable: prompts of"
-        " which repetitions differ among themselves."
+        " p: exact McNemar test (one-sided) that an arm has REAL divergences on more prompts than the control."
+        " unstable: prompts of which repetitions differ among themselves."
     ]
     tie_gaps = [item.tie_gap for item in report.equality if item.tie_gap is not None]
     if tie_gaps:

@@ -33,6 +33,7 @@ STYLES = {
     "ran, other tokens": "yellow",
     "refused": "yellow",
     "lossy by declaration": "yellow",
+    "too few prompts": "yellow",
     "undecided": "dim",
     "tie": "dim",
 }

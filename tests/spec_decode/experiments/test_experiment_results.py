@@ -10,8 +10,10 @@ import pytest
 from dovetail.spec_decode.experiments.acceptance import describe_acceptance, learns_from_history
 from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.cost import Line, describe_grid, describe_steps, fit_line, fit_models
-from dovetail.spec_decode.experiments.equality import first_difference
+from dovetail.spec_decode.experiments.equality import Equality, first_difference, judge_real
+from dovetail.spec_decode.experiments.fail_if import Condition
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_names, result_rows
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import compare_speed
 
@@ -239,3 +241,77 @@ def test_cost_per_step_leaves_prompts_out() -> None:
 )
 def test_first_difference(one: list[int], other: list[int], index: int | None) -> None:
     assert first_difference(one, other) == index
+
+
+@pytest.mark.parametrize(
+    ("own", "noise", "verdict"),
+    [
+        (set(), {1}, "lossless"),
+        ({1, 2}, set(), "LOSSY"),
+        ({1, 2}, None, "lossless"),
+        ({1}, {1}, "lossless"),
+        ({1, 2}, {3, 4}, "lossless"),
+        (set(range(21)), {20}, "LOSSY"),
+        (set(range(4)), {0}, "too few prompts"),
+        ({1, 2}, {9}, "too few prompts"),
+        (set(range(6)), {0}, "LOSSY"),
+        (set(range(6)), {6, 7, 8, 9}, "lossless"),
+    ],
+)
+def test_real_divergences_are_judged_beside_those_of_the_control(
+    own: set[int], noise: set[int] | None, verdict: str
+) -> None:
+    assert judge_real(own, noise)[0] == verdict
+
+
+def rows_of(records: list[RequestRecord], verdict: str = "identical", status: tuple[ArmStatus, ...] = ()) -> list[Row]:
+    equality = [Equality("a", 4, 1, 8, (), 0, None, None, verdict, "why")]  # type: ignore[arg-type]
+    speeds, acceptance = compare_speed(records, RESAMPLER), describe_acceptance(records, RESAMPLER)
+    return result_rows(equality, speeds, acceptance, status, records)
+
+
+def measured(groups: int, **changes: object) -> list[RequestRecord]:
+    arms: list[tuple[str, int | None]] = [(BASELINE, None), (CONTROL, None), ("a", 4)]
+    return [request(arm, length, group, **changes) for arm, length in arms for group in range(groups)]
+
+
+def failures(text: str, rows: list[Row]) -> list[str]:
+    return [failure.message for failure in Condition(text).failures(rows)]
+
+
+def test_every_row_has_every_name() -> None:
+    left_out = ArmStatus("gone", None, False, "no such drafter")
+    for row in rows_of(measured(6), status=(left_out,)):
+        assert sorted(row.values) == sorted(result_names())
+
+
+def test_a_ratio_without_values_fails_a_condition() -> None:
+    rows = rows_of(measured(6, token_ids=[1], times=[1.0]))
+    assert "itl not measured: no request has seconds per token" in failures("itl < 1.0", rows)[0]
+    assert failures("ttft < 0.9", rows) == []
+
+
+def test_too_few_groups_fail_a_condition_that_needs_an_interval_and_say_so() -> None:
+    rows = rows_of(measured(3))
+    for text in ("speedup.low < 0.5", "not speedup.low >= 0.5"):
+        assert failures(text, rows) == ["a@4, batch 1: speedup.low not measured: 3 groups, 5 needed"]
+
+
+def test_what_too_few_prompts_cannot_show_fails_a_condition() -> None:
+    rows = rows_of(measured(6), verdict="too few prompts")
+    assert failures("lossless == false", rows) == ["a@4, batch 1: lossless not measured: why"]
+    assert failures("lossless == false", rows_of(measured(6))) == []
+
+
+def test_an_arm_that_did_not_run_fails_unless_it_is_asked_about() -> None:
+    status = (ArmStatus("gone", None, False, "no such drafter"),)
+    rows = rows_of(measured(6), status=status)
+    assert "the arm did not run (no such drafter)" in failures("lossless == false", rows)[0]
+    assert failures("ran and lossless == false", rows) == []
+    assert failures("arm == 'a' and lossless == false", rows) == []
+    assert len(failures("length == 4 and lossless == false", rows)) == 1
+
+
+def test_a_drafter_that_raised_can_be_asked_about() -> None:
+    assert len(failures("drafter_error", rows_of(measured(6, drafter_error="no heads")))) == 1
+    assert failures("drafter_error", rows_of(measured(6))) == []
