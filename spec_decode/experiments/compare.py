@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -138,13 +138,17 @@ def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], 
             " what they have in common with --allow"
         )
     records = by_variant(old.records()), by_variant(new.records())
-    common = [key for key in records[0] if key in records[1] and key[1] not in (BASELINE, CONTROL)]
-    require(bool(common), f"{names[0]} and {names[1]} have no arm in common that drafts or differs from plain")
+    judged = [key for key in records[0] if key[1] not in (BASELINE, CONTROL)]
+    common = [key for key in judged if key in records[1]]
+    gone = _gone(old, new, judged, records[1])
+    require(bool(common or gone), f"{names[0]} and {names[1]} have no arm in common that drafts or differs from plain")
     resampler = Resampler(0)
     changes = [
         *_decide([_speed_change(metric, key, *records, resampler) for metric in METRICS for key in common]),
         *_decide([_acceptance_change(key, *records, resampler) for key in common]),
         *_equality_changes(old, new, common),
+        *_drafter_changes(common, *records),
+        *(Change(_label(key), "arm", "ran", "is gone", None, "worse") for key in gone),
     ]
     return Comparison(*names, changes, [*differing, *_environment(old.provenance, new.provenance)])
 
@@ -216,17 +220,61 @@ def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key])
         yield Change(_label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
 
 
+def _gone(old: SavedReport, new: SavedReport, judged: Sequence[Key], now: Records) -> list[Key]:
+    """What only the old report measured. Of an arm that is still there, other batch sizes and lengths are no loss where
+    the new experiment asks for others."""
+    arms = {key[1] for key in now}
+    is_same_grid = old.provenance.experiment.get("grid") == new.provenance.experiment.get("grid")
+    return [key for key in judged if key not in now and (is_same_grid or key[1] not in arms)]
+
+
+def _drafter_changes(common: Sequence[Key], old: Records, new: Records) -> Iterator[Change]:
+    for key in common:
+        before, after = (
+            next((record.drafter_error for record in records[key] if record.drafter_error is not None), None)
+            for records in (old, new)
+        )
+        if (before is None) != (after is None):
+            verdict: Verdict = "worse" if before is None else "better"
+            yield Change(_label(key), "drafter", before or "ran", after or "ran", None, verdict)
+
+
 def _differences(old: _Provenance, new: _Provenance) -> Iterator[str]:
+    passed_over = _places(old, new)
     for part in _COMPARABLE:
         one, other = old.model_dump()[part], new.model_dump()[part]
         for key in dict.fromkeys([*one, *other]):
-            if part == "experiment" and key in _PASSED_OVER:
+            if (part, key) in passed_over or (part == "experiment" and key in _PASSED_OVER):
                 continue
-            if one.get(key) != other.get(key):
-                yield f"{part}.{key}: {_short(one.get(key))} / {_short(other.get(key))}"
+            before, after = _without_data(one, key, passed_over), _without_data(other, key, passed_over)
+            if before != after:
+                yield f"{part}.{key}: {_short(before)} / {_short(after)}"
+
+
+def _places(old: _Provenance, new: _Provenance) -> frozenset[tuple[str, str]]:
+    """Keys that say where files lay, for files whose contents are equal."""
+    found: set[tuple[str, str]] = set()
+    digest = old.model.get("sampled_sha256")
+    if digest is not None and digest == new.model.get("sampled_sha256"):
+        found |= {("model", key) for key in ("path", "revision", "files")}
+    digest = old.workload.get("sha256")
+    if digest is not None and digest == new.workload.get("sha256"):
+        found.add(("workload", "data"))
+    return frozenset(found)
+
+
+def _without_data(part: Mapping[str, Any], key: str, passed_over: Set[tuple[str, str]]) -> Any:
+    value = part.get(key)
+    if key == "workload" and ("workload", "data") in passed_over and isinstance(value, Mapping):
+        return {name: item for name, item in value.items() if name != "data"}
+    return value
 
 
 def _environment(old: _Provenance, new: _Provenance) -> Iterator[str]:
+    for part, key in sorted(_places(old, new)):
+        one, other = old.model_dump()[part].get(key), new.model_dump()[part].get(key)
+        if one != other:
+            yield f"{part}.{key}: {_short(one)} / {_short(other)}, of equal contents"
     for key in dict.fromkeys([*old.machine, *new.machine]):
         if key != "load_average" and old.machine.get(key) != new.machine.get(key):
             yield f"machine.{key}: {_short(old.machine.get(key))} / {_short(new.machine.get(key))}"
