@@ -35,7 +35,7 @@ _V1_4 = ContractVersion(1, 4)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("executor", "dovetail.contracts.executor:Executor", _V1_2, "where workers run and how steps reach them"),
+        Kind("executor", "dovetail.contracts.executor:Executor", _V1_3, "where workers run and how steps reach them"),
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
@@ -56,7 +56,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("operators", "dovetail.contracts.operators:Operators", _V1_1, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
-        Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_2, "guessed tokens, chain or tree"),
+        Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_3, "guessed tokens, chain or tree"),
         Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_1, "which drafts stand"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1_1, "where measurements go"),

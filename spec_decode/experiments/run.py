@@ -111,6 +111,11 @@ class Bench:
             raise
         return [finished[name] for name in names]
 
+    def forget_finished(self) -> None:
+        """Drafters forget the answers that they have seen."""
+        for engine in self.engines:
+            engine.forget_finished()
+
     def take_steps(self, variant: Variant) -> list[StepStats]:
         """Steps of the variant's engine since the last call."""
         return self._recorders[self._of[variant]].take()
@@ -216,7 +221,12 @@ def measure(bench: Bench, workload: Workload, on_turn: Callable[[str], None]) ->
         turns = make_turns(
             bench.variants, groups, bench.experiment.repetitions, bench.experiment.order, bench.experiment.seed + batch
         )
+        repetition = -1
         for turn in turns:
+            if turn.repetition != repetition:
+                # The same prompts come anew, and would meet their own answers.
+                bench.forget_finished()
+                repetition = turn.repetition
             on_turn(f"batch {batch}, repetition {turn.repetition + 1}, {turn.what.label}")
             if turn.what not in measured.failures:
                 _run_turn(bench, workload, batch, turn, measured)

@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from dovetail.spec_decode.experiments.acceptance import describe_acceptance, learns_from_history
+from dovetail.spec_decode.experiments.acceptance import describe_acceptance
 from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.cost import Line, describe_grid, describe_steps, fit_line, fit_models
 from dovetail.spec_decode.experiments.equality import Equality, first_difference, judge_real
+from dovetail.spec_decode.experiments.experiment import memory_warnings
 from dovetail.spec_decode.experiments.fail_if import Condition
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_names, result_rows
@@ -97,16 +98,32 @@ def test_categories_add_up() -> None:
     assert overall.accepted == x.accepted + y.accepted == 28
 
 
-def test_a_drafter_that_remembers_is_noticed() -> None:
-    def rounds(accepted: tuple[int, int]) -> list[RequestRecord]:
-        return [request("a", 4, g, r, drafted=10, accepted=accepted[r]) for r in (0, 1) for g in range(6)]
+SLOW, QUICK = [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.0, 2.0]
+"""Four tokens one by one; and three of them in one step."""
 
-    learning = describe_acceptance(rounds((4, 9)), RESAMPLER)[0]
-    steady = describe_acceptance(rounds((4, 4)), RESAMPLER)[0]
-    assert learning.by_repetition == [0.4, 0.9]
-    assert learns_from_history(learning, is_greedy=True)
-    assert not learns_from_history(learning, is_greedy=False)
-    assert not learns_from_history(steady, is_greedy=True)
+
+def cell(batch: int, repetition: int, accepted: int, times: list[float], groups: int = 6) -> list[RequestRecord]:
+    return [
+        request("a", 4, g, repetition, batch=batch, drafted=10, accepted=accepted, times=times) for g in range(groups)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        (cell(1, 1, 9, QUICK), "0.400 where prompts ran first, 0.900 where they ran again"),
+        (cell(1, 0, 9, QUICK, groups=2), "ran again"),
+        (cell(4, 0, 9, QUICK), "rises from 0.400 at batch 1 to 0.900"),
+        (cell(1, 1, 4, SLOW), None),
+        (cell(4, 0, 4, SLOW), None),
+        (cell(4, 0, 9, SLOW), None),
+    ],
+    ids=["repetition", "filled group", "batch", "steady", "steady batch", "shorter drafts"],
+)
+def test_a_drafter_that_remembers_is_told(later: list[RequestRecord], words: str | None) -> None:
+    found = list(memory_warnings([*cell(1, 0, 4, SLOW), *later]))
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
 
 
 def timed(factors: dict[str, float], noise: float, seed: int = 0) -> list[RequestRecord]:

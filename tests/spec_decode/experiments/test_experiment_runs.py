@@ -38,6 +38,14 @@ class AlwaysBest(TakesAll):
     def verify(self, requests):
         return [Verdict([], int(r.target[0].argmax())) for r in requests]
 """
+STUBBORN_DRAFTER = """
+from dovetail.spec_decode.suffix.drafter import SuffixDrafter
+
+
+class Stubborn(SuffixDrafter):
+    def forget_finished(self):
+        pass
+"""
 RAISING_DRAFTER = """
 from dovetail.contracts.speculation import DraftWorker
 
@@ -263,6 +271,21 @@ def test_a_drafter_that_raises_is_told_and_the_rest_goes_on(folder: Path) -> Non
     assert "Raises raised RuntimeError: no heads" in status["raising"]["reason"]
     assert status["lookup"]["reason"] == ""
     assert any("raising@4, batch 1: nothing was drafted" in warning for warning in report["warnings"])
+
+
+def test_a_drafter_with_a_memory_begins_each_batch_size_and_repetition_anew(folder: Path) -> None:
+    arms = {"suffix": {"drafter": {"name": "suffix", "num_tokens": 3, "length": "fixed"}}}
+    report = run(folder, experiment(arms=arms, grid={"batch_sizes": [1, 8]}, repetitions=2), "suffix")
+    assert not any("remembers" in warning for warning in report["warnings"])
+    cells = [item for item in report["acceptance"] if item["category"] is None]
+    assert [item["by_repetition"][0] for item in cells] == [item["by_repetition"][1] for item in cells]
+
+
+def test_a_drafter_that_forgets_nothing_is_told(folder: Path) -> None:
+    (folder / "stubborn.py").write_text(STUBBORN_DRAFTER)
+    stubborn = {"name": "./stubborn.py:Stubborn", "num_tokens": 3, "length": "fixed"}
+    report = run(folder, experiment(arms={"stubborn": {"drafter": stubborn}}, repetitions=2), "stubborn")
+    assert any("stubborn@3, batch 1: this drafter remembers" in warning for warning in report["warnings"])
 
 
 def test_arms_on_other_backends_get_engines_of_their_own(folder: Path) -> None:
