@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dovetail.commands.checks import read_text, require
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
-from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
+from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant, label_among
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, exponential, log_ratios, values_by_turn
 
@@ -143,32 +143,35 @@ def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], 
     gone = _gone(old, new, judged, records[1])
     require(bool(common or gone), f"{names[0]} and {names[1]} have no arm in common that drafts or differs from plain")
     resampler = Resampler(0)
+
+    def label(key: Key) -> str:
+        batch, arm, length = key
+        return f"{label_among(old.provenance.arms, arm, length)}, batch {batch}"
+
     changes = [
-        *_decide([_speed_change(metric, key, *records, resampler) for metric in METRICS for key in common]),
-        *_decide([_acceptance_change(key, *records, resampler) for key in common]),
-        *_equality_changes(old, new, common),
-        *_drafter_changes(common, *records),
-        *(Change(_label(key), "arm", "ran", "is gone", None, "worse") for key in gone),
+        *_decide([_speed_change(metric, key, *records, resampler, label) for metric in METRICS for key in common]),
+        *_decide([_acceptance_change(key, *records, resampler, label) for key in common]),
+        *_equality_changes(old, new, common, label),
+        *_drafter_changes(common, *records, label),
+        *(Change(label(key), "arm", "ran", "is gone", None, "worse") for key in gone),
     ]
     return Comparison(*names, changes, [*differing, *_environment(old.provenance, new.provenance)])
 
 
-def _label(key: Key) -> str:
-    batch, arm, length = key
-    return f"{arm if length is None else f'{arm}@{length}'}, batch {batch}"
-
-
 Records = Mapping[Key, Sequence[RequestRecord]]
+Label = Callable[[Key], str]
 
 
-def _speed_change(metric: str, key: Key, old: Records, new: Records, resampler: Resampler) -> Change | None:
+def _speed_change(
+    metric: str, key: Key, old: Records, new: Records, resampler: Resampler, label: Label
+) -> Change | None:
     ratios = [_speedups(metric, key, records) for records in (old, new)]
     groups = [group for group in ratios[0] if group in ratios[1]]
     if not groups:
         return None
     before, after = (math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios)
     estimate = exponential(resampler.mean([ratios[1][group] - ratios[0][group] for group in groups]))
-    return Change(_label(key), f"speed-up in {metric}", before, after, estimate, "undecided")
+    return Change(label(key), f"speed-up in {metric}", before, after, estimate, "undecided")
 
 
 def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
@@ -178,14 +181,14 @@ def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
     return log_ratios(base, own, is_rate=metric == PRIMARY)
 
 
-def _acceptance_change(key: Key, old: Records, new: Records, resampler: Resampler) -> Change | None:
+def _acceptance_change(key: Key, old: Records, new: Records, resampler: Resampler, label: Label) -> Change | None:
     rates = [_rates(records[key]) for records in (old, new)]
     prompts = [prompt for prompt in rates[0] if prompt in rates[1]]
     if not prompts:
         return None
     before, after = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in rates)
     estimate = resampler.mean([rates[1][prompt] - rates[0][prompt] for prompt in prompts])
-    return Change(_label(key), "acceptance rate (mean over requests)", before, after, estimate, "undecided")
+    return Change(label(key), "acceptance rate (mean over requests)", before, after, estimate, "undecided")
 
 
 def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:
@@ -209,7 +212,7 @@ def _decide(found: Sequence[Change | None]) -> Iterator[Change]:
         yield Change(change.label, change.what, change.old, change.new, change.estimate, verdict)
 
 
-def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key]) -> Iterator[Change]:
+def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key], label: Label) -> Iterator[Change]:
     before = {(e.batch, e.arm, e.length): e for e in old.equality}
     after = {(e.batch, e.arm, e.length): e for e in new.equality}
     for key in common:
@@ -217,7 +220,7 @@ def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key])
             continue
         was_lossy, is_lossy = before[key].verdict == "LOSSY", after[key].verdict == "LOSSY"
         verdict: Verdict = "worse" if is_lossy else "better" if was_lossy else "undecided"
-        yield Change(_label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
+        yield Change(label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
 
 
 def _gone(old: SavedReport, new: SavedReport, judged: Sequence[Key], now: Records) -> list[Key]:
@@ -228,7 +231,7 @@ def _gone(old: SavedReport, new: SavedReport, judged: Sequence[Key], now: Record
     return [key for key in judged if key not in now and (is_same_grid or key[1] not in arms)]
 
 
-def _drafter_changes(common: Sequence[Key], old: Records, new: Records) -> Iterator[Change]:
+def _drafter_changes(common: Sequence[Key], old: Records, new: Records, label: Label) -> Iterator[Change]:
     for key in common:
         before, after = (
             next((record.drafter_error for record in records[key] if record.drafter_error is not None), None)
@@ -236,7 +239,7 @@ def _drafter_changes(common: Sequence[Key], old: Records, new: Records) -> Itera
         )
         if (before is None) != (after is None):
             verdict: Verdict = "worse" if before is None else "better"
-            yield Change(_label(key), "drafter", before or "ran", after or "ran", None, verdict)
+            yield Change(label(key), "drafter", before or "ran", after or "ran", None, verdict)
 
 
 def _differences(old: _Provenance, new: _Provenance) -> Iterator[str]:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
 Key = tuple[int, str, int | None]
 """Batch size, arm, draft length."""
+
+
+def label_of(arm: str, length: int | None, *, is_fixed: bool = True) -> str:
+    """A variant's name in tables: @ a number of drafts in every round, or <= it."""
+    return arm if length is None else f"{arm}{'@' if is_fixed else '<='}{length}"
+
+
+def label_among(arms: Mapping[str, Mapping[str, Any]], arm: str, length: int | None) -> str:
+    """The same, of an arm of a report's provenance."""
+    return label_of(arm, length, is_fixed=arms.get(arm, {}).get("speculative.drafter.length", "fixed") == "fixed")
 
 
 @dataclass(frozen=True, slots=True)

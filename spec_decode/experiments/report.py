@@ -14,7 +14,7 @@ from dovetail.spec_decode.experiments.cost import CostModel, Crossover, GridCell
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.features import Trial
 from dovetail.spec_decode.experiments.provenance import Provenance
-from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows
 from dovetail.spec_decode.experiments.speed import METRICS, Speed
 
@@ -42,7 +42,11 @@ class Report:
 
     def rows(self) -> list[Row]:
         """What `--fail-if` judges; see `dovetail.spec_decode.experiments.results`."""
-        return result_rows(self.equality, self.speed, self.acceptance, self.status, self.requests)
+        return result_rows(self.equality, self.speed, self.acceptance, self.status, self.requests, self.label)
+
+    def label(self, arm: str, length: int | None) -> str:
+        """A variant's name in tables."""
+        return label_among(self.provenance.arms, arm, length)
 
 
 _COLUMNS = ("requests", "step_samples", "spans")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.spec_decode.experiments.acceptance import Acceptance
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Estimate
 from dovetail.spec_decode.experiments.equality import Equality
-from dovetail.spec_decode.experiments.records import RequestRecord
+from dovetail.spec_decode.experiments.records import RequestRecord, label_of
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, Speed
-from dovetail.spec_decode.experiments.tables import label_of
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,7 @@ def result_rows(
     acceptance: Sequence[Acceptance],
     status: Sequence[ArmStatus],
     requests: Sequence[RequestRecord],
+    label: Callable[[str, int | None], str] = label_of,
 ) -> list[Row]:
     """Every variant that ran at each batch size but the baseline and its control, then the arms that were left out."""
     accepted = {(a.arm, a.length, a.batch): a for a in acceptance if a.category is None}
@@ -82,8 +82,8 @@ def result_rows(
         parts = [_own_values(own, cell in failed), _acceptance_values(accepted.get(cell))]
         for metric, name in _SPEED_NAMES.items():
             parts.append(_speed_values(name, speeds[PRIMARY if metric == "speedup" else metric, *cell]))
-        rows.append(_row(f"{label_of(own.arm, own.length)}, batch {own.batch}", parts))
-    return [*rows, *_left_out(status)]
+        rows.append(_row(f"{label(own.arm, own.length)}, batch {own.batch}", parts))
+    return [*rows, *_left_out(status, label)]
 
 
 _Found = Mapping[str, tuple[Any, str | None]]
@@ -96,13 +96,13 @@ def _row(label: str, parts: Sequence[_Found]) -> Row:
     return Row(label, values, {name: why for name, (value, why) in found.items() if value is None and why is not None})
 
 
-def _left_out(status: Sequence[ArmStatus]) -> Iterator[Row]:
+def _left_out(status: Sequence[ArmStatus], label: Callable[[str, int | None], str]) -> Iterator[Row]:
     for item in status:
         if item.ran:
             continue
         known = {"arm": item.arm, "ran": False, "length": item.length}
         why = f"the arm did not run ({item.reason})"
-        yield _row(label_of(item.arm, item.length), [{name: (known.get(name), why) for name in result_names()}])
+        yield _row(label(item.arm, item.length), [{name: (known.get(name), why) for name in result_names()}])
 
 
 def _own_values(own: Equality, has_failed: bool) -> _Found:

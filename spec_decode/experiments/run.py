@@ -204,14 +204,6 @@ def request_seeds(sampling: SamplingSection, prompts: Sequence[int], repetition:
     return [sampling.seed + prompt + 1_000_003 * repetition for prompt in prompts]
 
 
-def num_turns(experiment: Experiment, num_variants: int, num_prompts: int) -> int:
-    """Groups that will run, warm-up included."""
-    return sum(
-        num_variants * (experiment.warmup + experiment.repetitions * -(-num_prompts // batch))
-        for batch in experiment.grid.batch_sizes
-    )
-
-
 def measure(bench: Bench, workload: Workload, on_turn: Callable[[str], None]) -> Measured:
     """All turns of all batch sizes. `on_turn(text)` is called before each."""
     measured = Measured()

@@ -14,6 +14,7 @@ from dovetail.spec_decode.experiments.equality import Equality, first_difference
 from dovetail.spec_decode.experiments.experiment import memory_warnings
 from dovetail.spec_decode.experiments.fail_if import Condition
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.result_sections import gain_end
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_names, result_rows
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import compare_speed
@@ -239,6 +240,15 @@ def test_the_grid_puts_measured_beside_predicted() -> None:
     assert [(cell.arm, cell.length, cell.batch) for cell in cells] == [("a", 4, 1)]
     assert cells[0].predicted is not None
     assert crossovers[0].measured is None  # its interval lies above 1 at the only batch size
+    assert gain_end(crossovers[0], [1]) == "beyond 1"
+
+
+def test_a_gain_without_an_interval_has_no_end() -> None:
+    speeds = compare_speed(measured(3), RESAMPLER)
+    assert gain_end(describe_grid(speeds, [])[1][0], [1]) == "no interval"
+    records = [*measured(6, times=[2.0, 3.0, 4.0, 5.0]), *measured(3, batch=4)]
+    found = describe_grid(compare_speed(records, RESAMPLER), [])[1][0]
+    assert gain_end(found, [1, 4]) == "batch 1 (no interval: 4)"
 
 
 def test_cost_per_step_leaves_prompts_out() -> None:
