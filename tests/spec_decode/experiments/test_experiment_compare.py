@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.compare import Comparison, SavedReport, compare_reports
-from dovetail.spec_decode.experiments.records import RequestRecord
+from dovetail.spec_decode.experiments.records import RequestRecord, label_among
 
 MODEL = {"path": "/a/model", "sampled_sha256": "x", "dtype": "float32"}
 WORKLOAD = {"data": "/a/set.jsonl", "sha256": "y"}
@@ -107,3 +109,17 @@ def test_contents_are_compared_and_not_where_they_lie() -> None:
 def test_other_contents_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         compare(report({"x": 2.0}), report({"x": 2.0}, **changes))
+
+
+def test_labels_tell_fixed_lengths_from_those_that_adapt() -> None:
+    arms = {"x": {"speculative.drafter.length": "adaptive"}, "y": {"speculative.drafter.length": "fixed"}, "ref": {}}
+    found = [label_among(arms, arm, length) for arm, length in (("x", 4), ("y", 4), ("ref", None))]
+    assert found == ["x<=4", "y@4", "ref"]
+
+
+def test_comparing_loads_no_engine() -> None:
+    code = (
+        "import sys, dovetail.spec_decode.experiments.compare as compare; assert compare.compare_reports;"
+        " assert not {'torch', 'dovetail.engine.engine'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
