@@ -173,6 +173,14 @@ class LLMEngine:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
         return self._parts.kv.reset_prefix_cache()
 
+    def forget_finished(self) -> None:
+        """Drafters forget what requests taught them that ended (`DraftWorker.forget_finished`), so that a measurement
+        does not meet answers of the one before. Raises `RequestError` while requests are unfinished."""
+        if self.request_ids:
+            raise RequestError("drafters cannot forget while requests are unfinished: let them end, or abort them")
+        self._core.settle()
+        self._parts.executor.call("forget_finished")
+
     def add_telemetry_sink(self, sink: TelemetrySink) -> None:
         """Tells `sink` of every step and request from now on, beside the sinks of the config; it is closed with the
         engine."""

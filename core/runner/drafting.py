@@ -136,6 +136,14 @@ class Drafting:
         except Exception:
             logger.exception("drafter %r raised in on_finished", request.drafter)
 
+    def forget_finished(self, batch: InputBatch) -> None:
+        """Every request that is known here has ended, and drafters forget what it taught them."""
+        for key in list(self._requests):
+            # Plans tell of ends with the next step: too late, its answer would be learned then.
+            self.finish(key, batch)
+        for drafter in self._drafters.values():
+            drafter.worker.forget_finished()
+
     def _switch_off(self, keys: Sequence[int], errors: Mapping[int, str]) -> None:
         for place in errors:
             request = self._requests[keys[place]]

@@ -154,6 +154,11 @@ class ModelRunner:
                 self._speculation.drafting.pause(key, self._batch)
             self._leave(key)
 
+    def forget_finished(self) -> None:
+        """Drafters forget what finished requests taught them; none may be under way."""
+        if self._speculation is not None:
+            self._speculation.drafting.forget_finished(self._batch)
+
     def _leave(self, key: int) -> None:
         self._batch.remove(key)
         self._sampler.remove(key)

@@ -108,6 +108,7 @@ class ModelWorker:
             "ping": lambda: self._placement.rank,
             "sleep": self._sleep,
             "wake_up": self._wake_up,
+            "forget_finished": self._forget_finished,
         }
         if method not in operations:
             raise ConfigError(f"workers have no operation {method!r}; they have {', '.join(operations)}")
@@ -119,6 +120,10 @@ class ModelWorker:
         self._drafters = {}
         if self._placement.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _forget_finished(self) -> None:
+        assert self._runner is not None, "initialize_cache comes before forget_finished"
+        self._runner.forget_finished()
 
     def _create_quantization(self) -> QuantizationMethod | None:
         component = self._config.quantization

@@ -203,6 +203,17 @@ class DraftWorkerSuite:
             worker.on_finished(request.key, request.token_ids.tolist())
         assert len(worker.propose(batch)) == 2
 
+    def test_forgets_finished_requests(self) -> None:
+        """What a request taught it is gone, so that it drafts like a new one. Only of contract 1.3 or later."""
+        worker, batch = self.create(), self.batch(2)
+        worker.propose(batch)
+        for request in batch.requests:
+            worker.on_finished(request.key, request.token_ids.tolist())
+        worker.forget_finished()
+        if self.worker_class.contract >= (1, 3):
+            fresh = self.create().propose(batch)
+            assert [as_lists(draft) for draft in worker.propose(batch)] == [as_lists(draft) for draft in fresh]
+
     def test_hears_of_the_end_of_a_request_that_it_never_saw(self) -> None:
         """A request may end before its first proposal, and changes nothing for the others."""
         worker = self.create()

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler
-from dovetail.spec_decode.experiments.records import RequestRecord
-from dovetail.spec_decode.experiments.run import by_variant
+from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant
 
 DEFINITIONS: Mapping[str, str] = {
     "rate (ratio of sums)": "accepted drafts / drafted tokens, summed over all requests",
@@ -18,6 +17,9 @@ DEFINITIONS: Mapping[str, str] = {
     "wasted": "drafts that were verified and did not stand, per output token",
     "interval": "95%, bootstrap over prompts (all requests of a prompt together), see the speed section for the method",
 }
+
+_LEARNED = 0.02
+"""Rise of the acceptance rate, and share by which a step brings more, beyond which a drafter has learned."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _describe(
 ) -> Acceptance:
     drafted, accepted = sum(r.drafted for r in records), sum(r.accepted for r in records)
     steps = sum(r.decode_steps for r in records)
-    own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in _clusters(records)]
+    own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in by_prompt(records).values()]
     means = [rate for rate in own_rates if rate is not None]
     return Acceptance(
         arm,
@@ -88,20 +90,13 @@ def _describe(
     )
 
 
-def _clusters(records: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
-    found: dict[int, list[RequestRecord]] = {}
-    for record in records:
-        found.setdefault(record.prompt, []).append(record)
-    return list(found.values())
-
-
 def _ratio(
     records: Sequence[RequestRecord],
     top: Callable[[RequestRecord], int],
     bottom: Callable[[RequestRecord], int],
     resampler: Resampler,
 ) -> Estimate | None:
-    clusters = _clusters(records)
+    clusters = by_prompt(records).values()
     tops = [float(sum(map(top, own))) for own in clusters]
     bottoms = [float(sum(map(bottom, own))) for own in clusters]
     return resampler.ratio(tops, bottoms) if sum(bottoms) else None
@@ -124,11 +119,29 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def learns_from_history(acceptance: Acceptance, *, is_greedy: bool) -> bool:
-    """Whether a greedy variant's rate rises from one repetition to the next.
+def meetings(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
+    """Of prompts that one variant ran more than once at one batch size: the first request of each, and the later ones.
 
-    The prompts are the same and so is the text, so a drafter that keeps nothing accepts the same each time. One
-    that keeps finished requests has seen its own answers by the second repetition.
+    Prompts run again in each repetition, and where they fill up the last group.
     """
-    rates = [rate for rate in acceptance.by_repetition if rate is not None]
-    return is_greedy and len(rates) > 1 and rates[-1] > rates[0] + 0.02
+    repeated = [own for own in by_prompt(records).values() if len(own) > 1]
+    return [own[0] for own in repeated], [record for own in repeated for record in own[1:]]
+
+
+def learned_rates(before: Sequence[RequestRecord], after: Sequence[RequestRecord]) -> tuple[float, float] | None:
+    """The acceptance rates of two lots of greedy requests for the same prompts, where the second shows that the drafter
+    met its own answers; else None.
+
+    The text is the same, so a drafter that keeps nothing guesses it no better. One whose length adapts may draft less,
+    so that its rate rises, but not the tokens that a step brings: both must.
+    """
+    rates, steps = (_rate(before), _rate(after)), (_tokens_per_step(before), _tokens_per_step(after))
+    if rates[0] is None or rates[1] is None or steps[0] is None or steps[1] is None:
+        return None
+    has_learned = rates[1] > rates[0] + _LEARNED and steps[1] > steps[0] * (1 + _LEARNED)
+    return (rates[0], rates[1]) if has_learned else None
+
+
+def _tokens_per_step(records: Sequence[RequestRecord]) -> float | None:
+    steps = sum(record.decode_steps for record in records)
+    return sum(record.decode_tokens for record in records) / steps if steps else None

@@ -16,7 +16,8 @@ from typing import Any
 from dovetail.commands import Explanation, LayeredConfig, ResolvedConfig, create_class, explain, load_config
 from dovetail.commands.checks import require
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
+from dovetail.spec_decode.experiments.records import label_of
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, OFF, ArmSection, Experiment
 
 
@@ -27,11 +28,13 @@ class Variant:
     arm: str
     length: int | None
     """Drafts per round at most; None for arms that do not draft."""
+    is_fixed: bool = True
+    """Whether every round drafts as many."""
 
     @property
     def label(self) -> str:
-        """As tables and drafters name it."""
-        return self.arm if self.length is None else f"{self.arm}@{self.length}"
+        """As tables name it."""
+        return label_of(self.arm, self.length, is_fixed=self.is_fixed)
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,19 @@ class Arm:
     lengths: tuple[int, ...]
     """Draft lengths; empty for arms that do not draft."""
     is_swept: bool
-    """Whether the experiment gives the lengths: every round then drafts as many. Otherwise the drafter's own `length`
-    decides, up to the one that the config gives."""
+    """Whether the experiment alone says how many drafts a round has: `length: fixed`. Otherwise the `length` that is
+    written beside the drafter decides, or its default where the experiment gives no lengths, up to `lengths`."""
+    is_fixed: bool
+    """Whether every round drafts as many."""
     is_lossless: bool
     """What its acceptance rule declares; True for arms that do not draft."""
+    draws_seeded: bool = False
+    """Whether seeded requests may get drafts that were drawn, and with them other tokens than without."""
     warnings: tuple[str, ...] = ()
 
     def variants(self) -> list[Variant]:
         """One per draft length."""
-        return [Variant(self.name, length) for length in self.lengths] or [Variant(self.name, None)]
+        return [Variant(self.name, length, self.is_fixed) for length in self.lengths] or [Variant(self.name, None)]
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,10 @@ class Setup:
     """Keys that differ although nobody declared them; not empty only where that was allowed."""
     notes: Sequence[str] = field(default=())
 
+    def label(self, arm: str, length: int | None) -> str:
+        """A variant's name in tables."""
+        return label_of(arm, length, is_fixed=arm not in self.arms or self.arms[arm].is_fixed)
+
 
 def prepare(experiment: Experiment, folder: Path, *, allow: bool) -> Setup:
     """Resolves every arm. No weight is read. Raises `ConfigError` for arms that cannot run or do not differ."""
@@ -119,6 +130,17 @@ def prepare(experiment: Experiment, folder: Path, *, allow: bool) -> Setup:
     return Setup(arms, engines, refused, differences, undeclared, list(_engine_notes(arms, engines)))
 
 
+def check_room(experiment: Experiment, setup: Setup) -> None:
+    """Raises `ConfigError` for a batch size that an engine does not run at once."""
+    largest = max(experiment.grid.batch_sizes)
+    for engine in setup.engines:
+        if engine.resolved.limits.max_num_seqs < largest:
+            raise ConfigError(
+                f"grid.batch_sizes has {largest}, but config.scheduler.max_num_seqs is"
+                f" {engine.resolved.limits.max_num_seqs}: raise it, or the requests would queue"
+            )
+
+
 def _base_config(experiment: Experiment, folder: Path) -> str | Path | Mapping[str, Any]:
     return folder / experiment.config if isinstance(experiment.config, str) else experiment.config
 
@@ -134,16 +156,18 @@ def _resolve_arm(
     layered = load_config(base, keywords=keywords, base_dir=folder)
     drafter = _drafter_of(name, section, layered)
     lengths: tuple[int, ...] = ()
-    swept: tuple[int, ...] = ()
+    is_swept, is_fixed = False, True
     if drafter is not None:
         assert layered.config.speculative is not None
-        configured = layered.config.speculative.drafters[drafter].num_tokens
+        configured = layered.config.speculative.drafters[drafter]
         own_length = (section.num_tokens,) if section.num_tokens is not None else ()
         swept = own_length or experiment.grid.draft_lengths
-        lengths = swept or (configured,)
+        lengths = swept or (configured.num_tokens,)
+        is_swept = bool(swept) and "length" not in configured.model_fields_set
+        is_fixed = is_swept or configured.length == "fixed"
     elif section.num_tokens is not None:
         raise ConfigError(f"arms.{name}.num_tokens: the arm drafts nothing; leave it out, or name a drafter")
-    longest = {name: (layered, drafter, _length(max(lengths), bool(swept)))} if drafter is not None else {}
+    longest = {name: (layered, drafter, _length(max(lengths), is_swept))} if drafter is not None else {}
     explanation = explain(with_drafters(layered, longest))
     if explanation.resolved is None:
         raise explanation.refusal or ConfigError(f"arm {name!r} cannot be resolved")
@@ -153,8 +177,10 @@ def _resolve_arm(
         explanation.resolved,
         drafter,
         lengths,
-        bool(swept),
+        is_swept,
+        is_fixed,
         drafter is None or _is_lossless(explanation.resolved),
+        drafter is not None and _draws_seeded(explanation.resolved),
         explanation.warnings,
     )
 
@@ -184,6 +210,16 @@ def _is_lossless(resolved: ResolvedConfig) -> bool:
     assert resolved.speculation is not None
     rule, _ = create_class(resolved.speculation.acceptance)
     return not issubclass(rule, AcceptanceRule) or rule.lossless
+
+
+def _draws_seeded(resolved: ResolvedConfig) -> bool:
+    """Where the length adapts, the host lets no drafter draw for seeded requests."""
+    assert resolved.speculation is not None
+    for drafter in resolved.speculation.drafters.values():
+        worker, _ = create_class(drafter.component)
+        if issubclass(worker, DraftWorker) and worker.capabilities.probabilities and drafter.length != "adaptive":
+            return True
+    return False
 
 
 def with_drafters(

@@ -20,7 +20,7 @@ Why this one: coverage of 95% intervals over 4,000 simulated experiments each, i
 
 The percentile bootstrap is too narrow for the few groups that experiments have, Student's t for skewed speed-ups (a few
 prompts that gain much), the equal-tailed form for spikes. This one errs to the wide side under heavy tails, where it
-errs.
+errs; with 8 to 12 groups and exponential noise it covers 92 to 93%.
 """
 
 from __future__ import annotations

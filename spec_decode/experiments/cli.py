@@ -11,14 +11,24 @@ from typer.core import TyperGroup
 from dovetail.commands.checks import check_writable, require, write_text
 
 
+def _is_file(word: str) -> bool:
+    return Path(word).suffix in (".yaml", ".yml", ".json")
+
+
 class _FileOrCommand(TyperGroup):
     """`dovetail ab experiment.yaml` is short for `dovetail ab run experiment.yaml`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """As the base class, unless the first argument is a file."""
-        if args and args[0] not in self.commands and Path(args[0]).suffix in (".yaml", ".yml", ".json"):
+        if args and args[0] not in self.commands and _is_file(args[0]):
             args = ["run", *args]
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Options may stand before the file as well: the first word that is a command or a file decides."""
+        if args and args[0].startswith("-") and not set(args) & {"--help", *self.commands} and any(map(_is_file, args)):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -58,7 +68,7 @@ def run(
     check_writable("--json", json_file)
     check_writable("--html", html_file)
     from dovetail.spec_decode.experiments.fail_if import Condition
-    from dovetail.spec_decode.experiments.report import result_names
+    from dovetail.spec_decode.experiments.results import result_names
     from dovetail.spec_decode.experiments.schema import read_experiment
 
     parsed, _ = read_experiment(experiment)
@@ -82,8 +92,7 @@ def run(
     print_report(report)
     if condition is not None and (failures := condition.failures(report.rows())):
         for failure in failures:
-            shown = ", ".join(f"{name} = {_shown(value)}" for name, value in failure.values.items())
-            typer.echo(f"failed: {failure.label}: {shown}", err=True)
+            typer.echo(f"failed: {failure.message}", err=True)
         raise typer.Exit(1)
 
 
@@ -127,13 +136,11 @@ def init(
 
 
 def _print_setup(parsed: Any, folder: Path, allow: bool) -> None:
-    from dovetail.spec_decode.experiments.arms import prepare
+    from dovetail.spec_decode.experiments.arms import check_room, prepare
     from dovetail.spec_decode.experiments.datasets import load_prompts
     from dovetail.spec_decode.experiments.terminal import print_setup
 
     data = load_prompts(parsed.workload, folder)
-    print_setup(prepare(parsed, folder, allow=allow), data)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    setup = prepare(parsed, folder, allow=allow)
+    check_room(parsed, setup)
+    print_setup(parsed, setup, data)

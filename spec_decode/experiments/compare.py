@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dovetail.commands.checks import read_text, require
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
-from dovetail.spec_decode.experiments.records import RequestRecord
-from dovetail.spec_decode.experiments.run import by_variant
+from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant, label_among
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, Key, exponential, log_ratios, values_by_turn
+from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, exponential, log_ratios, values_by_turn
 
 Verdict = Literal["better", "worse", "undecided"]
 
@@ -139,33 +138,40 @@ def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], 
             " what they have in common with --allow"
         )
     records = by_variant(old.records()), by_variant(new.records())
-    common = [key for key in records[0] if key in records[1] and key[1] not in (BASELINE, CONTROL)]
-    require(bool(common), f"{names[0]} and {names[1]} have no arm in common that drafts or differs from plain")
+    judged = [key for key in records[0] if key[1] not in (BASELINE, CONTROL)]
+    common = [key for key in judged if key in records[1]]
+    gone = _gone(old, new, judged, records[1])
+    require(bool(common or gone), f"{names[0]} and {names[1]} have no arm in common that drafts or differs from plain")
     resampler = Resampler(0)
+
+    def label(key: Key) -> str:
+        batch, arm, length = key
+        return f"{label_among(old.provenance.arms, arm, length)}, batch {batch}"
+
     changes = [
-        *_decide([_speed_change(metric, key, *records, resampler) for metric in METRICS for key in common]),
-        *_decide([_acceptance_change(key, *records, resampler) for key in common]),
-        *_equality_changes(old, new, common),
+        *_decide([_speed_change(metric, key, *records, resampler, label) for metric in METRICS for key in common]),
+        *_decide([_acceptance_change(key, *records, resampler, label) for key in common]),
+        *_equality_changes(old, new, common, label),
+        *_drafter_changes(common, *records, label),
+        *(Change(label(key), "arm", "ran", "is gone", None, "worse") for key in gone),
     ]
     return Comparison(*names, changes, [*differing, *_environment(old.provenance, new.provenance)])
 
 
-def _label(key: Key) -> str:
-    batch, arm, length = key
-    return f"{arm if length is None else f'{arm}@{length}'}, batch {batch}"
-
-
 Records = Mapping[Key, Sequence[RequestRecord]]
+Label = Callable[[Key], str]
 
 
-def _speed_change(metric: str, key: Key, old: Records, new: Records, resampler: Resampler) -> Change | None:
+def _speed_change(
+    metric: str, key: Key, old: Records, new: Records, resampler: Resampler, label: Label
+) -> Change | None:
     ratios = [_speedups(metric, key, records) for records in (old, new)]
     groups = [group for group in ratios[0] if group in ratios[1]]
     if not groups:
         return None
     before, after = (math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios)
     estimate = exponential(resampler.mean([ratios[1][group] - ratios[0][group] for group in groups]))
-    return Change(_label(key), f"speed-up in {metric}", before, after, estimate, "undecided")
+    return Change(label(key), f"speed-up in {metric}", before, after, estimate, "undecided")
 
 
 def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
@@ -175,14 +181,14 @@ def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
     return log_ratios(base, own, is_rate=metric == PRIMARY)
 
 
-def _acceptance_change(key: Key, old: Records, new: Records, resampler: Resampler) -> Change | None:
+def _acceptance_change(key: Key, old: Records, new: Records, resampler: Resampler, label: Label) -> Change | None:
     rates = [_rates(records[key]) for records in (old, new)]
     prompts = [prompt for prompt in rates[0] if prompt in rates[1]]
     if not prompts:
         return None
     before, after = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in rates)
     estimate = resampler.mean([rates[1][prompt] - rates[0][prompt] for prompt in prompts])
-    return Change(_label(key), "acceptance rate (mean over requests)", before, after, estimate, "undecided")
+    return Change(label(key), "acceptance rate (mean over requests)", before, after, estimate, "undecided")
 
 
 def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:
@@ -206,7 +212,7 @@ def _decide(found: Sequence[Change | None]) -> Iterator[Change]:
         yield Change(change.label, change.what, change.old, change.new, change.estimate, verdict)
 
 
-def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key]) -> Iterator[Change]:
+def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key], label: Label) -> Iterator[Change]:
     before = {(e.batch, e.arm, e.length): e for e in old.equality}
     after = {(e.batch, e.arm, e.length): e for e in new.equality}
     for key in common:
@@ -214,20 +220,64 @@ def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key])
             continue
         was_lossy, is_lossy = before[key].verdict == "LOSSY", after[key].verdict == "LOSSY"
         verdict: Verdict = "worse" if is_lossy else "better" if was_lossy else "undecided"
-        yield Change(_label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
+        yield Change(label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
+
+
+def _gone(old: SavedReport, new: SavedReport, judged: Sequence[Key], now: Records) -> list[Key]:
+    """What only the old report measured. Of an arm that is still there, other batch sizes and lengths are no loss where
+    the new experiment asks for others."""
+    arms = {key[1] for key in now}
+    is_same_grid = old.provenance.experiment.get("grid") == new.provenance.experiment.get("grid")
+    return [key for key in judged if key not in now and (is_same_grid or key[1] not in arms)]
+
+
+def _drafter_changes(common: Sequence[Key], old: Records, new: Records, label: Label) -> Iterator[Change]:
+    for key in common:
+        before, after = (
+            next((record.drafter_error for record in records[key] if record.drafter_error is not None), None)
+            for records in (old, new)
+        )
+        if (before is None) != (after is None):
+            verdict: Verdict = "worse" if before is None else "better"
+            yield Change(label(key), "drafter", before or "ran", after or "ran", None, verdict)
 
 
 def _differences(old: _Provenance, new: _Provenance) -> Iterator[str]:
+    passed_over = _places(old, new)
     for part in _COMPARABLE:
         one, other = old.model_dump()[part], new.model_dump()[part]
         for key in dict.fromkeys([*one, *other]):
-            if part == "experiment" and key in _PASSED_OVER:
+            if (part, key) in passed_over or (part == "experiment" and key in _PASSED_OVER):
                 continue
-            if one.get(key) != other.get(key):
-                yield f"{part}.{key}: {_short(one.get(key))} / {_short(other.get(key))}"
+            before, after = _without_data(one, key, passed_over), _without_data(other, key, passed_over)
+            if before != after:
+                yield f"{part}.{key}: {_short(before)} / {_short(after)}"
+
+
+def _places(old: _Provenance, new: _Provenance) -> frozenset[tuple[str, str]]:
+    """Keys that say where files lay, for files whose contents are equal."""
+    found: set[tuple[str, str]] = set()
+    digest = old.model.get("sampled_sha256")
+    if digest is not None and digest == new.model.get("sampled_sha256"):
+        found |= {("model", key) for key in ("path", "revision", "files")}
+    digest = old.workload.get("sha256")
+    if digest is not None and digest == new.workload.get("sha256"):
+        found.add(("workload", "data"))
+    return frozenset(found)
+
+
+def _without_data(part: Mapping[str, Any], key: str, passed_over: Set[tuple[str, str]]) -> Any:
+    value = part.get(key)
+    if key == "workload" and ("workload", "data") in passed_over and isinstance(value, Mapping):
+        return {name: item for name, item in value.items() if name != "data"}
+    return value
 
 
 def _environment(old: _Provenance, new: _Provenance) -> Iterator[str]:
+    for part, key in sorted(_places(old, new)):
+        one, other = old.model_dump()[part].get(key), new.model_dump()[part].get(key)
+        if one != other:
+            yield f"{part}.{key}: {_short(one)} / {_short(other)}, of equal contents"
     for key in dict.fromkeys([*old.machine, *new.machine]):
         if key != "load_average" and old.machine.get(key) != new.machine.get(key):
             yield f"machine.{key}: {_short(old.machine.get(key))} / {_short(new.machine.get(key))}"

@@ -216,20 +216,22 @@ class Crossover:
     arm: str
     length: int
     measured: int | None
-    """The smallest batch of the grid whose interval does not lie above 1; None where all do."""
+    """The smallest batch of the grid whose interval does not lie above 1; None where all that there are do."""
+    without_interval: Sequence[int]
+    """Batches of the grid with too few groups for an interval, which tell nothing."""
     predicted: int | None
     """The smallest batch at which the model predicts no gain; None: none up to 1,024."""
 
 
 def describe_grid(speeds: Sequence[Speed], models: Sequence[CostModel]) -> tuple[list[GridCell], list[Crossover]]:
     """The batch x length grid, and the crossover of each variant."""
-    by_variant: Mapping[tuple[str, int], CostModel] = {(m.arm, m.length): m for m in models}
+    models_of: Mapping[tuple[str, int], CostModel] = {(m.arm, m.length): m for m in models}
     itl = {(s.arm, s.length, s.batch): s.ratio.value for s in speeds if s.metric == "itl" and s.category is None}
     cells = []
     for speed in speeds:
         if speed.metric != PRIMARY or speed.category is not None or speed.length is None:
             continue
-        model = by_variant.get((speed.arm, speed.length))
+        model = models_of.get((speed.arm, speed.length))
         cells.append(
             GridCell(
                 speed.arm,
@@ -246,7 +248,8 @@ def describe_grid(speeds: Sequence[Speed], models: Sequence[CostModel]) -> tuple
     crossovers = []
     for arm, length in variants:
         own = sorted((c for c in cells if (c.arm, c.length) == (arm, length)), key=lambda c: c.batch)
-        measured = next((c.batch for c in own if c.low is None or c.low <= 1), None)
-        model = by_variant.get((arm, length))
-        crossovers.append(Crossover(arm, length, measured, model.crossover() if model is not None else None))
+        measured = next((c.batch for c in own if c.low is not None and c.low <= 1), None)
+        unknown = [c.batch for c in own if c.low is None]
+        model = models_of.get((arm, length))
+        crossovers.append(Crossover(arm, length, measured, unknown, model.crossover() if model is not None else None))
     return cells, crossovers

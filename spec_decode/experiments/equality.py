@@ -15,7 +15,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,8 +23,8 @@ from dovetail import RequestOutput, SamplingParams
 from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments.arms import Setup, Variant
 from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, binomial_tail, holm
-from dovetail.spec_decode.experiments.records import RequestRecord
-from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, by_variant
+from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant
+from dovetail.spec_decode.experiments.run import Bench, Measured, Workload
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
 Verdict = Literal["identical", "lossless", "LOSSY", "lossy by declaration", "consistent", "too few prompts"]
@@ -71,7 +71,8 @@ class Equality:
     unstable: int
     """Prompts of which repetitions of this variant differ among themselves."""
     p_above_control: float | None
-    """Exact one-sided McNemar: of prompts that diverge in either variant or control, so many in the variant."""
+    """Exact one-sided McNemar: of prompts with a REAL divergence in either variant or control but not in both, so many
+    in the variant."""
     logprob_difference: Estimate | None
     """Sampled runs: mean log probability per token under the target, variant minus baseline."""
     verdict: Verdict
@@ -81,7 +82,7 @@ class Equality:
 
     @property
     def lossless(self) -> bool | None:
-        """None where nothing could be said."""
+        """None where the prompts are too few to tell."""
         if self.verdict == "too few prompts":
             return None
         return self.verdict in ("identical", "lossless", "consistent")
@@ -136,7 +137,7 @@ def _compare_greedy(
     gaps: _GapMeter,
     _: Resampler,
 ) -> _Raw:
-    expected, got = _by_prompt(base), _by_prompt(own)
+    expected, got = by_prompt(base), by_prompt(own)
     divergences = []
     for prompt, records in got.items():
         # A prompt diverges if any repetition does, and is shown by the first of them.
@@ -157,7 +158,7 @@ def _compare_sampled(
     gaps: _GapMeter,
     resampler: Resampler,
 ) -> _Raw:
-    expected, got = _by_prompt(base), _by_prompt(own)
+    expected, got = by_prompt(base), by_prompt(own)
     prompts = list(got)[:_MAX_SCORED]
     repetitions = max(1, _MAX_SCORED // len(prompts))
     differences = [
@@ -173,13 +174,6 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
         if a != b:
             return index
     return None if len(one) == len(other) else min(len(one), len(other))
-
-
-def _by_prompt(records: Sequence[RequestRecord]) -> dict[int, list[RequestRecord]]:
-    found: dict[int, list[RequestRecord]] = {}
-    for record in records:
-        found.setdefault(record.prompt, []).append(record)
-    return found
 
 
 def _unstable(records: Mapping[int, Sequence[RequestRecord]]) -> int:
@@ -212,20 +206,30 @@ def _verdict(raw: _Raw, control: _Raw | None, *, is_lossless: bool) -> tuple[Ver
         return "consistent", "log probability under the target as in the baseline", None
     if not raw.divergences:
         return "identical", "no token differs", None
-    p_value = _mcnemar(raw, control) if control is not None else None
-    real = sum(not divergence.is_tie for divergence in raw.divergences)
-    control_real = sum(not d.is_tie for d in control.divergences) if control is not None else 0
-    if real and control is not None and (control_real == 0 or (p_value is not None and p_value < _SIGNIFICANT)):
-        return "LOSSY", f"{real} divergences that no rounding explains", p_value
-    if real:
+    return judge_real(_real_prompts(raw), None if control is None else _real_prompts(control))
+
+
+def judge_real(own: Set[int], noise: Set[int] | None) -> tuple[Verdict, str, float | None]:
+    """Verdict, its reason and McNemar's p of a variant whose tokens differ from the baseline's: `own` are its prompts
+    with REAL divergences, `noise` those of the control; None: the baseline itself is judged."""
+    if not own:
+        return "lossless", "at ties of the target only", None
+    if noise is None:
+        return "lossless", "what the baseline does to itself", None
+    differing = len(own ^ noise)
+    p_value = binomial_tail(len(own - noise), differing)
+    if not noise or p_value < _SIGNIFICANT:
+        return "LOSSY", f"{len(own)} divergences that no rounding explains", p_value
+    if len(own) <= len(noise):
         return "lossless", "no more than the baseline from itself", p_value
-    return "lossless", "at ties of the target only", p_value
+    if binomial_tail(differing, differing) >= _SIGNIFICANT:
+        return "too few prompts", f"{len(own)} REAL, control {len(noise)}: too few for any test to tell", p_value
+    return "lossless", "by the test no more than the baseline from itself", p_value
 
 
-def _mcnemar(raw: _Raw, control: _Raw) -> float:
-    own = {divergence.prompt for divergence in raw.divergences}
-    noise = {divergence.prompt for divergence in control.divergences}
-    return binomial_tail(len(own - noise), len(own ^ noise))
+def _real_prompts(raw: _Raw) -> set[int]:
+    """Ties prove nothing, so they are not counted: not against a variant, and not for it."""
+    return {divergence.prompt for divergence in raw.divergences if not divergence.is_tie}
 
 
 def _correct(results: list[Equality]) -> list[Equality]:
@@ -283,7 +287,7 @@ class _GapMeter:
         """The largest difference between log probabilities of the baseline's own tokens, computed one by one as they
         are decoded and all in one pass. No draft has a part in it."""
         largest = 0.0
-        for prompt, records in list(_by_prompt(self._baseline).items())[:_NOISE_RECORDS]:
+        for prompt, records in list(by_prompt(self._baseline).items())[:_NOISE_RECORDS]:
             ids = self._prompts[prompt]
             count = max(1, len(records[0].token_ids))
             params = self._params(max_tokens=count, prompt_logprobs=None, logprobs=0)

@@ -19,6 +19,7 @@ config:
 arms:
   lookup: {drafter: lookup}
   lookup-short: {drafter: {name: ngram, max_match: 3, min_match: 1}}
+  adaptive: {drafter: {name: ngram, length: adaptive}, num_tokens: 4}      # as many as pay, up to 4
   # reference: {drafter: "off", config: {attention: reference}}      # needs an engine of its own; so does another rule:
   # typical: {drafter: lookup, config: {speculative: {acceptance: typical}}}
 
@@ -31,7 +32,7 @@ sampling: {max_tokens: 64, temperature: 0.0, ignore_eos: true}
 
 grid:
   batch_sizes: [1, 4]        # requests in flight
-  draft_lengths: [2, 4]      # for arms without num_tokens of their own
+  draft_lengths: [2, 4]      # for arms without num_tokens; every round, unless the drafter writes its length
 
 repetitions: 2
 warmup: 1                    # groups per arm that run before, dropped

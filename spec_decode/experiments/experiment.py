@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 from dovetail.commands.progress import Progress
-from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments import provenance
-from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acceptance, learns_from_history
-from dovetail.spec_decode.experiments.arms import Setup, Variant, prepare
+from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acceptance, learned_rates, meetings
+from dovetail.spec_decode.experiments.arms import Setup, check_room, prepare
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
 from dovetail.spec_decode.experiments.datasets import load_prompts
 from dovetail.spec_decode.experiments.equality import compare_equality
 from dovetail.spec_decode.experiments.features import try_features
-from dovetail.spec_decode.experiments.report import ArmStatus, Report
-from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, measure, num_turns, read_prompts
+from dovetail.spec_decode.experiments.plan import num_turns
+from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of
+from dovetail.spec_decode.experiments.report import Report
+from dovetail.spec_decode.experiments.results import ArmStatus
+from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, measure, read_prompts
 from dovetail.spec_decode.experiments.schema import CONTROL, Experiment
 from dovetail.spec_decode.experiments.speed import compare_speed
 
@@ -31,7 +33,7 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
     """
     data = load_prompts(experiment.workload, folder)
     setup = prepare(experiment, folder, allow=allow)
-    _check_room(experiment, setup)
+    check_room(experiment, setup)
     with Bench(setup, experiment) as bench:
         resident = [psutil.Process().memory_info().rss] * len(bench.engines)
         workload = read_prompts(data, bench.engines[0], experiment)
@@ -58,22 +60,12 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
             cost_models=models,
             steps=describe_steps(measured.steps),
             status=list(_status(setup, bench, measured)),
-            features=try_features(bench, workload) if experiment.compatibility else [],
-            warnings=list(_warnings(experiment, workload, measured, acceptance)),
+            features=try_features(setup, bench, workload) if experiment.compatibility else [],
+            warnings=list(_warnings(experiment, setup, workload, measured, acceptance)),
             requests=measured.requests,
             step_samples=measured.steps,
             spans=measured.spans,
         )
-
-
-def _check_room(experiment: Experiment, setup: Setup) -> None:
-    largest = max(experiment.grid.batch_sizes)
-    for engine in setup.engines:
-        if engine.resolved.limits.max_num_seqs < largest:
-            raise ConfigError(
-                f"grid.batch_sizes has {largest}, but config.scheduler.max_num_seqs is"
-                f" {engine.resolved.limits.max_num_seqs}: raise it, or the requests would queue"
-            )
 
 
 def _status(setup: Setup, bench: Bench, measured: Measured) -> Iterator[ArmStatus]:
@@ -92,18 +84,13 @@ def _status(setup: Setup, bench: Bench, measured: Measured) -> Iterator[ArmStatu
 
 
 def _warnings(
-    experiment: Experiment, workload: Workload, measured: Measured, acceptance: list[Acceptance]
+    experiment: Experiment, setup: Setup, workload: Workload, measured: Measured, acceptance: list[Acceptance]
 ) -> Iterator[str]:
-    is_greedy = experiment.sampling.temperature == 0
+    if experiment.sampling.temperature == 0:
+        yield from memory_warnings(measured.requests, setup.label)
     for item in acceptance:
-        label = f"{Variant(item.arm, item.length).label}, batch {item.batch}"
-        if item.category is None and learns_from_history(item, is_greedy=is_greedy):
-            shown = ", ".join("-" if rate is None else f"{rate:.3f}" for rate in item.by_repetition)
-            yield (
-                f"{label}: acceptance rises with repetitions of the same prompts ({shown}): this drafter remembers"
-                " finished requests, its own answers among them. Only repetitions: 1 is what new prompts would get."
-            )
         if item.category is None and item.drafted == 0:
+            label = f"{setup.label(item.arm, item.length)}, batch {item.batch}"
             yield f"{label}: nothing was drafted; its speed is that of plain decoding with the drafter's overhead."
     for batch in experiment.grid.batch_sizes:
         groups = -(-len(workload.prompts) // batch)
@@ -114,7 +101,30 @@ def _warnings(
             )
     if not experiment.sampling.ignore_eos and len({len(record.token_ids) for record in measured.requests}) > 1:
         yield (
-            "outputs end at their end-of-sequence token: where an arm's tokens diverge, so may its lengths, and"
-            " end-to-end times are of different texts (tokens/s and ITL are not). sampling.ignore_eos: true makes"
-            " lengths equal."
+            "outputs end at their end-of-sequence token: where an arm's tokens diverge, so may its lengths, and its"
+            " times (e2e, ITL and tokens/s alike) are of other texts than plain's. sampling.ignore_eos: true makes"
+            " lengths equal; what stands after a divergence differs all the same."
         )
+
+
+def memory_warnings(
+    requests: Sequence[RequestRecord], label_for: Callable[[str, int | None], str] = label_of
+) -> Iterator[str]:
+    """Which variants met their own answers, of greedy requests; what they gained is not what new prompts would get."""
+    first: dict[tuple[str, int | None], tuple[int, list[RequestRecord]]] = {}
+    for (batch, arm, length), own in by_variant(requests).items():
+        label = f"{label_for(arm, length)}, batch {batch}"
+        if (rates := learned_rates(*meetings(own))) is not None:
+            yield (
+                f"{label}: this drafter remembers finished requests, and met its own answers: acceptance is"
+                f" {rates[0]:.3f} where prompts ran first, {rates[1]:.3f} where they ran again. repetitions: 1, and a"
+                " number of prompts that the batch size divides, measure what new prompts would get."
+            )
+        fresh = [records[0] for records in by_prompt(own).values()]
+        start, before = first.setdefault((arm, length), (batch, fresh))
+        if batch != start and (rates := learned_rates(before, fresh)) is not None:
+            yield (
+                f"{label}: acceptance rises from {rates[0]:.3f} at batch {start} to {rates[1]:.3f} on the same prompts:"
+                " this drafter remembers what it was asked to forget (DraftWorker.forget_finished). Give each batch"
+                " size an experiment of its own."
+            )

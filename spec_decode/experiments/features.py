@@ -1,23 +1,28 @@
 """Which request features work in which arm: each is tried, and its output compared with the baseline's.
 
-A feature that is ignored is the worst answer, so "ran" alone says little: a greedy request with the feature must
-bring the tokens that the baseline brings with it.
+A feature that is ignored is the worst answer, so "ran" alone says little: a request with the feature must bring the
+tokens that the baseline brings with it. That holds for greedy requests, and for seeded ones as long as drafts are not
+drawn (docs/speculation.md, "Seeds"). The prompt repeats itself, so that lookups find something to guess; where nothing
+was drafted all the same, the answer says so, since then nothing was tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dovetail.contracts.errors import DovetailError, RequestError
-from dovetail.spec_decode.experiments.arms import Variant
+from dovetail.spec_decode.experiments.arms import Setup, Variant
 from dovetail.spec_decode.experiments.run import Bench, Workload
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
-Outcome = Literal["ran, as the baseline", "ran, other tokens", "ran", "refused", "failed"]
+Outcome = Literal["ran, as the baseline", "ran, other tokens", "ran, nothing drafted", "ran", "refused", "failed"]
 
 _TOKENS = 24
+_PROMPT = 192
+"""Tokens of the prompt, at most."""
+_REPEATED = 24
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,9 @@ class Trial:
     reason: str = ""
 
 
-def try_features(bench: Bench, workload: Workload) -> list[Trial]:
+def try_features(setup: Setup, bench: Bench, workload: Workload) -> list[Trial]:
     """Each feature in each arm, at its first draft length."""
-    prompt = workload.token_ids[0]
+    prompt = repeating_prompt(workload.token_ids[0], bench.engines[0].config.model.max_model_len - _TOKENS - 1)
     baseline = Variant(BASELINE, None)
     first: dict[str, Variant] = {}
     for variant in bench.variants:
@@ -42,8 +47,17 @@ def try_features(bench: Bench, workload: Workload) -> list[Trial]:
     for feature, changes in _features(bench, prompt).items():
         expected = _try(bench, baseline, prompt, changes)
         for variant in first.values():
-            trials.append(_compare(bench, variant, feature, prompt, changes, expected))
+            tried = expected if variant.arm == BASELINE else _try(bench, variant, prompt, changes)
+            is_promised = changes.get("temperature", 0.0) == 0 or not setup.arms[variant.arm].draws_seeded
+            trials.append(_compare(variant, feature, tried, expected, is_promised=is_promised))
     return trials
+
+
+def repeating_prompt(token_ids: Sequence[int], room: int) -> list[int]:
+    """The end of a prompt again and again, `room` tokens at most."""
+    part = list(token_ids[-_REPEATED:])
+    longest = max(1, min(room, _PROMPT))
+    return (part * -(-longest // len(part)))[-longest:]
 
 
 def _features(bench: Bench, prompt: list[int]) -> Mapping[str, Mapping[str, Any]]:
@@ -74,6 +88,7 @@ def _features(bench: Bench, prompt: list[int]) -> Mapping[str, Mapping[str, Any]
 class _Tried:
     outcome: Literal["ran", "refused", "failed"]
     tokens: tuple[tuple[int, ...], ...] = ()
+    drafted: int = 0
     reason: str = ""
 
 
@@ -90,17 +105,18 @@ def _try(bench: Bench, variant: Variant, prompt: list[int], changes: Mapping[str
     drafter_error = finished.last.metrics.drafter_error
     if drafter_error is not None:
         return _Tried("failed", reason=drafter_error)
-    return _Tried("ran", tuple(tuple(completion.token_ids) for completion in finished.last.outputs))
+    tokens = tuple(tuple(completion.token_ids) for completion in finished.last.outputs)
+    return _Tried("ran", tokens, finished.last.metrics.num_drafted)
 
 
-def _compare(
-    bench: Bench, variant: Variant, feature: str, prompt: list[int], changes: Mapping[str, Any], expected: _Tried
-) -> Trial:
-    tried = expected if variant.arm == BASELINE else _try(bench, variant, prompt, changes)
-    if tried.outcome != "ran":
-        return Trial(variant.arm, feature, tried.outcome, tried.reason)
-    if expected.outcome != "ran" or changes.get("temperature", 0.0) != 0:
-        # A sampled request draws from other random streams with drafts than without.
-        return Trial(variant.arm, feature, "ran")
-    same = tried.tokens == expected.tokens
-    return Trial(variant.arm, feature, "ran, as the baseline" if same else "ran, other tokens")
+def _compare(variant: Variant, feature: str, tried: _Tried, expected: _Tried, *, is_promised: bool) -> Trial:
+    outcome: Outcome = tried.outcome
+    if tried.outcome == "ran":
+        is_comparable = is_promised and expected.outcome == "ran"
+        if is_comparable and tried.tokens != expected.tokens:
+            outcome = "ran, other tokens"
+        elif variant.length is not None and tried.drafted == 0:
+            outcome = "ran, nothing drafted"
+        elif is_comparable:
+            outcome = "ran, as the baseline"
+    return Trial(variant.arm, feature, outcome, tried.reason)

@@ -12,7 +12,7 @@ from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.speed import PRIMARY
-from dovetail.spec_decode.experiments.tables import Section, TableData, label_of
+from dovetail.spec_decode.experiments.tables import Section, TableData
 from dovetail.spec_decode.experiments.terminal import verdict_lines
 
 _STYLE = """<style>.bar { stroke: none; } .cell { stroke: none; } .ok { color: var(--c2); } .bad { color: var(--c1);
@@ -92,7 +92,7 @@ def _speed_plots(report: Report) -> Iterator[str]:
     for metric in dict.fromkeys(s.metric for s in report.speed if s.category is None):
         rows = [
             svg.Interval(
-                f"{label_of(s.arm, s.length)}, batch {s.batch}",
+                f"{report.label(s.arm, s.length)}, batch {s.batch}",
                 s.ratio.value,
                 (s.ratio.low, s.ratio.high) if s.ratio.low is not None and s.ratio.high is not None else None,
                 s.verdict,
@@ -107,7 +107,7 @@ def _acceptance_plots(report: Report) -> Iterator[str]:
     overall = [a for a in report.acceptance if a.category is None and a.positions]
     smallest = min((a.batch for a in overall), default=0)
     series = [
-        svg.Series(label_of(a.arm, a.length), [(float(j + 1), share) for j, share in enumerate(a.positions)])
+        svg.Series(report.label(a.arm, a.length), [(float(j + 1), share) for j, share in enumerate(a.positions)])
         for a in overall
         if a.batch == smallest and len(a.positions) > 1
     ]
@@ -117,7 +117,7 @@ def _acceptance_plots(report: Report) -> Iterator[str]:
     by_category = [a for a in report.acceptance if a.category is not None and a.batch == smallest]
     rows = [
         svg.Interval(
-            f"{label_of(a.arm, a.length)}, {a.category}",
+            f"{report.label(a.arm, a.length)}, {a.category}",
             a.accepted_length.value,
             (a.accepted_length.low, a.accepted_length.high)
             if a.accepted_length.low is not None and a.accepted_length.high is not None
@@ -152,7 +152,7 @@ def _grid_plots(report: Report) -> Iterator[str]:
         )
         for c in report.grid
     ]
-    names = [label_of(*variant) for variant in variants]
+    names = [report.label(*variant) for variant in variants]
     yield heat_grid("Speed-up in tokens/s", names, [f"batch {batch}" for batch in batches], cells)
     yield from _model_plots(report, batches)
 
@@ -166,7 +166,7 @@ def _model_plots(report: Report, batches: Sequence[int]) -> Iterator[str]:
             for c in report.grid
             if (c.arm, c.length) == (model.arm, model.length) and c.decode_speedup is not None
         ]
-        label = label_of(model.arm, model.length)
+        label = report.label(model.arm, model.length)
         series = [svg.Series("predicted", curve), svg.Series("measured", sorted(measured))]
         series = [one for one in series if one.points]
         yield svg.curves(
@@ -178,5 +178,5 @@ def _step_plots(report: Report) -> Iterator[str]:
     names = ["draft", "verify", "sample", "prepare", "schedule"]
     for batch in sorted({s.batch for s in report.steps}):
         own = sorted((s for s in report.steps if s.batch == batch), key=lambda s: (s.arm != BASELINE, s.arm != CONTROL))
-        bars = [Bar(label_of(s.arm, s.length), [s.draft, s.verify, s.sample, s.prepare, s.schedule]) for s in own]
+        bars = [Bar(report.label(s.arm, s.length), [s.draft, s.verify, s.sample, s.prepare, s.schedule]) for s in own]
         yield stacked_bars(f"Milliseconds per step, batch {batch}", names, bars, "ms")

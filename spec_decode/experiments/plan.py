@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from dovetail.spec_decode.experiments.schema import Experiment
+
 T = TypeVar("T")
 
 
@@ -59,3 +61,11 @@ def make_turns(
             number += 1
             turns += [Turn(arm, repetition, group, prompts) for arm in row]
     return turns
+
+
+def num_turns(experiment: Experiment, num_variants: int, num_prompts: int) -> int:
+    """Groups that will run, warm-up included."""
+    return sum(
+        num_variants * (experiment.warmup + experiment.repetitions * -(-num_prompts // batch))
+        for batch in experiment.grid.batch_sizes
+    )

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+
+Key = tuple[int, str, int | None]
+"""Batch size, arm, draft length."""
+
+
+def label_of(arm: str, length: int | None, *, is_fixed: bool = True) -> str:
+    """A variant's name in tables: @ a number of drafts in every round, or <= it."""
+    return arm if length is None else f"{arm}{'@' if is_fixed else '<='}{length}"
+
+
+def label_among(arms: Mapping[str, Mapping[str, Any]], arm: str, length: int | None) -> str:
+    """The same, of an arm of a report's provenance."""
+    return label_of(arm, length, is_fixed=arms.get(arm, {}).get("speculative.drafter.length", "fixed") == "fixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +96,20 @@ class StepRecord:
     def host(self) -> float:
         """Scheduling, planning, committing, and handing over to workers."""
         return max(0.0, self.total - self.prepare - self.forward - self.sample - self.draft)
+
+
+def by_variant(requests: Sequence[RequestRecord]) -> Mapping[Key, list[RequestRecord]]:
+    """Records by (batch, arm, length): batches in order, the baseline and its control first."""
+    found: dict[Key, list[RequestRecord]] = {}
+    for record in requests:
+        found.setdefault((record.batch, record.arm, record.length), []).append(record)
+    places = {BASELINE: 0, CONTROL: 1}
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], places.get(item[0][1], 2), *item[0][1:])))
+
+
+def by_prompt(records: Sequence[RequestRecord]) -> dict[int, list[RequestRecord]]:
+    """Records by prompt, each prompt's in the order in which they ran."""
+    found: dict[int, list[RequestRecord]] = {}
+    for record in records:
+        found.setdefault(record.prompt, []).append(record)
+    return found

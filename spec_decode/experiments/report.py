@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from dovetail.commands.machine import Span
 from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
-from dovetail.spec_decode.experiments.bootstrap import Estimate
 from dovetail.spec_decode.experiments.cost import CostModel, Crossover, GridCell, StepCost
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.features import Trial
 from dovetail.spec_decode.experiments.provenance import Provenance
-from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
-from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, Speed
+from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
+from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows
+from dovetail.spec_decode.experiments.speed import METRICS, Speed
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class ArmStatus:
-    """Whether a variant ran."""
-
-    arm: str
-    length: int | None
-    ran: bool
-    reason: str
-    """Why not; or what went wrong although it ran."""
 
 
 @dataclass(frozen=True)
@@ -53,89 +41,12 @@ class Report:
     spans: Sequence[Span]
 
     def rows(self) -> list[Row]:
-        """One per variant and batch size but the control: what `--fail-if` judges."""
-        return list(_rows(self))
+        """What `--fail-if` judges; see `dovetail.spec_decode.experiments.results`."""
+        return result_rows(self.equality, self.speed, self.acceptance, self.status, self.requests, self.label)
 
-
-@dataclass(frozen=True)
-class Row:
-    """One variant at one batch size, as names for expressions."""
-
-    label: str
-    values: Mapping[str, Any]
-    """Dotted name -> number, text, true, false, or None where it could not be measured."""
-
-
-def _rows(report: Report) -> Iterator[Row]:
-    equality = {(e.arm, e.length, e.batch): e for e in report.equality}
-    acceptance = {(a.arm, a.length, a.batch): a for a in report.acceptance if a.category is None}
-    speeds = {(s.metric, s.arm, s.length, s.batch): s for s in report.speed if s.category is None}
-    for (arm, length, batch), own in equality.items():
-        if arm in (BASELINE, CONTROL):
-            continue
-        values: dict[str, Any] = {
-            "arm": arm,
-            "batch": batch,
-            "length": length,
-            "lossless": own.lossless,
-            "equality": own.verdict,
-            "identical": own.verdict == "identical",
-            "diverged": len(own.divergences),
-            "diverged.real": own.num_real,
-        }
-        for metric, name in _METRIC_NAMES.items():
-            values |= _speed_values(name, speeds[metric, arm, length, batch])
-        values |= _speed_values("speedup", speeds[PRIMARY, arm, length, batch])
-        values |= _acceptance_values(acceptance.get((arm, length, batch)))
-        label = arm if length is None else f"{arm}@{length}"
-        yield Row(f"{label}, batch {batch}", values)
-
-
-_OWN_NAMES = ("arm", "batch", "length", "lossless", "equality", "identical", "diverged", "diverged.real")
-
-
-def result_names() -> list[str]:
-    """Every name that a row of results has."""
-    nothing = Speed(
-        "", "", None, 0, None, math.nan, math.nan, Estimate(math.nan, None, None, 0), None, "undecided", None, None
-    )
-    names = [*_OWN_NAMES, *_acceptance_values(None)]
-    for name in (*_METRIC_NAMES.values(), "speedup"):
-        names += _speed_values(name, nothing)
-    return names
-
-
-_METRIC_NAMES = {metric: metric.replace("tokens/s", "throughput") for metric in METRICS}
-
-
-def _speed_values(name: str, speed: Speed) -> dict[str, Any]:
-    ratio = speed.ratio
-    found = {
-        "": ratio.value,
-        ".low": ratio.low,
-        ".high": ratio.high,
-        ".verdict": speed.verdict,
-        ".p": speed.adjusted_p,
-        ".detectable": speed.detectable,
-    }
-    return {f"{name}{key}": value for key, value in found.items()}
-
-
-def _acceptance_values(acceptance: Acceptance | None) -> dict[str, Any]:
-    rate = acceptance.rate if acceptance is not None else None
-    length = acceptance.accepted_length if acceptance is not None else None
-    requests = acceptance.rate_of_requests if acceptance is not None else None
-    found: dict[str, Any] = {}
-    for name, estimate in {
-        "acceptance.rate": rate,
-        "acceptance.rate_of_requests": requests,
-        "acceptance.length": length,
-    }.items():
-        found[name] = estimate.value if estimate is not None else None
-        found[f"{name}.low"] = estimate.low if estimate is not None else None
-        found[f"{name}.high"] = estimate.high if estimate is not None else None
-    found["acceptance.wasted"] = acceptance.wasted if acceptance is not None else None
-    return found
+    def label(self, arm: str, length: int | None) -> str:
+        """A variant's name in tables."""
+        return label_among(self.provenance.arms, arm, length)
 
 
 _COLUMNS = ("requests", "step_samples", "spans")

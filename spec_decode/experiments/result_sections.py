@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
+from dovetail.spec_decode.experiments.acceptance import DEFINITIONS
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
+from dovetail.spec_decode.experiments.cost import Crossover
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PER_REQUEST, PRIMARY, Speed
-from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate, label_of
+from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 
 
 def acceptance_section(report: Report) -> Section:
@@ -30,7 +31,7 @@ def acceptance_section(report: Report) -> Section:
     overall = [item for item in report.acceptance if item.category is None]
     rows = [
         [
-            label_of(a.arm, a.length),
+            report.label(a.arm, a.length),
             str(a.batch),
             str(a.drafted),
             str(a.accepted),
@@ -46,11 +47,12 @@ def acceptance_section(report: Report) -> Section:
     notes = ["Step t drafts k_t tokens, of which a_t stand, and adds b_t = 1 of the target's own."]
     notes += [f"{name}: {text}." for name, text in DEFINITIONS.items()]
     tables = [TableData(header, rows)] if rows else []
-    tables += _category_tables(report.acceptance)
+    tables += _category_tables(report)
     return Section("3. Acceptance", notes, tables)
 
 
-def _category_tables(items: Sequence[Acceptance]) -> Iterator[TableData]:
+def _category_tables(report: Report) -> Iterator[TableData]:
+    items = report.acceptance
     categories = list(dict.fromkeys(item.category for item in items if item.category is not None))
     if not categories:
         return
@@ -58,7 +60,7 @@ def _category_tables(items: Sequence[Acceptance]) -> Iterator[TableData]:
     variants = list(dict.fromkeys((a.arm, a.length, a.batch) for a in items))
     rows = [
         [
-            label_of(v[0], v[1]),
+            report.label(v[0], v[1]),
             str(v[2]),
             *(format_estimate(found[*v, c].accepted_length, "{:.2f}", 1) for c in categories),
         ]
@@ -66,7 +68,7 @@ def _category_tables(items: Sequence[Acceptance]) -> Iterator[TableData]:
     ]
     yield TableData(["arm", "batch", *map(str, categories)], rows, "Accepted length by category [95%]")
     rates = [
-        [label_of(v[0], v[1]), str(v[2]), *(format_estimate(found[*v, c].rate, "{:.3f}", 0, 1) for c in categories)]
+        [report.label(v[0], v[1]), str(v[2]), *(format_estimate(found[*v, c].rate, "{:.3f}", 0, 1) for c in categories)]
         for v in variants
     ]
     yield TableData(["arm", "batch", *map(str, categories)], rates, "Acceptance rate (ratio of sums) by category [95%]")
@@ -84,20 +86,20 @@ def speed_section(report: Report) -> Section:
         *(f"{name}: {text}." for name, text in METRICS.items()),
     ]
     tables = [
-        _speed_table([s for s in report.speed if s.metric == metric and s.category is None], metric)
+        _speed_table(report, [s for s in report.speed if s.metric == metric and s.category is None], metric)
         for metric in METRICS
     ]
     by_category = [s for s in report.speed if s.category is not None]
     if by_category:
-        tables.append(_category_speed_table(by_category))
+        tables.append(_category_speed_table(report, by_category))
     return Section("4. Speed", notes, tables)
 
 
-def _speed_table(speeds: Sequence[Speed], metric: str) -> TableData:
+def _speed_table(report: Report, speeds: Sequence[Speed], metric: str) -> TableData:
     header = ["arm", "batch", "plain", "arm's", "ratio [95%]", "p", "groups", "to decide", "detectable", "verdict"]
     rows = [
         [
-            label_of(s.arm, s.length),
+            report.label(s.arm, s.length),
             str(s.batch),
             _value(s.baseline, metric),
             _value(s.own, metric),
@@ -119,7 +121,7 @@ def _value(value: float, metric: str) -> str:
     return f"{value:,.1f}/s" if metric in (PRIMARY, PER_REQUEST) else f"{1e3 * value:,.2f} ms"
 
 
-def _category_speed_table(speeds: Sequence[Speed]) -> TableData:
+def _category_speed_table(report: Report, speeds: Sequence[Speed]) -> TableData:
     categories = list(dict.fromkeys(str(s.category) for s in speeds))
     found = {(s.arm, s.length, s.batch, s.category): s for s in speeds}
     variants = list(dict.fromkeys((s.arm, s.length, s.batch) for s in speeds))
@@ -130,7 +132,7 @@ def _category_speed_table(speeds: Sequence[Speed]) -> TableData:
             speed = found.get((*variant, category))
             mark = {"faster": " +", "slower": " -"}.get(speed.verdict, "") if speed is not None else ""
             cells.append(format_estimate(speed.ratio, "{:.2f}") + mark if speed is not None else "-")
-        rows.append([label_of(variant[0], variant[1]), str(variant[2]), *cells])
+        rows.append([report.label(variant[0], variant[1]), str(variant[2]), *cells])
     title = f"Ratio of {PER_REQUEST} by category [95%] (+ faster, - slower, Holm-corrected within a category)"
     return TableData(["arm", "batch", *categories], rows, title)
 
@@ -156,9 +158,9 @@ def grid_section(report: Report) -> Section:
             )
             cells.append(f"{cell.speedup:.2f}{interval}{predicted}")
         crossover = crossovers[variant]
-        measured = f"batch {crossover.measured}" if crossover.measured is not None else f"beyond {batches[-1]}"
+        measured = gain_end(crossover, batches)
         predicted_at = f"batch {crossover.predicted}" if crossover.predicted is not None else "none up to 1,024"
-        rows.append([label_of(*variant), *cells, measured, predicted_at])
+        rows.append([report.label(*variant), *cells, measured, predicted_at])
     notes = [
         "Cells: speed-up in tokens/s [95%]; of decoding alone (ITL), measured and predicted by the cost model. Gain"
         " ends: the smallest batch of the grid whose interval is not above 1, and the smallest batch at which the model"
@@ -173,10 +175,23 @@ def grid_section(report: Report) -> Section:
     return Section("5. Batch x length", notes, tables)
 
 
+def gain_end(crossover: Crossover, batches: Sequence[int]) -> str:
+    """Where the measured gain ends. What has no interval neither shows a gain nor its end."""
+    shown = [batch for batch in batches if batch not in crossover.without_interval]
+    if not shown:
+        return "no interval"
+    found = f"batch {crossover.measured}" if crossover.measured is not None else f"beyond {shown[-1]}"
+    return (
+        found
+        if len(shown) == len(batches)
+        else f"{found} (no interval: {', '.join(map(str, crossover.without_interval))})"
+    )
+
+
 def _model_table(report: Report) -> TableData:
     rows = [
         [
-            label_of(m.arm, m.length),
+            report.label(m.arm, m.length),
             f"{m.accepted_length:.2f}",
             f"{m.drafted_per_step:.2f}",
             f"{m.forward.start:.2f} + {m.forward.slope:.3f} r",
@@ -215,7 +230,7 @@ def steps_section(report: Report) -> Section:
     ]
     rows = [
         [
-            label_of(s.arm, s.length),
+            report.label(s.arm, s.length),
             str(s.batch),
             f"{s.steps:,}",
             f"{s.rows:.1f}",
@@ -256,7 +271,12 @@ def memory_section(report: Report) -> Section:
     ]
     plain = {s.batch: s.kv_blocks_peak for s in report.steps if s.arm == BASELINE}
     peaks = [
-        [label_of(s.arm, s.length), str(s.batch), f"{s.kv_blocks_peak:,}", f"{s.kv_blocks_peak - plain[s.batch]:+,}"]
+        [
+            report.label(s.arm, s.length),
+            str(s.batch),
+            f"{s.kv_blocks_peak:,}",
+            f"{s.kv_blocks_peak - plain[s.batch]:+,}",
+        ]
         for s in report.steps
         if s.arm not in (BASELINE, CONTROL) and s.batch in plain
     ]

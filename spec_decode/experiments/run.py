@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,11 @@ class Bench:
             raise
         return [finished[name] for name in names]
 
+    def forget_finished(self) -> None:
+        """Drafters forget the answers that they have seen."""
+        for engine in self.engines:
+            engine.forget_finished()
+
     def take_steps(self, variant: Variant) -> list[StepStats]:
         """Steps of the variant's engine since the last call."""
         return self._recorders[self._of[variant]].take()
@@ -199,14 +204,6 @@ def request_seeds(sampling: SamplingSection, prompts: Sequence[int], repetition:
     return [sampling.seed + prompt + 1_000_003 * repetition for prompt in prompts]
 
 
-def num_turns(experiment: Experiment, num_variants: int, num_prompts: int) -> int:
-    """Groups that will run, warm-up included."""
-    return sum(
-        num_variants * (experiment.warmup + experiment.repetitions * -(-num_prompts // batch))
-        for batch in experiment.grid.batch_sizes
-    )
-
-
 def measure(bench: Bench, workload: Workload, on_turn: Callable[[str], None]) -> Measured:
     """All turns of all batch sizes. `on_turn(text)` is called before each."""
     measured = Measured()
@@ -216,7 +213,12 @@ def measure(bench: Bench, workload: Workload, on_turn: Callable[[str], None]) ->
         turns = make_turns(
             bench.variants, groups, bench.experiment.repetitions, bench.experiment.order, bench.experiment.seed + batch
         )
+        repetition = -1
         for turn in turns:
+            if turn.repetition != repetition:
+                # The same prompts come anew, and would meet their own answers.
+                bench.forget_finished()
+                repetition = turn.repetition
             on_turn(f"batch {batch}, repetition {turn.repetition + 1}, {turn.what.label}")
             if turn.what not in measured.failures:
                 _run_turn(bench, workload, batch, turn, measured)
@@ -307,12 +309,3 @@ def _step_record(variant: Variant, batch: int, stats: StepStats) -> StepRecord:
         running=stats.num_running,
         kv_blocks=stats.kv_blocks_used,
     )
-
-
-def by_variant(requests: Sequence[RequestRecord]) -> Mapping[tuple[int, str, int | None], list[RequestRecord]]:
-    """Records by (batch, arm, length): batches in order, the baseline and its control first."""
-    found: dict[tuple[int, str, int | None], list[RequestRecord]] = {}
-    for record in requests:
-        found.setdefault((record.batch, record.arm, record.length), []).append(record)
-    places = {BASELINE: 0, CONTROL: 1}
-    return dict(sorted(found.items(), key=lambda item: (item[0][0], places.get(item[0][1], 2), *item[0][1:])))

@@ -33,7 +33,8 @@ class ArmSection(_Section):
     """A drafter of `config.speculative.drafters` by name, one written in place, or "off". Left out: the default
     drafter of the arm's config."""
     num_tokens: Count | None = None
-    """Draft length of this arm alone, in place of `grid.draft_lengths`."""
+    """Draft length of this arm alone, in place of `grid.draft_lengths`. Where the drafter's config writes `length`, the
+    most that it drafts."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Sections of the engine config that differ: {attention: sdpa}, {speculative: {acceptance: typical}}."""
 
@@ -85,7 +86,8 @@ class GridSection(_Section):
     batch_sizes: tuple[Count, ...] = Field(default=(1,), min_length=1)
     """Requests in flight at a time."""
     draft_lengths: tuple[Count, ...] = ()
-    """Drafts per round, for arms that do not give `num_tokens`; empty: what the drafter's config says."""
+    """Drafts per round, for arms that do not give `num_tokens`; the most per round where the drafter's config writes
+    `length`; empty: what the drafter's config says."""
 
     @field_validator("batch_sizes", "draft_lengths")
     @classmethod
@@ -150,7 +152,9 @@ def parse_experiment(data: Mapping[str, Any], origin: str) -> Experiment:
 
 
 def _first_issue(error: ValidationError) -> str:
-    issue = error.errors()[0]
+    issues = error.errors()
+    # A key that is misspelt is missing too: the spelling is what helps.
+    issue = next((one for one in issues if one["type"] == "extra_forbidden"), issues[0])
     path = [str(part) for part in issue["loc"]]
     if issue["type"] == "extra_forbidden":
         return f"unknown key {'.'.join(path)!r}: {nearest(path[-1], _keys_at(path[:-1]))}"

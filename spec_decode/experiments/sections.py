@@ -16,7 +16,7 @@ from dovetail.spec_decode.experiments.result_sections import (
     steps_section,
 )
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate, label_of
+from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 
 _MAX_DIVERGENCES = 12
 
@@ -95,12 +95,12 @@ def equality_section(report: Report) -> Section:
         "why",
         "verdict",
     ]
-    rows = [_equality_row(item) for item in report.equality]
+    rows = [_equality_row(report, item) for item in report.equality]
     notes = [
         f"Every token of every prompt, beside the arm {BASELINE} at the same batch size; {CONTROL} is the control."
         f" {BASELINE} itself stands here for larger batches, beside its own tokens at the first batch size."
-        " p: exact McNemar test (one-sided) that an arm diverges on more prompts than the control. unstable: prompts of"
-        " which repetitions differ among themselves."
+        " p: exact McNemar test (one-sided) that an arm has REAL divergences on more prompts than the control."
+        " unstable: prompts of which repetitions differ among themselves."
     ]
     tie_gaps = [item.tie_gap for item in report.equality if item.tie_gap is not None]
     if tie_gaps:
@@ -109,7 +109,7 @@ def equality_section(report: Report) -> Section:
         header = ["arm", "batch", "log probability per token, minus plain [95%]", "why", "verdict"]
         rows = [
             [
-                label_of(e.arm, e.length),
+                report.label(e.arm, e.length),
                 str(e.batch),
                 format_estimate(e.logprob_difference, "{:+.4f}"),
                 e.reason,
@@ -125,15 +125,15 @@ def equality_section(report: Report) -> Section:
     tables = [TableData(header, rows)]
     shown = [(e, d) for e in report.equality for d in e.divergences][:_MAX_DIVERGENCES]
     if shown:
-        tables.append(_divergence_table(shown, sum(len(e.divergences) for e in report.equality)))
+        tables.append(_divergence_table(report, shown, sum(len(e.divergences) for e in report.equality)))
     return Section("2. Equality", notes, tables)
 
 
-def _equality_row(item: Equality) -> list[str]:
+def _equality_row(report: Report, item: Equality) -> list[str]:
     diverged = len(item.divergences)
     p_value = "-" if item.p_above_control is None else f"{item.p_above_control:.3f}"
     return [
-        label_of(item.arm, item.length),
+        report.label(item.arm, item.length),
         str(item.batch),
         str(item.prompts - diverged),
         str(diverged),
@@ -146,10 +146,10 @@ def _equality_row(item: Equality) -> list[str]:
     ]
 
 
-def _divergence_table(shown: Sequence[tuple[Equality, Any]], count: int) -> TableData:
+def _divergence_table(report: Report, shown: Sequence[tuple[Equality, Any]], count: int) -> TableData:
     rows = [
         [
-            label_of(item.arm, item.length),
+            report.label(item.arm, item.length),
             str(item.batch),
             f"{one.prompt} ({one.category})",
             str(one.index),
@@ -170,7 +170,7 @@ def _token(token: int | None) -> str:
 
 def compatibility_section(report: Report) -> Section:
     """Ran or refused."""
-    status = [[label_of(s.arm, s.length), s.reason or "-", "ran" if s.ran else "refused"] for s in report.status]
+    status = [[report.label(s.arm, s.length), s.reason or "-", "ran" if s.ran else "refused"] for s in report.status]
     tables = [TableData(["arm", "reason", "verdict"], status, "Arms")]
     arms = list(dict.fromkeys(trial.arm for trial in report.features))
     features = list(dict.fromkeys(trial.feature for trial in report.features))
@@ -180,8 +180,9 @@ def compatibility_section(report: Report) -> Section:
         tables.append(TableData(["feature", *arms], rows, "Request features"))
     reasons = [f"{t.arm}, {t.feature}: {t.outcome}: {t.reason}" for t in report.features if t.reason]
     notes = [
-        "Each feature is tried in each arm. Greedy requests must bring the baseline's tokens; sampled ones draw from"
-        " other random streams with drafts than without, so that only their running is told.",
+        "Each feature is tried in each arm, on a prompt that repeats itself. Greedy requests must bring the baseline's"
+        " tokens, and so must seeded ones of arms whose drafts are not drawn; of the others only their running is told."
+        " Where nothing was drafted, the arm's part in it was not tried.",
         *dict.fromkeys(reasons),
     ]
     return Section("8. Compatibility", notes if features else [], tables)

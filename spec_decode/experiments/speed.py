@@ -21,13 +21,10 @@ from dovetail.spec_decode.experiments.bootstrap import (
     groups_needed,
     holm,
 )
-from dovetail.spec_decode.experiments.records import RequestRecord
-from dovetail.spec_decode.experiments.run import by_variant
+from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
 Verdict = Literal["faster", "slower", "undecided"]
-Key = tuple[int, str, int | None]
-"""Batch size, arm, draft length."""
 
 METRICS: Mapping[str, str] = {
     "tokens/s": "output tokens of a group / seconds from its start to its last token",

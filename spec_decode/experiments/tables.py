@@ -27,11 +27,6 @@ class Section:
     tables: Sequence[TableData]
 
 
-def label_of(arm: str, length: int | None) -> str:
-    """A variant's name in tables."""
-    return arm if length is None else f"{arm}@{length}"
-
-
 def format_estimate(estimate: Estimate | None, form: str, least: float = -math.inf, most: float = math.inf) -> str:
     """Value [low, high]; ends are cut to what the quantity can be."""
     if estimate is None or math.isnan(estimate.value):

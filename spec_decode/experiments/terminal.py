@@ -11,11 +11,12 @@ from dovetail.spec_decode.experiments.arms import Setup
 from dovetail.spec_decode.experiments.bootstrap import Estimate
 from dovetail.spec_decode.experiments.compare import Comparison
 from dovetail.spec_decode.experiments.datasets import DataSet
+from dovetail.spec_decode.experiments.plan import num_turns
 from dovetail.spec_decode.experiments.report import Report
-from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.speed import PRIMARY
-from dovetail.spec_decode.experiments.tables import TableData, label_of
+from dovetail.spec_decode.experiments.tables import TableData
 
 STYLES = {
     "faster": "green",
@@ -31,8 +32,10 @@ STYLES = {
     "REAL": "bold red",
     "failed": "bold red",
     "ran, other tokens": "yellow",
+    "ran, nothing drafted": "dim",
     "refused": "yellow",
     "lossy by declaration": "yellow",
+    "too few prompts": "yellow",
     "undecided": "dim",
     "tie": "dim",
 }
@@ -67,7 +70,7 @@ def verdict_lines(report: Report) -> list[str]:
         own = equality[speed.arm, speed.length, speed.batch]
         interval = "no interval" if speed.ratio.low is None else f"{speed.ratio.low:.3f} to {speed.ratio.high:.3f}"
         lines.append(
-            f"{label_of(speed.arm, speed.length)}, batch {speed.batch}: {speed.verdict}, {speed.ratio.value:.3f}x"
+            f"{report.label(speed.arm, speed.length)}, batch {speed.batch}: {speed.verdict}, {speed.ratio.value:.3f}x"
             f" ({interval}), {own.verdict}"
         )
     return lines
@@ -93,10 +96,13 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(Text(f"differs: {difference}", style="dim"))
 
 
-def print_setup(setup: Setup, data: DataSet) -> None:
+def print_setup(experiment: Experiment, setup: Setup, data: DataSet) -> None:
     """What would run."""
     console = create_console()
     console.print(f"{data.name}: {len(data.prompts)} prompts ({data.format})")
+    num_variants = sum(len(engine.variants) for engine in setup.engines)
+    turns = num_turns(experiment, num_variants, len(data.prompts))
+    console.print(f"{turns} groups will run, warm-up included, of {num_variants} arms and lengths")
     for index, engine in enumerate(setup.engines):
         console.print(f"engine {index + 1}: {', '.join(variant.label for variant in engine.variants)}")
     rows = [

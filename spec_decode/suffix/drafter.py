@@ -49,7 +49,7 @@ class SuffixOptions(PluginOptions):
 class SuffixDrafter(DraftWorker):
     """Needs no weights. Guesses are the most frequent continuations, not draws: no draft distributions are given."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     Options = SuffixOptions
     capabilities = DraftCapabilities(trees=True, confidence=True)
     options: SuffixOptions
@@ -62,7 +62,7 @@ class SuffixDrafter(DraftWorker):
 
     def __init__(self, options: SuffixOptions, setup: DraftSetup):
         super().__init__(options, setup)
-        self._answers = AnswerStore(options.max_cached_tokens, options.max_match, setup.num_tokens)
+        self._answers = self._create_store()
         self._num_prompt_tokens: dict[int, int] = {}
 
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
@@ -76,6 +76,12 @@ class SuffixDrafter(DraftWorker):
         start = self._num_prompt_tokens.pop(key, None)
         if start is not None:
             self._answers.add(np.asarray(token_ids[start:], dtype=np.int32))
+
+    def forget_finished(self) -> None:
+        self._answers = self._create_store()
+
+    def _create_store(self) -> AnswerStore:
+        return AnswerStore(self.options.max_cached_tokens, self.options.max_match, self.setup.num_tokens)
 
     def _draft(self, request: DraftRequest) -> Draft | None:
         suffix = request.token_ids[-self.options.max_match :]

@@ -42,6 +42,11 @@ def test_bad_keys_and_values_are_told(change: dict[str, Any], words: str) -> Non
     assert words in str(error.value)
 
 
+def test_a_misspelt_key_is_told_before_the_one_that_is_missing_by_it() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'armz': did you mean 'arms'"):
+        parse_experiment({"armz": ARMS}, "e.yaml")
+
+
 def test_a_bare_off_is_off() -> None:
     parsed = parse_experiment(yaml.safe_load("arms: {a: {drafter: off, config: {attention: sdpa}}}"), "e.yaml")
     assert parsed.arms["a"].drafter == "off"
@@ -59,7 +64,7 @@ def test_files_that_hold_no_experiment(tmp_path: Path) -> None:
 
 def test_the_example_is_valid_and_committed() -> None:
     parsed = parse_experiment(yaml.safe_load(EXAMPLE), "example")
-    assert set(parsed.arms) == {"lookup", "lookup-short"}
+    assert set(parsed.arms) == {"lookup", "lookup-short", "adaptive"}
     assert (ROOT / "examples" / "experiment.yaml").read_text() == EXAMPLE
 
 

@@ -7,11 +7,15 @@ import random
 
 import pytest
 
-from dovetail.spec_decode.experiments.acceptance import describe_acceptance, learns_from_history
+from dovetail.spec_decode.experiments.acceptance import describe_acceptance
 from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.cost import Line, describe_grid, describe_steps, fit_line, fit_models
-from dovetail.spec_decode.experiments.equality import first_difference
+from dovetail.spec_decode.experiments.equality import Equality, first_difference, judge_real
+from dovetail.spec_decode.experiments.experiment import memory_warnings
+from dovetail.spec_decode.experiments.fail_if import Condition
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.result_sections import gain_end
+from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_names, result_rows
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import compare_speed
 
@@ -95,16 +99,32 @@ def test_categories_add_up() -> None:
     assert overall.accepted == x.accepted + y.accepted == 28
 
 
-def test_a_drafter_that_remembers_is_noticed() -> None:
-    def rounds(accepted: tuple[int, int]) -> list[RequestRecord]:
-        return [request("a", 4, g, r, drafted=10, accepted=accepted[r]) for r in (0, 1) for g in range(6)]
+SLOW, QUICK = [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.0, 2.0]
+"""Four tokens one by one; and three of them in one step."""
 
-    learning = describe_acceptance(rounds((4, 9)), RESAMPLER)[0]
-    steady = describe_acceptance(rounds((4, 4)), RESAMPLER)[0]
-    assert learning.by_repetition == [0.4, 0.9]
-    assert learns_from_history(learning, is_greedy=True)
-    assert not learns_from_history(learning, is_greedy=False)
-    assert not learns_from_history(steady, is_greedy=True)
+
+def cell(batch: int, repetition: int, accepted: int, times: list[float], groups: int = 6) -> list[RequestRecord]:
+    return [
+        request("a", 4, g, repetition, batch=batch, drafted=10, accepted=accepted, times=times) for g in range(groups)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        (cell(1, 1, 9, QUICK), "0.400 where prompts ran first, 0.900 where they ran again"),
+        (cell(1, 0, 9, QUICK, groups=2), "ran again"),
+        (cell(4, 0, 9, QUICK), "rises from 0.400 at batch 1 to 0.900"),
+        (cell(1, 1, 4, SLOW), None),
+        (cell(4, 0, 4, SLOW), None),
+        (cell(4, 0, 9, SLOW), None),
+    ],
+    ids=["repetition", "filled group", "batch", "steady", "steady batch", "shorter drafts"],
+)
+def test_a_drafter_that_remembers_is_told(later: list[RequestRecord], words: str | None) -> None:
+    found = list(memory_warnings([*cell(1, 0, 4, SLOW), *later]))
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
 
 
 def timed(factors: dict[str, float], noise: float, seed: int = 0) -> list[RequestRecord]:
@@ -220,6 +240,15 @@ def test_the_grid_puts_measured_beside_predicted() -> None:
     assert [(cell.arm, cell.length, cell.batch) for cell in cells] == [("a", 4, 1)]
     assert cells[0].predicted is not None
     assert crossovers[0].measured is None  # its interval lies above 1 at the only batch size
+    assert gain_end(crossovers[0], [1]) == "beyond 1"
+
+
+def test_a_gain_without_an_interval_has_no_end() -> None:
+    speeds = compare_speed(measured(3), RESAMPLER)
+    assert gain_end(describe_grid(speeds, [])[1][0], [1]) == "no interval"
+    records = [*measured(6, times=[2.0, 3.0, 4.0, 5.0]), *measured(3, batch=4)]
+    found = describe_grid(compare_speed(records, RESAMPLER), [])[1][0]
+    assert gain_end(found, [1, 4]) == "batch 1 (no interval: 4)"
 
 
 def test_cost_per_step_leaves_prompts_out() -> None:
@@ -239,3 +268,77 @@ def test_cost_per_step_leaves_prompts_out() -> None:
 )
 def test_first_difference(one: list[int], other: list[int], index: int | None) -> None:
     assert first_difference(one, other) == index
+
+
+@pytest.mark.parametrize(
+    ("own", "noise", "verdict"),
+    [
+        (set(), {1}, "lossless"),
+        ({1, 2}, set(), "LOSSY"),
+        ({1, 2}, None, "lossless"),
+        ({1}, {1}, "lossless"),
+        ({1, 2}, {3, 4}, "lossless"),
+        (set(range(21)), {20}, "LOSSY"),
+        (set(range(4)), {0}, "too few prompts"),
+        ({1, 2}, {9}, "too few prompts"),
+        (set(range(6)), {0}, "LOSSY"),
+        (set(range(6)), {6, 7, 8, 9}, "lossless"),
+    ],
+)
+def test_real_divergences_are_judged_beside_those_of_the_control(
+    own: set[int], noise: set[int] | None, verdict: str
+) -> None:
+    assert judge_real(own, noise)[0] == verdict
+
+
+def rows_of(records: list[RequestRecord], verdict: str = "identical", status: tuple[ArmStatus, ...] = ()) -> list[Row]:
+    equality = [Equality("a", 4, 1, 8, (), 0, None, None, verdict, "why")]  # type: ignore[arg-type]
+    speeds, acceptance = compare_speed(records, RESAMPLER), describe_acceptance(records, RESAMPLER)
+    return result_rows(equality, speeds, acceptance, status, records)
+
+
+def measured(groups: int, **changes: object) -> list[RequestRecord]:
+    arms: list[tuple[str, int | None]] = [(BASELINE, None), (CONTROL, None), ("a", 4)]
+    return [request(arm, length, group, **changes) for arm, length in arms for group in range(groups)]
+
+
+def failures(text: str, rows: list[Row]) -> list[str]:
+    return [failure.message for failure in Condition(text).failures(rows)]
+
+
+def test_every_row_has_every_name() -> None:
+    left_out = ArmStatus("gone", None, False, "no such drafter")
+    for row in rows_of(measured(6), status=(left_out,)):
+        assert sorted(row.values) == sorted(result_names())
+
+
+def test_a_ratio_without_values_fails_a_condition() -> None:
+    rows = rows_of(measured(6, token_ids=[1], times=[1.0]))
+    assert "itl not measured: no request has seconds per token" in failures("itl < 1.0", rows)[0]
+    assert failures("ttft < 0.9", rows) == []
+
+
+def test_too_few_groups_fail_a_condition_that_needs_an_interval_and_say_so() -> None:
+    rows = rows_of(measured(3))
+    for text in ("speedup.low < 0.5", "not speedup.low >= 0.5"):
+        assert failures(text, rows) == ["a@4, batch 1: speedup.low not measured: 3 groups, 5 needed"]
+
+
+def test_what_too_few_prompts_cannot_show_fails_a_condition() -> None:
+    rows = rows_of(measured(6), verdict="too few prompts")
+    assert failures("lossless == false", rows) == ["a@4, batch 1: lossless not measured: why"]
+    assert failures("lossless == false", rows_of(measured(6))) == []
+
+
+def test_an_arm_that_did_not_run_fails_unless_it_is_asked_about() -> None:
+    status = (ArmStatus("gone", None, False, "no such drafter"),)
+    rows = rows_of(measured(6), status=status)
+    assert "the arm did not run (no such drafter)" in failures("lossless == false", rows)[0]
+    assert failures("ran and lossless == false", rows) == []
+    assert failures("arm == 'a' and lossless == false", rows) == []
+    assert len(failures("length == 4 and lossless == false", rows)) == 1
+
+
+def test_a_drafter_that_raised_can_be_asked_about() -> None:
+    assert len(failures("drafter_error", rows_of(measured(6, drafter_error="no heads")))) == 1
+    assert failures("drafter_error", rows_of(measured(6))) == []

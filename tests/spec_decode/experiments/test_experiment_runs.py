@@ -38,6 +38,14 @@ class AlwaysBest(TakesAll):
     def verify(self, requests):
         return [Verdict([], int(r.target[0].argmax())) for r in requests]
 """
+STUBBORN_DRAFTER = """
+from dovetail.spec_decode.suffix.drafter import SuffixDrafter
+
+
+class Stubborn(SuffixDrafter):
+    def forget_finished(self):
+        pass
+"""
 RAISING_DRAFTER = """
 from dovetail.contracts.speculation import DraftWorker
 
@@ -195,10 +203,12 @@ def test_provenance_says_what_ran(grid_run: dict[str, Any]) -> None:
     assert found["engines"][0]["kv_blocks"] == 199 or found["engines"][0]["kv_blocks"] == 200
 
 
-def test_features_ran_with_the_baselines_tokens(grid_run: dict[str, Any]) -> None:
-    outcomes = {trial["outcome"] for trial in grid_run["features"]}
-    assert outcomes == {"ran", "ran, as the baseline"}
-    assert {"logprobs", "n = 2", "repetition_penalty"} <= {trial["feature"] for trial in grid_run["features"]}
+def test_features_ran_with_drafts_and_the_baselines_tokens(grid_run: dict[str, Any]) -> None:
+    trials = {(trial["arm"], trial["feature"]): trial["outcome"] for trial in grid_run["features"]}
+    assert set(trials.values()) <= {"ran, as the baseline", "ran, nothing drafted"}
+    # Prompt lookup draws nothing, so seeded requests keep their tokens.
+    for feature in ("greedy", "logprobs", "n = 2", "repetition_penalty", "temperature 0.7, seeded"):
+        assert trials["lookup", feature] == "ran, as the baseline"
 
 
 def test_the_page_is_whole_and_needs_nothing_else(grid_run: dict[str, Any], folder: Path) -> None:
@@ -262,7 +272,22 @@ def test_a_drafter_that_raises_is_told_and_the_rest_goes_on(folder: Path) -> Non
     status = {item["arm"]: item for item in report["status"]}
     assert "Raises raised RuntimeError: no heads" in status["raising"]["reason"]
     assert status["lookup"]["reason"] == ""
-    assert any("raising@4, batch 1: nothing was drafted" in warning for warning in report["warnings"])
+    assert any("raising<=4, batch 1: nothing was drafted" in warning for warning in report["warnings"])
+
+
+def test_a_drafter_with_a_memory_begins_each_batch_size_and_repetition_anew(folder: Path) -> None:
+    arms = {"suffix": {"drafter": {"name": "suffix", "num_tokens": 3, "length": "fixed"}}}
+    report = run(folder, experiment(arms=arms, grid={"batch_sizes": [1, 8]}, repetitions=2), "suffix")
+    assert not any("remembers" in warning for warning in report["warnings"])
+    cells = [item for item in report["acceptance"] if item["category"] is None]
+    assert [item["by_repetition"][0] for item in cells] == [item["by_repetition"][1] for item in cells]
+
+
+def test_a_drafter_that_forgets_nothing_is_told(folder: Path) -> None:
+    (folder / "stubborn.py").write_text(STUBBORN_DRAFTER)
+    stubborn = {"name": "./stubborn.py:Stubborn", "num_tokens": 3, "length": "fixed"}
+    report = run(folder, experiment(arms={"stubborn": {"drafter": stubborn}}, repetitions=2), "stubborn")
+    assert any("stubborn@3, batch 1: this drafter remembers" in warning for warning in report["warnings"])
 
 
 def test_arms_on_other_backends_get_engines_of_their_own(folder: Path) -> None:
@@ -294,7 +319,7 @@ def test_requests_that_an_arm_refuses_leave_it_out(folder: Path) -> None:
     report = run(folder, data | {"keep_going": True}, "left-out")
     status = {item["arm"]: item for item in report["status"]}
     assert not status["greedy"]["ran"]
-    assert {row["arm"] for row in report["results"]} == {"lookup"}
+    assert {row["arm"]: row["ran"] for row in report["results"]} == {"lookup": True, "greedy": False}
 
 
 @pytest.mark.parametrize(
@@ -336,25 +361,48 @@ def test_check_says_what_would_run(folder: Path) -> None:
     found = invoke(folder, experiment(), "--check")
     assert found.exit_code == 0
     assert "engine 1: plain-again, lookup@3, plain" in found.output
+    # 8 prompts and one warm-up group, in 3 arms.
+    assert "27 groups will run, warm-up included, of 3 arms and lengths" in found.output
 
 
-def test_reports_are_compared_and_others_refused(folder: Path) -> None:
+def test_check_finds_a_batch_that_no_engine_runs_at_once(folder: Path) -> None:
+    found = invoke(folder, experiment(grid={"batch_sizes": [300]}), "--check")
+    assert "max_num_seqs is 256" in str(found.exception)
+
+
+@pytest.mark.parametrize("arguments", [["--check", "e.yaml"], ["--fail-if", "lossless", "--check", "e.yaml"]])
+def test_options_may_stand_before_the_file(folder: Path, arguments: list[str]) -> None:
+    (folder / "e.yaml").write_text(yaml.safe_dump(experiment()))
+    found = CliRunner().invoke(app, [*arguments[:-1], str(folder / arguments[-1])])
+    assert found.exit_code == 0, found.output
+    assert "engine 1:" in found.output
+
+
+def compare(folder: Path, old: str, new: str, *options: str) -> Any:
+    return CliRunner().invoke(app, ["compare", str(folder / f"{old}.json"), str(folder / f"{new}.json"), *options])
+
+
+def test_a_regression_fails_and_the_same_report_does_not(folder: Path) -> None:
     run(folder, experiment(), "old")
-    longer = {"lookup": {"drafter": {"name": "ngram", "min_match": 1}, "num_tokens": 3}}
-    run(folder, experiment(arms=longer), "new")
-    same = CliRunner().invoke(
-        app, ["compare", str(folder / "old.json"), str(folder / "new.json"), "--fail-on-regression"]
-    )
-    assert same.exit_code in (0, 1), same.output
+    same = compare(folder, "old", "old", "--fail-on-regression")
+    assert same.exit_code == 0, same.output
     assert "acceptance rate" in same.output
+    run(folder, experiment(arms={"other": {"drafter": "lookup"}}), "renamed")
+    gone = compare(folder, "old", "renamed", "--fail-on-regression")
+    assert gone.exit_code == 1, gone.output
+    assert "worse: lookup@3, batch 1 arm" in gone.stderr
+
+
+def test_reports_of_other_experiments_are_refused(folder: Path) -> None:
+    run(folder, experiment(), "old")
     run(folder, experiment(sampling={"max_tokens": 6, "ignore_eos": True}), "other")
-    refused = CliRunner().invoke(app, ["compare", str(folder / "old.json"), str(folder / "other.json")])
+    refused = compare(folder, "old", "other")
     assert isinstance(refused.exception, ConfigError)
     assert "experiment.sampling" in str(refused.exception)
-    allowed = CliRunner().invoke(app, ["compare", str(folder / "old.json"), str(folder / "other.json"), "--allow"])
+    allowed = compare(folder, "old", "other", "--allow")
     assert allowed.exit_code == 0, allowed.output
     (folder / "bad.json").write_text("{}")
-    bad = CliRunner().invoke(app, ["compare", str(folder / "bad.json"), str(folder / "old.json")])
+    bad = compare(folder, "bad", "old")
     assert "is no report of `dovetail ab`" in str(bad.exception)
 
 
@@ -363,6 +411,15 @@ def test_init_writes_a_file_once(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["init", str(path)]).exit_code == 0
     again = CliRunner().invoke(app, ["init", str(path)])
     assert "is there already" in str(again.exception)
+
+
+def test_a_length_that_a_drafter_writes_is_kept(folder: Path) -> None:
+    arms = {name: {"drafter": {"name": "ngram", "length": name}} for name in ("adaptive", "fixed")}
+    arms["plainly"] = {"drafter": {"name": "ngram", "min_match": 1}}
+    found = invoke(folder, experiment(arms=arms, grid={"draft_lengths": [2, 4]}), "--check")
+    assert found.exit_code == 0, repr(found.exception)
+    for label in ("adaptive<=2", "adaptive<=4", "fixed@2", "fixed@4", "plainly@2"):
+        assert label in found.output
 
 
 def test_it_is_a_command() -> None:

@@ -41,6 +41,10 @@ def normal(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray
     return EFFECT + 0.1 * generator.normal(size=shape)
 
 
+def heavy(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return EFFECT + 0.1 * generator.standard_t(3, size=shape)
+
+
 def coverage(draw: Draw, groups: int, seed: int) -> float:
     generator = np.random.default_rng(seed)
     values = draw(generator, (EXPERIMENTS, groups))
@@ -59,6 +63,23 @@ def test_intervals_cover_what_they_claim(draw: Draw, groups: int) -> None:
 @pytest.mark.parametrize("groups", [24, 48])
 def test_intervals_cover_skewed_effects(groups: int) -> None:
     assert 0.935 <= coverage(skewed, groups, seed=5) <= 0.965
+
+
+@pytest.mark.parametrize(
+    ("groups", "draw", "least", "most"),
+    [
+        (5, normal, 0.96, 0.985),
+        (5, skewed, 0.93, 0.955),
+        (5, heavy, 0.98, 0.995),
+        (8, normal, 0.945, 0.97),
+        (8, skewed, 0.905, 0.935),
+        (8, heavy, 0.965, 0.985),
+        (12, skewed, 0.91, 0.94),
+    ],
+)
+def test_few_groups_cover_what_the_docs_say(groups: int, draw: Draw, least: float, most: float) -> None:
+    """docs/experiments.md, "The intervals": wide with symmetric noise, somewhat narrow where few prompts gain much."""
+    assert least <= coverage(draw, groups, seed=2) <= most
 
 
 def test_percentile_bootstrap_would_not() -> None:

@@ -1,0 +1,125 @@
+"""Two reports side by side, from records that were made by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.spec_decode.experiments.compare import Comparison, SavedReport, compare_reports
+from dovetail.spec_decode.experiments.records import RequestRecord, label_among
+
+MODEL = {"path": "/a/model", "sampled_sha256": "x", "dtype": "float32"}
+WORKLOAD = {"data": "/a/set.jsonl", "sha256": "y"}
+EXPERIMENT = {"seed": 0, "grid": {"batch_sizes": [1]}, "workload": {"data": "/a/set.jsonl", "limit": 8}}
+
+
+def report(
+    arms: dict[str, float],
+    *,
+    error: str | None = None,
+    model: dict[str, Any] | None = None,
+    workload: dict[str, Any] | None = None,
+    experiment: dict[str, Any] | None = None,
+) -> SavedReport:
+    """Eight prompts one by one; each arm takes 1 / speed of plain's time, and a drafter may have raised."""
+    columns: dict[str, list[Any]] = {field.name: [] for field in fields(RequestRecord)}
+    for arm, speed in {"plain": 1.0, "plain-again": 1.0, **arms}.items():
+        drafts = arm in arms
+        for prompt in range(8):
+            times = [(1 + 0.01 * (prompt % 3)) * step / speed for step in (1.0, 2.0, 3.0)]
+            row = [arm, 4 if drafts else None, 1, 0, prompt, prompt, "all", [1, 2, 3], times, 8 * drafts, 4 * drafts]
+            row += [[2, 2, 0, 0] if drafts else [], "length", error if drafts else None]
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+    provenance = {
+        "date": "2026-01-01",
+        "experiment": experiment or EXPERIMENT,
+        "model": model or MODEL,
+        "workload": workload or WORKLOAD,
+        "machine": {},
+        "arms": {},
+    }
+    found = {"dovetail_ab": 1, "provenance": provenance, "requests": columns, "equality": []}
+    return SavedReport.model_validate(found)
+
+
+def compare(old: SavedReport, new: SavedReport, *, allow: bool = False) -> Comparison:
+    return compare_reports(old, new, ("old", "new"), allow=allow)
+
+
+def worse(found: Comparison) -> set[tuple[str, str]]:
+    return {(change.label, change.what) for change in found.changes if change.verdict == "worse"}
+
+
+def test_an_arm_that_is_gone_is_worse() -> None:
+    found = compare(report({"x": 2.0, "y": 2.0}), report({"x": 2.0}))
+    assert [label.partition(",")[0][0] for label, what in worse(found) if what == "arm"] == ["y"]
+    assert worse(compare(report({"x": 2.0}), report({"x": 2.0, "y": 2.0}))) == set()
+
+
+def test_all_arms_gone_is_worse_and_no_error() -> None:
+    assert len(worse(compare(report({"x": 2.0}), report({})))) == 1
+
+
+def test_a_cell_that_another_grid_does_not_ask_for_is_no_regression() -> None:
+    other = report({"x": 2.0}, experiment=EXPERIMENT | {"grid": {"batch_sizes": [2]}})
+    other = other.model_copy(update={"requests": other.requests.model_copy(update={"batch": [2] * 24})})
+    old = report({"x": 2.0, "y": 2.0})
+    assert {label[0] for label, _ in worse(compare(old, other, allow=True))} == {"y"}
+
+
+def test_a_drafter_that_raises_now_is_worse() -> None:
+    broken, whole = report({"x": 2.0}, error="no heads"), report({"x": 2.0})
+    assert {what for _, what in worse(compare(whole, broken))} == {"drafter"}
+    assert worse(compare(broken, whole)) == worse(compare(broken, broken)) == set()
+
+
+def test_a_slower_arm_is_worse_and_the_same_one_is_not() -> None:
+    old = report({"x": 2.0})
+    assert "speed-up in tokens/s" in {what for _, what in worse(compare(old, report({"x": 1.5})))}
+    assert worse(compare(old, old)) == set()
+
+
+def test_contents_are_compared_and_not_where_they_lie() -> None:
+    workload = {"data": "/b/set.jsonl", "limit": 8}
+    moved = report(
+        {"x": 2.0},
+        model=MODEL | {"path": "/b/model"},
+        workload=WORKLOAD | {"data": "/b/set.jsonl"},
+        experiment=EXPERIMENT | {"workload": workload},
+    )
+    found = compare(report({"x": 2.0}), moved)
+    assert any("/a/model / /b/model, of equal contents" in difference for difference in found.differences)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": MODEL | {"sampled_sha256": "z"}}, "model.sampled_sha256"),
+        ({"model": MODEL | {"dtype": "bfloat16"}}, "model.dtype"),
+        ({"workload": WORKLOAD | {"sha256": "z"}}, "workload.sha256"),
+        ({"experiment": EXPERIMENT | {"workload": {"data": "/a/set.jsonl", "limit": 4}}}, "experiment.workload"),
+    ],
+)
+def test_other_contents_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compare(report({"x": 2.0}), report({"x": 2.0}, **changes))
+
+
+def test_labels_tell_fixed_lengths_from_those_that_adapt() -> None:
+    arms = {"x": {"speculative.drafter.length": "adaptive"}, "y": {"speculative.drafter.length": "fixed"}, "ref": {}}
+    found = [label_among(arms, arm, length) for arm, length in (("x", 4), ("y", 4), ("ref", None))]
+    assert found == ["x<=4", "y@4", "ref"]
+
+
+def test_comparing_loads_no_engine() -> None:
+    code = (
+        "import sys, dovetail.spec_decode.experiments.compare as compare; assert compare.compare_reports;"
+        " assert not {'torch', 'dovetail.engine.engine'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
