@@ -92,7 +92,7 @@ def _print_software(console: Console, software: Software) -> None:
     rows = [
         ("torch", f"{software.torch_version}, {software.torch_level} kernels, {openmp}"),
         ("threads", f"{software.torch_threads} by torch's own choice{omp}"),
-        ("C compiler", software.compiler or "none found"),
+        ("C compilers", ", ".join(software.compilers) or "none found"),
     ]
     for kernel in software.kernels:
         verdict = "compiles and passes its test" if kernel.problem is None else f"cannot be used: {kernel.problem}"
@@ -128,13 +128,10 @@ def _print_model(console: Console, model: Model) -> None:
     traffic = model.traffic
     held = f"{model.dtype}, quantization {model.quantization or 'none'}"
     share = "" if traffic.is_exact else ", from the size of the whole model"
-    threads = "the executor's choice"
-    if model.threads_asked is not None:
-        threads = f"{model.threads_asked} (executor.threads, {model.threads_origin})"
     rows = [
         ("model", f"{model.reference} ({model.family}), {model.num_parameters / 1e6:,.0f} million parameters"),
         ("weights", f"{mebibytes(model.weight_bytes)}, {held}"),
-        ("executor", f"{model.executor}, device {model.device}, threads: {threads}"),
+        ("executor", f"{model.executor}, device {model.device}, threads: {model.threads}"),
         (
             "read per token",
             f"{mebibytes(traffic.bytes_per_token)} = {mebibytes(traffic.weight_bytes)} of weights"
