@@ -99,7 +99,8 @@ class Kernel:
     problem: str | None
     """Why it cannot be used here; None: it compiles and passes its own test."""
     features: frozenset[str]
-    """Instruction sets for which its source has code of its own, as labels of `features.INSTRUCTION_SETS`."""
+    """Instruction sets for which its source has code of its own, as labels of `features.INSTRUCTION_SETS`. What the
+    compiler makes of the rest with `-march=native` is not seen."""
 
 
 @dataclass(frozen=True)

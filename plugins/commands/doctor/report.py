@@ -77,13 +77,14 @@ def _print_instructions(console: Console, cpu: CPU, software: Software) -> None:
     known = instruction_sets(cpu.architecture)
     if not known or not cpu.features:
         return
-    table = _table("instructions", "here", "good for", "kernels with code for it")
+    table = _table("instructions", "here", "good for", "kernels with code written for it")
     for entry in known:
         there = entry.needs <= cpu.features
         users = [kernel.source for kernel in software.kernels if entry.label in kernel.features]
         mark = Text("yes", style="green") if there else Text("no", style="dim")
         table.add_row(Text(entry.label), mark, Text(entry.purpose), Text(", ".join(users) or "-"))
     _print_table(console, table)
+    console.print(Text("  the compiler may use all that is here for every kernel, written for it or not", style="dim"))
 
 
 def _print_software(console: Console, software: Software) -> None:
@@ -120,8 +121,10 @@ def _print_products(console: Console, measured: Measured) -> None:
     table.columns[1].justify = "right"
     for entry in measured.products:
         shown = entry.problem if entry.operations_per_second is None else rate(entry.operations_per_second / 1e9)
-        table.add_row(Text(entry.dtype), Text(shown or ""))
+        name = "int8, by torch._int_mm" if entry.dtype == "int8" else entry.dtype
+        table.add_row(Text(name), Text(shown or ""))
     _print_table(console, table)
+    console.print(Text("  weights that kernels of plugins hold do not go through these", style="dim"))
 
 
 def _print_model(console: Console, model: Model) -> None:

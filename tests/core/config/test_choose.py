@@ -173,9 +173,7 @@ def test_a_missing_compiler_is_warned_of_once_for_all_that_need_it(
     assert "install gcc or clang" in warning
 
 
-def test_what_is_not_wanted_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolve_tiny: Any
-) -> None:
+def test_what_is_not_wanted_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolve_tiny: Any) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     assert resolve_tiny(attention="sdpa", model={"operators": None}).warnings == ()
