@@ -8,8 +8,10 @@ from pathlib import Path
 
 import psutil
 
+from dovetail.contracts.executor import ThreadCount
 
-def worker_threads(asked: int | None, num_workers: int = 1, num_cores: int | None = None) -> int:
+
+def worker_threads(asked: int | None, num_workers: int = 1, num_cores: int | None = None) -> ThreadCount:
     """Threads for each of `num_workers` workers that share this machine, at least 1.
 
     `asked` is what the config says; without it there is one per core of those that a worker is bound to (`num_cores`).
@@ -17,13 +19,16 @@ def worker_threads(asked: int | None, num_workers: int = 1, num_cores: int | Non
     physical cores that this process may use.
     """
     if asked is not None:
-        return asked
+        return ThreadCount(asked, "executor.threads")
     if num_cores is not None:
-        return num_cores
+        return ThreadCount(num_cores, "the cores that executor.cores binds a worker to")
     inherited = os.environ.get("OMP_NUM_THREADS", "")
     if inherited.isdecimal() and int(inherited) > 0:
-        return int(inherited)
-    return max(1, usable_cores() // num_workers)
+        return ThreadCount(int(inherited), "OMP_NUM_THREADS")
+    cores = usable_cores()
+    shown = f"the {cores} physical cores that this process may use"
+    shared = f"{shown}, over {num_workers} workers" if num_workers > 1 else shown
+    return ThreadCount(max(1, cores // num_workers), shared)
 
 
 class TorchThreads:
@@ -40,6 +45,13 @@ class TorchThreads:
         if before != count:
             torch.set_num_threads(count)
             self._before = before
+
+    def tell_thread(self) -> None:
+        """Has torch's number in this thread's OpenMP too, from which native kernels take it. A new thread begins with
+        one of its own until torch is asked in it."""
+        import torch
+
+        torch.get_num_threads()
 
     def restore(self) -> None:
         """The number before `set`. Idempotent."""

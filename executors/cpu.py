@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, Worker, WorkerSpec
+from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, ThreadCount, Worker, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import BoundThread, CoreList, reasons_against, share_of
@@ -33,7 +33,7 @@ class CPUExecutor(Executor):
     step), and does not end the executor.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     Options: ClassVar[type[PluginOptions]] = CPUOptions
     preference: ClassVar[int] = 10
 
@@ -41,7 +41,7 @@ class CPUExecutor(Executor):
         super().__init__(options, spec, need)
         cores = share_of(options.cores, 0, 1)
         threads = options.threads if options.threads is not None else spec.num_threads
-        self._threads = worker_threads(threads, num_cores=None if cores is None else len(cores))
+        self._threads = worker_threads(threads, num_cores=None if cores is None else len(cores)).count
         self._worker: Worker | None = None
         self._torch_threads = TorchThreads()
         self._bound = BoundThread(cores)
@@ -57,6 +57,12 @@ class CPUExecutor(Executor):
         if need.pipeline_parallel > 1:
             reasons.append(f"cpu has one worker and cannot run pipeline_parallel={need.pipeline_parallel}")
         return reasons + reasons_against(options.cores)
+
+    @classmethod
+    def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount:
+        """As in `__init__`."""
+        cores = share_of(options.cores, 0, 1)
+        return worker_threads(options.threads, num_cores=None if cores is None else len(cores))
 
     def start(self) -> None:
         """Builds and loads the worker here, and sets torch's threads for this process until `shutdown`."""
@@ -77,6 +83,7 @@ class CPUExecutor(Executor):
         """Runs the step before it returns; the future is done."""
         worker = self._running()
         self._bound.bind()
+        self._torch_threads.tell_thread()
         future: Future[StepResult] = Future()
         try:
             future.set_result(worker.execute(plan))

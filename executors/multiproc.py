@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, WorkerSpec
+from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, ThreadCount, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import CoreList, reasons_against, share_of
@@ -47,7 +47,7 @@ class MultiprocExecutor(Executor):
     end with it, however it ends.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     Options: ClassVar[type[PluginOptions]] = MultiprocOptions
     preference: ClassVar[int] = 0
 
@@ -77,6 +77,12 @@ class MultiprocExecutor(Executor):
                 f"pipeline_parallel={need.pipeline_parallel}: pipeline parallelism is planned; use tensor_parallel"
             )
         return reasons + reasons_against(options.cores, need.tensor_parallel)
+
+    @classmethod
+    def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount:
+        """As for the workers' processes."""
+        cores = share_of(options.cores, 0, need.tensor_parallel)
+        return worker_threads(options.threads, need.tensor_parallel, None if cores is None else len(cores))
 
     def start(self) -> None:
         """Starts the processes and waits until all have loaded. Raises the first error of a worker, or `WorkerError`
@@ -136,7 +142,7 @@ class MultiprocExecutor(Executor):
 
     def _environment(self) -> dict[str, str]:
         num_cores = None if self._cores[0] is None else len(self._cores[0])
-        threads = worker_threads(self._threads, self.need.tensor_parallel, num_cores)
+        threads = worker_threads(self._threads, self.need.tensor_parallel, num_cores).count
         env = dict(os.environ, OMP_NUM_THREADS=str(threads))
         if sys.platform == "linux":
             # All ranks are on this machine. By default gloo resolves the host's name, which may fail or lead outside.

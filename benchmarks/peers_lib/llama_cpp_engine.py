@@ -61,6 +61,11 @@ class _Context:
         if status != 0:
             raise RuntimeError(f"llama_decode answered {status}")
 
+    def close(self) -> None:
+        """Gives the memory back."""
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self.pointer)
+
 
 class LlamaCppEngine(ScoringEngine):
     """All prompts in batches of `_BATCH_TOKENS` rows, then one row per sequence and step."""
@@ -75,7 +80,8 @@ class LlamaCppEngine(ScoringEngine):
         self._threads = spec.threads
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._sampler = llama_cpp.llama_sampler_init_greedy()
-        self._contexts: dict[tuple[int, int, bool], _Context] = {}
+        self._shape: tuple[int, int, bool] | None = None
+        self._current: _Context | None = None
 
     def generate(self, prompts: Prompts, num_tokens: int, num_shared: int = 0) -> list[list[int]]:
         """A shared prefix is computed once and copied to all sequences."""
@@ -111,14 +117,26 @@ class LlamaCppEngine(ScoringEngine):
         return np.ctypeslib.as_array(pointer, (len(token_ids), self._vocab_size)).copy()
 
     def _context(self, num_sequences: int, longest: int, num_shared: int) -> _Context:
-        """The context for such prompts; KV memory is kept between calls."""
+        """The context for such prompts: the last one if it is of that shape.
+
+        No more KV memory than the prompts need, since llama.cpp writes to all of it at once: streams of its own are
+        multiples of 256 tokens, a unified memory has one copy of the shared prefix and is rounded as a whole. Nor two
+        contexts at a time: a server has one.
+        """
         unified = num_shared > 0
-        per_sequence = MAX_MODEL_LEN if num_sequences == 1 else -(-(longest - num_shared) // 256) * 256
-        num_tokens = num_shared + num_sequences * per_sequence
-        key = (num_sequences, num_tokens, unified)
-        if key not in self._contexts:
-            self._contexts[key] = _Context(self._model, self._threads, num_sequences, num_tokens, unified)
-        return self._contexts[key]
+        if num_sequences == 1:
+            num_tokens = MAX_MODEL_LEN
+        elif unified:
+            num_tokens = num_shared + num_sequences * (longest - num_shared)
+        else:
+            num_tokens = num_sequences * (-(-longest // 256) * 256)
+        shape = (num_sequences, num_tokens, unified)
+        if self._current is None or shape != self._shape:
+            if self._current is not None:
+                self._current.close()
+            self._current = _Context(self._model, self._threads, num_sequences, num_tokens, unified)
+            self._shape = shape
+        return self._current
 
     def _extend(self, outputs: list[list[int]], context: _Context, rows: Sequence[_Row]) -> None:
         """Computes `rows` and appends the likeliest token to the output of each sequence that wants one."""

@@ -14,7 +14,7 @@ from dovetail.config.resolved import Component
 from dovetail.config.schema import AUTO, ComponentSection, known_keys, place_at
 from dovetail.config.tree import KeyPath, dotted, flatten, get, nearest
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
-from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.plugin import FixableReason, Plugin, PluginOptions
 
 P = TypeVar("P", bound=Plugin)
 Reasons = Callable[[type[P], PluginOptions], Sequence[str]]
@@ -83,6 +83,7 @@ def choose_or_none(
     if section.name != AUTO:
         return _named(state, path, kind, section, reasons)
     answers = _ask_all(state, path, kind, section, reasons)
+    _note_fixable(state, path, answers)
     if answers.fitting:
         return _first(state, path, kind, section, answers)
     go_without(state, path, section, otherwise, answers.listed)
@@ -136,6 +137,7 @@ def _automatic(
         listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in answers.listed)
         listed = listed or "  (none is installed)"
         raise none_left(f"{dotted((*path, 'name'))}: no {kind} of those installed can be used here:\n{listed}")
+    _note_fixable(state, path, answers)
     return _first(state, path, kind, section, answers)
 
 
@@ -160,6 +162,17 @@ def _ask_all(
         if not answers[-1][1]:
             fitting.append((name, plugin))
     return _Answers((*answers, *broken), tuple(fitting))
+
+
+def _note_fixable(state: Resolution, path: KeyPath, answers: _Answers) -> None:
+    """Notes candidates that would have been chosen but for what the user can mend on this machine."""
+    chosen = answers.fitting[0][0] if answers.fitting else None
+    for name, against in answers.listed:
+        if name == chosen:
+            return
+        if against and all(isinstance(reason, FixableReason) for reason in against):
+            for reason in against:
+                state.fixable.setdefault(str(reason), []).append(f"{dotted(path)} {name}")
 
 
 def _first(state: Resolution, path: KeyPath, kind: str, section: ComponentSection, answers: _Answers) -> Chosen:

@@ -66,7 +66,7 @@ def explain(
     return Explanation(
         values=_values(state),
         decisions=state.decisions,
-        warnings=resolved.warnings if resolved is not None else tuple(state.warnings),
+        warnings=resolved.warnings if resolved is not None else state.all_warnings(),
         resolved=resolved,
         estimate=estimate,
         refusal=refusal,

@@ -27,6 +27,8 @@ class Resolution:
         self.warnings: list[str] = []
         self.remarks: dict[str, str] = {}
         """What was warned of single values, by dotted key."""
+        self.fixable: dict[str, list[str]] = {}
+        """By reason that the user can mend, the candidates of `auto` that were passed over for it alone."""
         self.values: dict[str, Any] = copy.deepcopy(layered.config.model_dump(mode="json"))
         """The tree so far: what was asked, with decisions in its place."""
 
@@ -67,6 +69,20 @@ class Resolution:
     def warn(self, message: str) -> None:
         """Notes something odd that stops nothing."""
         self.warnings.append(message)
+
+    def all_warnings(self) -> tuple[str, ...]:
+        """What was warned of; all that `auto` passed over is told in one."""
+        passed_over = [f"{', '.join(names)}: {reason}" for reason, names in self.fixable.items()]
+        if not passed_over:
+            return tuple(self.warnings)
+        told = f"auto goes without what can be had on this machine, and is slower for it; {'; '.join(passed_over)}"
+        return (*self.warnings, told)
+
+    def take_warnings(self, inner: Resolution, whose: str) -> None:
+        """Tells what a resolution within this one warned of."""
+        self.warnings += inner.warnings
+        for reason, names in inner.fixable.items():
+            self.fixable.setdefault(reason, []).extend(f"{name} ({whose})" for name in names)
 
     def remark(self, key: str, message: str) -> None:
         """Warns of one value, beside which `dovetail explain` says it again."""

@@ -106,7 +106,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         plugin_hash="",
         values=state.values,
     )
-    warnings = [*state.warnings, *differences(state.layered.recorded, resolved.components())]
+    warnings = [*state.all_warnings(), *differences(state.layered.recorded, resolved.components())]
     return replace(resolved, plugin_hash=plugin_hash(resolved.components()), warnings=tuple(warnings))
 
 

@@ -58,7 +58,7 @@ class DraftModelScope:
         dtype = rules_model.choose_dtype(state, hf_config)
         family, size = rules_model.choose_family(state, hf_config, dtype)
         quantization, packed_formats = choose_quantization(state, family, opener, files, hf_config, dtype)
-        self._state.warnings += state.warnings
+        self._state.take_warnings(state, dotted(self._path))
         self.info = DraftModelInfo(hf_config, size, dtype, self._difference(files, opener, size.vocab_size))
         self.model = ResolvedDraftModel(
             files=files,
@@ -144,6 +144,7 @@ def choose_draft_quantization(state: Resolution, path: KeyPath, drafter: Chosen,
     except DovetailError as error:
         raise type(error)(f"{dotted(path)}, its own layers: {error}") from error
     _tell_decisions(inner, state, path)
+    state.take_warnings(inner, dotted(path))
     return None if method is None else method.component
 
 

@@ -13,7 +13,7 @@ from dovetail.config.rules_model import text_config
 from dovetail.config.schema import AUTO
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.operators import OperatorsNeed
@@ -230,9 +230,14 @@ def choose_executor(state: Resolution) -> Component:
     need = ExecutorNeed(
         state.environment.device_type, section.tensor_parallel, section.pipeline_parallel, section.enforce_eager
     )
-    return choose(
+    chosen = choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
-    ).component
+    )
+    if section.threads is None:
+        told = cast(type[Executor], chosen.plugin).threads(need, chosen.options, state.environment)
+        if told is not None:
+            state.decide("executor.threads", told.count, told.reason)
+    return chosen.component
 
 
 def _remark_threads(state: Resolution, threads: int | None, ranks: int) -> None:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 
 from dovetail.contracts.device import Runtime
 from dovetail.contracts.kv import LayerCache
-from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 
 
@@ -37,6 +37,15 @@ class ExecutorNeed:
     pipeline_parallel: int = 1
     enforce_eager: bool = False
     """Steps are issued operation by operation: nothing is captured. Since 1.1."""
+
+
+@dataclass(frozen=True)
+class ThreadCount:
+    """CPU threads of each worker. Since 1.3."""
+
+    count: int
+    reason: str
+    """Where the number comes from: "OMP_NUM_THREADS"."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,12 @@ class Executor(Plugin):
         self.options = options
         self.spec = spec
         self.need = need
+
+    @classmethod
+    def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount | None:
+        """How many CPU threads each worker will compute with; asked where `executor.threads` is null, and told by
+        `dovetail explain`. None: not known before the start. Since 1.3."""
+        return None
 
     @abstractmethod
     def start(self) -> None:

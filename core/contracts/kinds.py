@@ -30,7 +30,7 @@ _V1 = ContractVersion(1, 0)
 _V1_1 = ContractVersion(1, 1)
 _V1_2 = ContractVersion(1, 2)
 _V1_3 = ContractVersion(1, 3)
-_V1_4 = ContractVersion(1, 4)
+_V1_5 = ContractVersion(1, 5)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -39,7 +39,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
-            _V1_2,
+            _V1_3,
             "the KV page layout and attention over it",
         ),
         Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1_1, "which requests run next, who gives way"),
@@ -51,10 +51,10 @@ KINDS: dict[str, Kind] = {
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1_4,
+            _V1_5,
             "how a linear layer's weights are held and multiplied",
         ),
-        Kind("operators", "dovetail.contracts.operators:Operators", _V1_1, "the small operators between linear layers"),
+        Kind("operators", "dovetail.contracts.operators:Operators", _V1_2, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_3, "guessed tokens, chain or tree"),
         Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_2, "which drafts stand"),

@@ -70,6 +70,15 @@ class Environment:
     """Installed distributions that matter to selection: name -> version."""
 
 
+class FixableReason(str):
+    """A reason against a plugin that the user can do away with on this machine, and that says how: by installing a
+    compiler, or by making a folder writable. Where `auto` passes over a plugin for such reasons alone, a warning
+    tells them at start. Since attention_backend 1.3, operators 1.2 and quantization 1.5.
+    """
+
+    __slots__ = ()
+
+
 class Plugin(ABC):
     """Base class of every component kind.
 
@@ -98,6 +107,6 @@ class Plugin(ABC):
         Called before any weight is read, possibly in a process that never creates the component.
         `need` is the kind's own record of what is asked (`AttentionNeed`, `ExecutorNeed`, ...), `options`
         an instance of `cls.Options`. Must not raise for a need that it merely cannot serve, and must
-        not allocate device memory. Each reason is one sentence for the user, shown as it is.
+        not allocate device memory. Each reason is one sentence for the user, shown as it is; see `FixableReason`.
         """
         return []

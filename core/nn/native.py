@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.plugin import FixableReason
 from dovetail.nn.disk_cache import cache_directory
 
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
@@ -50,13 +51,13 @@ class NativeError(DovetailError):
 
 
 def reasons_against(source: Path) -> list[str]:
-    """Why the kernels of `source` cannot be used here; empty where they can. Compiles them if that was not done yet,
-    and loads them."""
+    """Why the kernels of `source` cannot be used here, as a `FixableReason`; empty where they can. Compiles them if
+    that was not done yet, and loads them."""
     try:
         built(source)  # what this process has loaded already, workers may still have to find
         load(source)
     except NativeError as error:
-        return [str(error)]
+        return [FixableReason(error)]
     return []
 
 
@@ -161,53 +162,79 @@ def load(source: Path) -> ctypes.CDLL:
 def built(source: Path) -> Path:
     """The shared library of `source`, compiled if it is not there yet or was damaged.
 
-    The library's name holds a hash of the sources beside it (every .c and .h file of its folder), the flags, the
-    compiler and the processor, so a change of any of them compiles anew; and a hash of the library itself, since
-    loading one that is cut short or has holes, as after a loss of power, may kill the process. If the source defines
-    `int self_test(void)`, it is run in a process of its own before the library is taken into use, and must return 0.
-    Safe against concurrent callers: each writes a file of its own and renames it.
+    The library's name holds a hash of the sources beside it (every .c and .h file of its folder), the flags and the
+    processor, and one of the compiler, so a change of any of them compiles anew; and a hash of the library itself,
+    since loading one that is cut short or has holes, as after a loss of power, may kill the process. If the source
+    defines `int self_test(void)`, it is run in a process of its own before the library is taken into use, and must
+    return 0. Compilers are tried in turn; where none works, an intact library that another one made of these sources
+    for this processor serves. Safe against concurrent callers: each writes a file of its own and renames it.
 
-    Raises `NativeError` where there is no compiler, where it fails, and where the folder cannot be written to.
+    Raises `NativeError` where there is neither such a library nor a compiler that works, and where the folder cannot
+    be written to.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise NativeError(f"its kernels need a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH")
-    folder, name = cache_directory() / "native", f"{source.stem}-{_key(source, compiler)}"
-    kept = _intact(folder, name)
-    if kept is not None:
-        return kept
+    compilers = find_compilers()
+    folder, name = cache_directory() / "native", f"{source.stem}-{_source_key(source)}"
+    for compiler in compilers:
+        kept = _intact(folder, f"{name}-{_compiler_key(compiler)}")
+        if kept is not None:
+            return kept
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        made = _build(source, compiler, folder, name)
-    except OSError as error:
-        raise NativeError(
-            f"its compiled kernels cannot be kept in {folder} ({error}): make that folder writable, or set "
-            "XDG_CACHE_HOME (on Linux) to one that is"
-        ) from error
-    _clear(folder, made)
-    return made
+        return _first_built(source, compilers, folder, name)
+    except NativeError:
+        # As in a container that was built in stages, the last of which has no compiler.
+        kept = _intact(folder, name)
+        if kept is None:
+            raise
+        return kept
 
 
-def find_compiler() -> str | None:
-    """The C compiler that sources are compiled with."""
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+def find_compilers() -> list[str]:
+    """The C compilers that are tried, in this order; none twice under two names."""
+    found = filter(None, map(shutil.which, _COMPILERS))
+    return list({os.path.realpath(compiler): compiler for compiler in reversed(list(found))}.values())[::-1]
 
 
 def _intact(folder: Path, name: str) -> Path | None:
-    """The library of this name, marked as used; damaged ones are deleted."""
+    """A library whose name begins so, marked as used; damaged ones are deleted."""
     try:
         found = sorted(folder.glob(f"{glob.escape(name)}-*.so"))
     except OSError:
         return None
     for path in found:
         with contextlib.suppress(OSError):
-            if path.stem == f"{name}-{_file_hash(path)}":
+            if path.stem.rpartition("-")[2] == _file_hash(path):
                 with contextlib.suppress(OSError):
                     os.utime(path)
                 return path
             logger.warning("%s is damaged: it is deleted and compiled anew", path)
             path.unlink()
     return None
+
+
+def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str) -> Path:
+    """What the first compiler that can makes of it."""
+    if not compilers:
+        raise NativeError(
+            f"its kernels need a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH: install gcc or clang "
+            "(the package gcc or build-essential of most Linux distributions, xcode-select --install on macOS)"
+        )
+    errors: list[str] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for compiler in compilers:
+            try:
+                made = _build(source, compiler, folder, f"{name}-{_compiler_key(compiler)}")
+            except NativeError as error:
+                errors.append(str(error))
+            else:
+                _clear(folder, made)
+                return made
+    except OSError as error:
+        raise NativeError(
+            f"its compiled kernels cannot be kept in {folder} ({error}): make that folder writable, or set "
+            "XDG_CACHE_HOME (on Linux) to one that is"
+        ) from error
+    raise NativeError("; ".join(errors))
 
 
 def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
@@ -270,13 +297,17 @@ def _file_hash(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
-def _key(source: Path, compiler: str) -> str:
+def _source_key(source: Path) -> str:
     digest = hashlib.blake2b(digest_size=12)
     for file in sorted({*source.parent.glob("*.c"), *source.parent.glob("*.h"), source}):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    binary = os.stat(os.path.realpath(compiler))
-    digest.update(repr((FLAGS, _OPENMP, compiler, binary.st_size, binary.st_mtime_ns, _processor())).encode())
+    digest.update(repr((FLAGS, _OPENMP, _processor())).encode())
     return digest.hexdigest()
+
+
+def _compiler_key(compiler: str) -> str:
+    binary = os.stat(os.path.realpath(compiler))
+    return hashlib.blake2b(repr((compiler, binary.st_size, binary.st_mtime_ns)).encode(), digest_size=6).hexdigest()
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -282,3 +283,23 @@ def test_pages_of_an_unknown_dtype_are_refused():
 
 def test_the_kernels_pass_their_own_test():
     assert native.load(SOURCE).self_test() == 0
+
+
+def test_a_new_thread_computes_with_torchs_number_of_threads() -> None:
+    case = random_case(0, CaseShape())
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 2)
+    seen: list[int] = []
+
+    def plan() -> None:
+        backend = paged(case)
+        backend.plan(case.batch())
+        seen.extend(plan.struct.num_threads for plan in backend._plans.values())
+
+    try:
+        thread = threading.Thread(target=plan)
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {before + 2}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.executor import ExecutorNeed, ThreadCount
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.cpu import CPUExecutor, CPUOptions
 from dovetail.testing.executor_suite import ExecutorSuite
@@ -34,6 +34,13 @@ def test_threads_hold_until_shutdown(option: int | None, spec: int | None, threa
     assert torch.get_num_threads() == threads
     executor.shutdown()
     assert torch.get_num_threads() == before
+
+
+def test_threads_are_known_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    need, environment = ExecutorNeed("cpu"), Environment("cpu", num_cpus=8, memory_bytes=1 << 33)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert CPUExecutor.threads(need, CPUOptions(), environment) == ThreadCount(5, "OMP_NUM_THREADS")
+    assert CPUExecutor.threads(need, CPUOptions(cores="0-2"), environment).count == 3
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ Names = Annotated[
         "--workload", "-w", help="decode-1, prefill-1024, batch-32, shared-prefix-64, or all. Repeat for more."
     ),
 ]
+BatchSizes = Annotated[
+    list[int] | None,
+    typer.Option("--batch-size", "-b", "--num-requests", "-n", help="Requests per batch (1). Repeat for more."),
+]
 NumRequests = Annotated[int | None, typer.Option("--num-requests", "-n", help="Requests; of a file, at most as many.")]
 InputLen = Annotated[int | None, typer.Option("--input-len", help="Prompt tokens per request (128).")]
 OutputLen = Annotated[int | None, typer.Option("--output-len", help="Output tokens per request (128).")]
@@ -73,7 +77,7 @@ def latency(
     model: Model = None,
     config: Config = None,
     overrides: Overrides = None,
-    batch_size: Annotated[list[int] | None, typer.Option("--batch-size", "-b", help="Requests per batch (1).")] = None,
+    batch_size: BatchSizes = None,
     input_len: InputLen = None,
     output_len: OutputLen = None,
     text: Text = None,

@@ -19,7 +19,8 @@ _CHILD = "dovetail.plugins.commands.bench.startup_child"
 _PHASES = {
     "total": "Start of the process to its first token, as its parent sees it.",
     "interpreter": "Start of the process to its first line of our code, and the way of the token back.",
-    "import": "`from dovetail import LLM`, with torch.",
+    "import": "`from dovetail import LLM`, without torch.",
+    "import torch": "`import torch`, which `LLM(...)` would import first.",
     "engine": "`LLM(...)`: config, plugins, weights, KV memory.",
     "first token": "`generate` of one token, with whatever is compiled or made on first use.",
 }

@@ -17,6 +17,9 @@ def main() -> None:
     from dovetail import LLM, SamplingParams
 
     imported = time.monotonic()
+    import torch  # noqa: F401 - the engine would import it, and it takes longer than all else
+
+    has_torch = time.monotonic()
     with LLM(**json.loads(sys.argv[1])) as llm:
         ready = time.monotonic()
         prompt = _PROMPT if llm.get_tokenizer() is not None else [1] * 16
@@ -28,7 +31,12 @@ def main() -> None:
         from dovetail.plugins.commands.bench.session import describe_engine, describe_environment
 
         report = {
-            "phases": {"import": imported - begin, "engine": ready - imported, "first token": done - ready},
+            "phases": {
+                "import": imported - begin,
+                "import torch": has_torch - imported,
+                "engine": ready - has_torch,
+                "first token": done - ready,
+            },
             "prompt_tokens": len(output.prompt_token_ids),
             "environment": describe_environment(llm.engine),
             "config": describe_engine(llm.engine),

@@ -66,7 +66,7 @@ def too_few_threads(facts: Examination) -> Iterator[Advice]:
 
 def no_compiler(facts: Examination) -> Iterator[Advice]:
     """Native kernels are compiled on the machine that runs them."""
-    if facts.software.compiler is None:
+    if not facts.software.compilers:
         names = ", ".join(kernel.source for kernel in facts.software.kernels)
         yield Advice(
             "hint",
@@ -77,7 +77,7 @@ def no_compiler(facts: Examination) -> Iterator[Advice]:
 
 def broken_kernels(facts: Examination) -> Iterator[Advice]:
     """Kernels that do not compile although there is a compiler."""
-    if facts.software.compiler is not None:
+    if facts.software.compilers:
         for kernel in facts.software.kernels:
             if kernel.problem is not None:
                 yield Advice("problem", f"Plugins cannot use {kernel.source} here.", kernel.problem)

@@ -99,7 +99,8 @@ class Kernel:
     problem: str | None
     """Why it cannot be used here; None: it compiles and passes its own test."""
     features: frozenset[str]
-    """Instruction sets for which its source has code of its own, as labels of `features.INSTRUCTION_SETS`."""
+    """Instruction sets for which its source has code of its own, as labels of `features.INSTRUCTION_SETS`. What the
+    compiler makes of the rest with `-march=native` is not seen."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ class Software:
     openmp: bool
     omp_num_threads: str | None
     """OMP_NUM_THREADS as it is set."""
-    compiler: str | None
-    """The C compiler that native kernels would be compiled with."""
+    compilers: tuple[str, ...]
+    """The C compilers that native kernels would be compiled with, in the order in which they are tried."""
     kernels: tuple[Kernel, ...]
 
 
@@ -203,6 +204,8 @@ class Model:
     quantization: str | None
     executor: str
     tensor_parallel: int
+    threads: str
+    """How many each rank gets, and why, in words."""
     threads_asked: int | None
     """Of each rank; None: the executor chooses."""
     threads_origin: str

@@ -50,6 +50,7 @@ def examine_model(
         quantization=resolved.quantization.name if resolved.quantization is not None else None,
         executor=resolved.executor.name,
         tensor_parallel=ranks,
+        threads=_threads(explanation),
         threads_asked=threads,
         threads_origin=_origin(explanation, "executor.threads") if threads is not None else "",
         max_model_len=longest,
@@ -78,6 +79,15 @@ def _create_counter(resolved: ResolvedConfig) -> _Counter | None:
     if not family.takes_quantization or resolved.device_type != "cpu":
         return None
     return _Counter(resolved, family(options))
+
+
+def _threads(explanation: Explanation) -> str:
+    key = "executor.threads"
+    count = next((value.value for value in explanation.values if value.key == key), None)
+    if count is None:
+        return "the executor's choice"
+    reason = next((decision.reason for decision in explanation.decisions if decision.key == key), None)
+    return f"{count} ({reason or f'{key}, {_origin(explanation, key)}'})"
 
 
 def _origin(explanation: Explanation, key: str) -> str:

@@ -77,13 +77,14 @@ def _print_instructions(console: Console, cpu: CPU, software: Software) -> None:
     known = instruction_sets(cpu.architecture)
     if not known or not cpu.features:
         return
-    table = _table("instructions", "here", "good for", "kernels with code for it")
+    table = _table("instructions", "here", "good for", "kernels with code written for it")
     for entry in known:
         there = entry.needs <= cpu.features
         users = [kernel.source for kernel in software.kernels if entry.label in kernel.features]
         mark = Text("yes", style="green") if there else Text("no", style="dim")
         table.add_row(Text(entry.label), mark, Text(entry.purpose), Text(", ".join(users) or "-"))
     _print_table(console, table)
+    console.print(Text("  the compiler may use all that is here for every kernel, written for it or not", style="dim"))
 
 
 def _print_software(console: Console, software: Software) -> None:
@@ -92,7 +93,7 @@ def _print_software(console: Console, software: Software) -> None:
     rows = [
         ("torch", f"{software.torch_version}, {software.torch_level} kernels, {openmp}"),
         ("threads", f"{software.torch_threads} by torch's own choice{omp}"),
-        ("C compiler", software.compiler or "none found"),
+        ("C compilers", ", ".join(software.compilers) or "none found"),
     ]
     for kernel in software.kernels:
         verdict = "compiles and passes its test" if kernel.problem is None else f"cannot be used: {kernel.problem}"
@@ -120,21 +121,20 @@ def _print_products(console: Console, measured: Measured) -> None:
     table.columns[1].justify = "right"
     for entry in measured.products:
         shown = entry.problem if entry.operations_per_second is None else rate(entry.operations_per_second / 1e9)
-        table.add_row(Text(entry.dtype), Text(shown or ""))
+        name = "int8, by torch._int_mm" if entry.dtype == "int8" else entry.dtype
+        table.add_row(Text(name), Text(shown or ""))
     _print_table(console, table)
+    console.print(Text("  weights that kernels of plugins hold do not go through these", style="dim"))
 
 
 def _print_model(console: Console, model: Model) -> None:
     traffic = model.traffic
     held = f"{model.dtype}, quantization {model.quantization or 'none'}"
     share = "" if traffic.is_exact else ", from the size of the whole model"
-    threads = "the executor's choice"
-    if model.threads_asked is not None:
-        threads = f"{model.threads_asked} (executor.threads, {model.threads_origin})"
     rows = [
         ("model", f"{model.reference} ({model.family}), {model.num_parameters / 1e6:,.0f} million parameters"),
         ("weights", f"{mebibytes(model.weight_bytes)}, {held}"),
-        ("executor", f"{model.executor}, device {model.device}, threads: {threads}"),
+        ("executor", f"{model.executor}, device {model.device}, threads: {model.threads}"),
         (
             "read per token",
             f"{mebibytes(traffic.bytes_per_token)} = {mebibytes(traffic.weight_bytes)} of weights"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dovetail.contracts.kinds import KINDS
-from dovetail.nn.native import find_compiler, reasons_against
+from dovetail.nn.native import find_compilers, reasons_against
 from dovetail.plugins.commands.doctor.facts import Kernel, Software
 from dovetail.plugins.commands.doctor.features import features_in
 
@@ -24,7 +24,7 @@ def examine_software() -> Software:
         torch_threads=torch.get_num_threads(),
         openmp=torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
         omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
-        compiler=find_compiler(),
+        compilers=tuple(find_compilers()),
         kernels=tuple(examine_kernel(source) for source in sorted(_sources())),
     )
 

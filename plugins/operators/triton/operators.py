@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +34,9 @@ class TritonOperators(Operators):
         reasons = []
         if need.dtype not in _DTYPES:
             reasons.append(f"triton operators serve {', '.join(_DTYPES)}, not {need.dtype}")
+        if need.device_type != "cuda" and "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ:
+            # Nothing but its interpreter could serve, and its import takes 80 MB that stay.
+            return [*reasons, f"triton operators run on cuda, not on {need.device_type}"]
         try:
             from triton import knobs
         except ImportError as error:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
 from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.nn import native
 from dovetail.registry.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 
@@ -159,3 +161,19 @@ def test_options_that_a_higher_layer_made_void_are_a_decision(model_dir, cpu, re
     found = decision(resolved, "scheduler.watermark")
     assert (found.asked, found.got) == (0.1, 0.01)
     assert "'priority'" in found.reason
+
+
+def test_a_missing_compiler_is_warned_of_once_for_all_that_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolve_tiny: Any
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
+    [warning] = resolve_tiny().warnings
+    assert "model.operators native, attention paged_cpu: its kernels need a C compiler" in warning
+    assert "install gcc or clang" in warning
+
+
+def test_what_is_not_wanted_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolve_tiny: Any) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
+    assert resolve_tiny(attention="sdpa", model={"operators": None}).warnings == ()

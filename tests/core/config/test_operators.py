@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,18 @@ from dovetail.testing.local_plugins import write_distribution
 PLAIN = "dovetail.nn.operators:TorchOperators"
 MODULE = "sets_of_operators_tests"
 SETS = """\
+from dovetail.contracts.plugin import FixableReason
 from dovetail.nn.operators import TorchOperators
 
 class Fast(TorchOperators):
     preference = 10
+
+class Uncompiled(TorchOperators):
+    preference = 12
+
+    @classmethod
+    def check(cls, need, options, environment):
+        return [FixableReason("install a compiler")]
 
 class Picky(TorchOperators):
     preference = 11
@@ -52,6 +61,20 @@ def test_a_named_set_never_falls_back(registry_with_sets: Registry, model_dir: P
     config = load_config(keywords={"model": {"path": str(model_dir), "operators": "picky"}})
     with pytest.raises(ConfigError, match=r"'picky' cannot be used here:\n  - it computes on abacuses"):
         resolve(config, registry_with_sets, cpu)
+
+
+def test_what_auto_passes_over_for_what_can_be_mended_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_dir: Path, cpu: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {"fast": "Fast", "picky": "Picky", "uncompiled": "Uncompiled"}
+    points = {"dovetail.operators.v1": {name: f"{MODULE}:{attribute}" for name, attribute in names.items()}}
+    write_distribution(tmp_path, "dist-operators", entry_points=points, modules={f"{MODULE}.py": SETS})
+    resolved = resolve(load_config(keywords={"model": {"path": str(model_dir)}}), Registry.scan(), cpu)
+    assert resolved.operators is not None
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "model.operators uncompiled: install a compiler" in record.getMessage()
+    assert "picky" not in record.getMessage()
 
 
 def test_null_asks_nobody(resolve_tiny: Any) -> None:

@@ -37,3 +37,12 @@ def test_hyper_threads_are_no_cores(resolve_tiny: Any, cpu: Any, cores: int | No
 def test_explain_says_it_beside_the_value(model_dir: Path, cpu: Any) -> None:
     layered = load_config({"model": {"path": str(model_dir)}, "executor": {"threads": 9}, "device": "cpu"})
     assert "more than the 2 cores" in explain(layered, environment=cpu).remarks["executor.threads"]
+
+
+def test_explain_tells_the_number_that_nobody_asked_for(
+    model_dir: Path, cpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    explanation = explain(load_config({"model": {"path": str(model_dir)}, "device": "cpu"}), environment=cpu)
+    [decision] = [found for found in explanation.decisions if found.key == "executor.threads"]
+    assert (decision.got, decision.reason) == (5, "OMP_NUM_THREADS")

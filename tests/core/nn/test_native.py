@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from dovetail.plugins.commands.doctor.bandwidth import SOURCE as READ_MEMORY
 from dovetail.plugins.operators.native.operators import SOURCE as OPERATORS
 from dovetail.plugins.quantization.grouped.kernel import SOURCE as LINEAR
 
-pytestmark = pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(not native.find_compilers(), reason="no C compiler")
 
 ADD = """
 typedef struct { int a, b; } Call;
@@ -105,17 +105,67 @@ def test_libraries_that_nobody_used_for_long_are_deleted(source: Path, folder: P
 
 
 @pytest.fixture
-def compiler_without_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Apple's clang answers."""
-    real = native.find_compiler()
-    script = tmp_path / "bin" / "cc"
-    script.parent.mkdir()
-    script.write_text(
-        f'#!/bin/sh\ncase "$*" in *-fopenmp*) echo "clang: error: unsupported option \'-fopenmp\'" >&2; exit 1;; esac\n'
-        f'exec {real} "$@"\n'
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a shell script of that name before everything on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def put(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return put
+
+
+BROKEN = 'echo "cc1: not found" >&2; exit 1'
+
+
+def test_compilers_are_tried_in_turn(source: Path, fake: Callable[[str, str], None]) -> None:
+    real = native.find_compilers()[0]
+    fake("cc", BROKEN)
+    fake("gcc", f'exec {real} "$@"')
+    assert five(source) == 5
+
+
+def test_what_every_compiler_said_is_told(source: Path, fake: Callable[[str, str], None]) -> None:
+    for name in ("cc", "gcc", "clang"):
+        fake(name, f"echo {name} is broken >&2; exit 1")
+    [reason] = native.reasons_against(source)
+    assert all(f"{name} is broken" in reason for name in ("cc", "gcc", "clang"))
+
+
+@pytest.mark.parametrize("left", ["none", "broken"])
+def test_a_library_outlives_its_compiler(
+    source: Path, left: str, fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = native.built(source)
+    if left == "none":
+        monkeypatch.setenv("PATH", "")
+    else:
+        for name in ("cc", "gcc", "clang"):
+            fake(name, BROKEN)
+    assert native.built(source) == library
+
+
+def test_a_library_for_another_processor_does_not_serve(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native.built(source)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(native, "_processor", lambda: ("another",))
+    [reason] = native.reasons_against(source)
+    assert "install gcc or clang" in reason
+
+
+@pytest.fixture
+def compiler_without_openmp(fake: Callable[[str, str], None]) -> None:
+    """As Apple's clang answers, under all names."""
+    real = native.find_compilers()[0]
+    for name in ("cc", "gcc", "clang"):
+        fake(
+            name,
+            'case "$*" in *-fopenmp*) echo "clang: error: unsupported option \'-fopenmp\'" >&2; exit 1;; esac\n'
+            f'exec {real} "$@"',
+        )
 
 
 @pytest.mark.usefixtures("compiler_without_openmp")
@@ -145,10 +195,12 @@ def test_a_mistake_in_the_source_is_told_with_the_compilers_message(source: Path
     assert "OpenMP" not in reason
 
 
-def test_the_doctor_names_the_compiler_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.find_compiler() == shutil.which("cc") or shutil.which("cc") is None
-    monkeypatch.setenv("PATH", "")
-    assert native.find_compiler() is None
+def test_one_compiler_under_two_names_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gcc").write_text("")
+    (tmp_path / "gcc").chmod(0o755)
+    (tmp_path / "cc").symlink_to("gcc")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native.find_compilers() == [str(tmp_path / "cc")]
 
 
 class Inner(ctypes.Structure):

@@ -40,6 +40,7 @@ MODEL = Model(
     quantization=None,
     executor="cpu",
     tensor_parallel=1,
+    threads="8 (OMP_NUM_THREADS)",
     threads_asked=None,
     threads_origin="",
     max_model_len=512,
@@ -52,7 +53,7 @@ MODEL = Model(
 )
 HEALTHY = Examination(
     machine=Machine(CPU_8, (), (), Memory(16 * GIB, 16 * GIB, 0, "madvise", 0)),
-    software=Software("2", "AVX2", 8, True, None, "/usr/bin/cc", (Kernel("p/k.c", None, frozenset()),)),
+    software=Software("2", "AVX2", 8, True, None, ("/usr/bin/cc",), (Kernel("p/k.c", None, frozenset()),)),
     load=Load(0.0, 0.0, 3.0),
     measured=Measured(
         8,
@@ -162,7 +163,7 @@ def test_an_environment_that_asks_for_nothing(text: str) -> None:
 
 def test_a_compiler_is_missing() -> None:
     kernels = (Kernel("p/k.c", "its kernels need a C compiler", frozenset()),)
-    advice = only(with_software(compiler=None, kernels=kernels))
+    advice = only(with_software(compilers=(), kernels=kernels))
     assert "C compiler" in advice.text
     assert "p/k.c" in advice.reason
 

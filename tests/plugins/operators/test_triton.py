@@ -47,3 +47,11 @@ def test_kernels_compile_for_a_gpu_without_spilling(launch: Launch) -> None:
     used = compile_kernel(launch.kernel, launch.signature, launch.constants, 90, **launch.options)
     assert used.stack_bytes <= 16
     assert used.registers <= 255
+
+
+def test_a_machine_without_a_gpu_does_not_import_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    environment = Environment("cpu", num_cpus=2, memory_bytes=2**33)
+    assert TritonOperators.check(OperatorsNeed("cpu", "float32"), TritonOperators.Options(), environment)
+    assert "triton" not in sys.modules
