@@ -14,7 +14,7 @@ _SCALE_BYTES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), 
 
 
 def random_blocks(name: str, rows: int, num_blocks: int, seed: int) -> PackedTensor:
-    """`rows` rows of `num_blocks` blocks of GGUF's format `name` ("Q4_1", "Q6_K", ...): random bits with sane scales."""
+    """`rows` rows of blocks of GGUF's format `name` ("Q4_1", "Q6_K", ...): random bits with sane scales."""
     kind = GGMLQuantizationType[name]
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(seed)

@@ -147,9 +147,15 @@ class GroupedLinear(LinearKernel):
             self._parts[first] = (data, rows, GroupFormat(bits, group, bool(has_min), zero))
         self.finish()
 
+    def tensors(self) -> list[torch.Tensor]:
+        """The parts, uint8. They stay where they are as long as they live: their addresses are written down."""
+        return [data for data, _, _ in self._parts.values()]
+
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x @ weight.T + bias, for float32 and bfloat16 in one pass, each with a bias of either. Raises `ValueError` for
-        activations or a bias of another width than the layer's."""
+        """x @ weight.T + bias, for float32 and bfloat16 in one pass, each with a bias of either.
+
+        Raises `ValueError` for activations or a bias of another width than the layer's.
+        """
         if x.dtype not in _OWN_DTYPES:
             return self.apply(x.float(), bias).to(x.dtype)
         x = x.contiguous()
@@ -272,6 +278,10 @@ class MixedLinear(LinearKernel):
                 self._hold(slice(first, first + len(weight)), weight)
         self._grouped.restore({name: data for name, data in packed.items() if not name.startswith(_PLAIN)})
         self.finish()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The packed parts, and the others."""
+        return [*self._grouped.tensors(), *(kernel.weight for _, kernel, _ in self._plain.values())]
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias."""

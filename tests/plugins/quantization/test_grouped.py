@@ -147,6 +147,28 @@ def test_four_bits_fit_better_than_least_and_greatest() -> None:
     assert (held - grouped).square().sum() < 0.97 * (naive - grouped).square().sum()
 
 
+@settings(deadline=None, max_examples=60)
+@given(magnitude=st.floats(-7, 3), seed=st.integers(0, 1000))
+def test_eight_bits_are_off_by_half_a_step_at_most(magnitude: float, seed: int) -> None:
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(seed)) * 10**magnitude
+    groups = round_to_eight(weight)
+    scales, grouped = groups.scales.float()[..., None], weight.view(8, 2, 32)
+    held = groups.values.view(torch.int8).view(8, 2, 32) * scales
+    assert ((held - grouped).abs() <= scales * 0.5001).all()
+    assert (scales <= grouped.abs().amax(-1, keepdim=True) / 127 * (1 + 2**-11) + 2**-24).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(magnitude=st.floats(-6, 3), seed=st.integers(0, 1000))
+def test_four_bits_reach_from_the_least_to_the_greatest(magnitude: float, seed: int) -> None:
+    weight = torch.rand(8, 32, generator=torch.Generator().manual_seed(seed)) * 10**magnitude
+    groups = round_to_four(weight)
+    assert groups.minimums is not None
+    held = groups.values * groups.scales.float() + groups.minimums.float()
+    # Half a step of the greatest and least weight, which least squares may move, and float16's own steps.
+    assert ((held - weight).abs() <= 10**magnitude / 15 + 2**-22).all()
+
+
 def test_groups_of_zeros_stay_zeros() -> None:
     for groups in (round_to_eight(torch.zeros(2, 64)), round_to_four(torch.zeros(2, 64))):
         minimum = torch.zeros(1) if groups.minimums is None else groups.minimums
