@@ -140,3 +140,13 @@ class QuantizationMethod(Plugin):
     @abstractmethod
     def bytes_per_weight(self) -> float:
         """Bytes that one quantized weight takes, scales included: for memory estimates."""
+
+    def layer_bytes_per_weight(self, shape: LinearShape) -> float:
+        """`bytes_per_weight` of one layer that has a kernel and comes in full precision. Since 1.5; without override
+        that of all."""
+        return self.bytes_per_weight()
+
+    def held_bytes_per_weight(self, packed_format: str) -> float | None:
+        """Bytes that a weight takes which comes packed in one of the formats that the method `holds`. Since 1.5; None
+        (without override): as many as in the checkpoint."""
+        return None

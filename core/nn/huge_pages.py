@@ -12,11 +12,12 @@ _ALIGNMENT = 64
 
 
 class WeightMemory:
-    """Hands out bytes from large chunks for which the system is asked to use huge pages.
+    """Hands out bytes that never move, from large chunks for which the system is asked to use huge pages.
 
     A step reads every weight once. In pages of 4 KiB that costs a translation per page, and the processor stops
-    fetching ahead at each of their ends. Where huge pages cannot be asked for, these are ordinary bytes. What is handed
-    out lives as long as a tensor over it does; nothing is handed out twice.
+    fetching ahead at each of their ends. Where huge pages cannot be asked for, these are ordinary pages. What is handed
+    out lives as long as a tensor over it does; nothing is handed out twice. It cannot be resized, so a worker that
+    sleeps leaves it where it is, and kernels may write down its address.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class WeightMemory:
 def _chunk(num_bytes: int) -> torch.Tensor:
     # Neither macOS nor Windows has the advice, and a kernel may be built without.
     if "MADV_HUGEPAGE" not in vars(mmap):
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
     # Private: Python's default is memory to share, of which few systems make huge pages.
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):

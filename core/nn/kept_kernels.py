@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -59,9 +59,15 @@ class KeptKernel(LinearKernel):
 class KernelKeeper:
     """The kernels of one model on one rank, and the file that they are kept in."""
 
-    def __init__(self, cache: PackedCache, made_by: Sequence[str], ranks: tuple[int, int], bytes_per_weight: float):
+    def __init__(
+        self,
+        cache: PackedCache,
+        made_by: Sequence[str],
+        ranks: tuple[int, int],
+        bytes_per_weight: Callable[[LinearShape], float],
+    ):
         """`made_by`: all that the packed weights depend on besides the contents of the checkpoint's files and `ranks`,
-        which are this rank and the number of ranks."""
+        which are this rank and the number of ranks. `bytes_per_weight`: at least so many, of a layer."""
         self._cache = cache
         self._made_by = tuple(made_by)
         self._rank, self._num_ranks = ranks
@@ -125,15 +131,11 @@ class KernelKeeper:
 
     def _has_room(self) -> bool:
         """For all ranks: what only some of them had would make no start faster."""
-        sizes = (kernel.shape.in_features * kernel.shape.out_features for kernel in self._kernels.values())
-        wanted = sum(sizes) * self._bytes_per_weight * self._num_ranks
+        shapes = (kernel.shape for kernel in self._kernels.values())
+        wanted = sum(shape.in_features * shape.out_features * self._bytes_per_weight(shape) for shape in shapes)
+        wanted *= self._num_ranks
         if wanted > self._cache.max_bytes and self._rank == 0:
-            logger.warning(
-                "packed weights are not kept, and are packed anew at every start: they take %.3g GiB, and "
-                "model.packed_cache_gib is %.3g",
-                wanted / 2**30,
-                self._cache.max_bytes / 2**30,
-            )
+            self._cache.warn_of_size(wanted)
         return 0 < wanted <= self._cache.max_bytes
 
 

@@ -169,17 +169,24 @@ def bytes_held(
     for layer in plan.offered(method):
         if layer.shape.name in served:
             parts = [by_name[source] for source in layer.sources if source in by_name]
-            held[layer.shape.name] = _held(parts, method, plain)
+            held[layer.shape.name] = _held(layer.shape, parts, method, plain)
     return held
 
 
-def _held(parts: Sequence[TensorInfo], method: QuantizationMethod, plain: int) -> float:
+def _held(shape: LinearShape, parts: Sequence[TensorInfo], method: QuantizationMethod, plain: int) -> float:
     """Bytes per weight of a layer that is served. Methods that hold packed blocks leave numbers as they are."""
     packed = [info for info in parts if info.dtype in method.holds]
     if not packed:
-        return plain if method.holds and parts else method.bytes_per_weight()
+        return plain if method.holds and parts else method.layer_bytes_per_weight(shape)
     rest = sum(prod(info.shape) for info in parts) - sum(prod(info.shape) for info in packed)
-    return (sum(info.num_bytes for info in packed) + rest * plain) / sum(prod(info.shape) for info in parts)
+    held = sum(_held_bytes(info, method) for info in packed)
+    return (held + rest * plain) / sum(prod(info.shape) for info in parts)
+
+
+def _held_bytes(info: TensorInfo, method: QuantizationMethod) -> float:
+    """What a tensor takes that comes packed."""
+    per_weight = method.held_bytes_per_weight(info.dtype)
+    return info.num_bytes if per_weight is None else per_weight * prod(info.shape)
 
 
 def _layers(module: torch.nn.Module) -> list[PlannedLayer]:

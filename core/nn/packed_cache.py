@@ -19,7 +19,7 @@ import torch
 from dovetail.nn.atomic_file import TEMPORARY_PREFIX, atomic_file
 from dovetail.nn.content_hash import ContentHashes
 from dovetail.nn.disk_cache import cache_directory
-from dovetail.nn.tensor_file import DamagedFileError, num_bytes, read_tensors, write_tensors
+from dovetail.nn.tensor_file import DamagedFileError, OtherVersionError, num_bytes, read_tensors, write_tensors
 
 logger = logging.getLogger("dovetail.nn.packed_cache")
 
@@ -56,12 +56,12 @@ class PackedCache:
         """What `put` stored, or None. The tensors are contiguous views of a private memory map, those of a
         multiple of 64 bytes aligned to 64 bytes; they outlive the cache and the file.
 
-        A file that is not what was written is told in the log and deleted.
+        A file that is not what was written is told in the log and deleted; one of another version is none.
         """
         path = self._path(key)
         try:
             tensors = read_tensors(path, key)
-        except FileNotFoundError:
+        except (FileNotFoundError, OtherVersionError):
             return None
         except DamagedFileError as error:
             logger.warning("%s is damaged (%s): it is deleted, and the weights are packed anew", path, error)
@@ -69,7 +69,7 @@ class PackedCache:
                 path.unlink()
             return None
         except OSError as error:
-            self._warn(f"cannot be read ({error})")
+            self._warn_of_directory(f"cannot be read ({error})")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -78,8 +78,8 @@ class PackedCache:
     def put(self, key: str, tensors: Mapping[str, torch.Tensor], beside: Collection[str] = ()) -> bool:
         """Stores dense tensors of any device under `key`, in place of what was there, and makes room by deleting the
         files that were not used for the longest time, save those of the keys `beside`, which this one is of use with
-        alone. Returns whether it did: not what is larger than the whole cache or does not fit beside those, and nothing
-        where the disk is full or cannot be written to.
+        alone. Returns whether it did: not what is larger than the whole cache or does not fit beside those, which is
+        warned of, and nothing where the disk is full or cannot be written to.
 
         Raises `ValueError` for tensors that a safetensors file cannot hold (sparse, quantized by torch).
         """
@@ -96,9 +96,18 @@ class PackedCache:
                 path.unlink(missing_ok=True)
                 return False
         except OSError as error:
-            self._warn(f"cannot be written to ({error})")
+            self._warn_of_directory(f"cannot be written to ({error})")
             return False
         return True
+
+    def warn_of_size(self, num_bytes: float) -> None:
+        """Tells once that what takes `num_bytes` is not stored."""
+        self._warn(
+            "packed weights are not kept, and are packed anew at every start: they take %.3g GiB, and "
+            "model.packed_cache_gib is %.3g",
+            num_bytes / 2**30,
+            self.max_bytes / 2**30,
+        )
 
     def _make_room(self, wanted: Path, size: int, lasting: Collection[Path]) -> bool:
         """Deletes other files, least recently used first, until `size` bytes at `wanted` fit. Returns whether they do;
@@ -114,12 +123,7 @@ class PackedCache:
                     path.unlink()
         least = size + sum(file_size for _, file_size, path in others if path in lasting)
         if least > self.max_bytes:
-            logger.info(
-                "packed weights of %d bytes are not kept: %s has room for %d (model.packed_cache_gib)",
-                least,
-                self.directory,
-                self.max_bytes,
-            )
+            self.warn_of_size(least)
             return False
         total = size + sum(file_size for _, file_size, _ in others)
         for _, file_size, path in sorted(others):
@@ -132,8 +136,11 @@ class PackedCache:
         """Keys are any text, so the file is named by a hash; the file itself holds the key."""
         return self.directory / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}{_SUFFIX}"
 
-    def _warn(self, problem: str) -> None:
-        """Once: packing goes on for every layer, and the reason stays the same."""
+    def _warn_of_directory(self, problem: str) -> None:
+        self._warn("the cache of packed weights, %s, %s: going on without it", self.directory, problem)
+
+    def _warn(self, message: str, *values: object) -> None:
+        """Once: packing goes on, and the reason stays the same."""
         if not self._has_warned:
             self._has_warned = True
-            logger.warning("the cache of packed weights, %s, %s: going on without it", self.directory, problem)
+            logger.warning(message, *values)

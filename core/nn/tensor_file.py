@@ -20,7 +20,10 @@ import torch
 from dovetail.contracts.errors import DovetailError
 
 ALIGNMENT = 64
-_SUM_BYTES = 2**20
+VERSION = 2
+"""Of the checksums."""
+_ROW_BYTES = 1024
+_ROWS_AT_ONCE = 1024
 _NO_HASH = "0" * 32
 _MAX_HEADER = 100 * 2**20
 _DTYPES = {
@@ -38,6 +41,10 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class OtherVersionError(DovetailError):
+    """The file was written by another version of this module."""
 
 
 class DamagedFileError(DovetailError):
@@ -69,13 +76,16 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor], label: st
 def read_tensors(path: Path, label: str) -> dict[str, torch.Tensor]:
     """The tensors as views of a private memory map: writing to them changes neither the file nor other processes.
 
-    Raises `DamagedFileError` for a file whose length, header, contents or label are not those that were written, and
-    `OSError`. Every byte is read once, at the speed of memory (or of the disk, where the file is not cached).
+    Raises `DamagedFileError` for a file whose length, header, contents or label are not those that were written,
+    `OtherVersionError` for a whole header of another version, and `OSError`. Every byte is read once, at the speed of
+    memory (or of the disk, where the file is not cached).
     """
     with path.open("rb") as file:
         header, start = _read_header(file)
         size = os.fstat(file.fileno()).st_size
         metadata = header.pop("__metadata__")
+        if metadata.get("version") != str(VERSION):
+            raise OtherVersionError(f"it is of version {metadata.get('version', 1)}, not {VERSION}")
         if metadata["label"] != label:
             raise DamagedFileError(f"it is labelled {metadata['label']!r}, not {label!r}")
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
@@ -103,7 +113,8 @@ def _place(item: tuple[str, torch.Tensor]) -> tuple[bool, int, str]:
 
 def _header(tensors: Mapping[str, torch.Tensor], label: str, contents: str) -> bytes:
     """Length and JSON, padded so that what follows is aligned."""
-    entries: dict[str, Any] = {"__metadata__": {"label": label, "contents": contents, "header": _NO_HASH}}
+    metadata = {"label": label, "version": str(VERSION), "contents": contents, "header": _NO_HASH}
+    entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
@@ -149,11 +160,13 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(data: torch.Tensor) -> bytes:
-    """A checksum of uint8 [n] at the speed of memory: 64-bit words added up modulo 2^64 within each MiB, so that no
-    change of less than two words of one MiB goes unseen; and the bytes that are left over."""
-    whole, words = len(data) // _SUM_BYTES * _SUM_BYTES, len(data) // 8 * 8
-    if data.storage_offset() % 8:
-        data = data.clone()  # a view of another width needs an aligned start
-    wide = data[:words].view(torch.int64)
-    sums = wide[: whole // 8].view(-1, _SUM_BYTES // 8).sum(1)
-    return b"".join(part.numpy().tobytes() for part in (sums, wide[whole // 8 :].sum(), data[words:]))
+    """A checksum of uint8 [n] at the speed of memory, and the bytes that are left over. 64-bit words stand in rows of
+    128, which are added up modulo 2^64, and so are the columns of each MiB. What is changed, or exchanged with
+    something else, goes unseen only if at least four words compensate each other in rows and columns."""
+    content = data.numpy()
+    whole = len(content) // _ROW_BYTES * _ROW_BYTES
+    words = content[:whole].view(np.int64).reshape(-1, _ROW_BYTES // 8)
+    # By the MiB, which stays in the processor's cache between the two sums.
+    pieces = (words[start : start + _ROWS_AT_ONCE] for start in range(0, len(words), _ROWS_AT_ONCE))
+    sums = [side.tobytes() for piece in pieces for side in (piece.sum(1), piece.sum(0))]
+    return b"".join((*sums, content[whole:].tobytes()))

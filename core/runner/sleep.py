@@ -20,7 +20,8 @@ class Sleeper:
 
     Level 1 copies the weights to host memory. Level 2 does so only with what the checkpoint does not hold (rotary
     tables, packed weights); weights in full precision are read anew. The content of the KV pages is lost. Memory that
-    cannot be given back, such as that of a CPU's pages, stays.
+    cannot be given back stays: that of a CPU's pages, and of weights in `dovetail.nn.huge_pages.WeightMemory`, whose
+    kernels hold addresses and which lie in host memory anyway.
     """
 
     def __init__(self, model: Any, lanes: Sequence[torch.Tensor], device: Device, level: int):

@@ -142,7 +142,7 @@ class ModelWorker:
             repr(sorted(config.model.hf_config.items(), key=str)),
         )
         ranks = self._communicator.rank, self._communicator.size
-        return KernelKeeper(PackedCache(default_directory(), room), made_by, ranks, quantization.bytes_per_weight())
+        return KernelKeeper(PackedCache(default_directory(), room), made_by, ranks, quantization.layer_bytes_per_weight)
 
     def _create_operators(self) -> Operators:
         component = self._config.operators

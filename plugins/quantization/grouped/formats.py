@@ -52,7 +52,7 @@ def groups_of(packed: PackedTensor) -> Groups:
     that are a float16 times a small integer; the product is rounded to float16, off by one part in 2048 at most."""
     rows, columns = packed.shape
     blocks = packed.blocks.contiguous().view(rows * columns // packed.block_size, packed.block_bytes)
-    groups = _READERS[packed.format](blocks)
+    groups = _READERS[packed.format][1](blocks)
     minimums = groups.minimums
     return Groups(
         groups.format,
@@ -128,16 +128,19 @@ def _q6_k(blocks: torch.Tensor) -> Groups:
     return Groups(_SIX, (low | high << 4).flatten(1), scales.half(), None)
 
 
-_READERS: dict[str, Callable[[torch.Tensor], Groups]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+_READERS: dict[str, tuple[GroupFormat, Callable[[torch.Tensor], Groups]]] = {
+    "Q4_0": (_FOUR_CENTRED, _q4_0),
+    "Q4_1": (FOUR, _q4_1),
+    "Q5_0": (_FIVE_CENTRED, _q5_0),
+    "Q5_1": (_FIVE, _q5_1),
+    "Q8_0": (EIGHT, _q8_0),
+    "Q4_K": (FOUR, _q4_k),
+    "Q5_K": (_FIVE, _q5_k),
+    "Q6_K": (_SIX, _q6_k),
 }
+
+GROUP_FORMATS = {name: form for name, (form, _) in _READERS.items()}
+"""What `groups_of` makes of each of GGUF's formats that it reads."""
 
 PACKED_FORMATS = frozenset(_READERS)
 """GGUF's names of the formats that `groups_of` reads."""

@@ -24,6 +24,7 @@ BLOCK = 32
 """Input features come in whole blocks of so many."""
 
 _PLAIN = "plain."
+_OWN_DTYPES = (torch.float32, torch.bfloat16)
 
 Rounding = Callable[[torch.Tensor], Groups]
 """From a weight in full precision, [rows, columns], to groups."""
@@ -56,6 +57,7 @@ class _LinearCall(ctypes.Structure):
         ("out_features", ctypes.c_int64),
         ("bias", ctypes.c_void_p),
         ("is_bf16", ctypes.c_int32),
+        ("bias_is_bf16", ctypes.c_int32),
         ("threads", ctypes.c_int32),
     )
 
@@ -145,15 +147,27 @@ class GroupedLinear(LinearKernel):
             self._parts[first] = (data, rows, GroupFormat(bits, group, bool(has_min), zero))
         self.finish()
 
+    def tensors(self) -> list[torch.Tensor]:
+        """The parts, uint8. They stay where they are as long as they live: their addresses are written down."""
+        return [data for data, _, _ in self._parts.values()]
+
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x @ weight.T + bias, for float32 and bfloat16 in one pass."""
-        if x.dtype not in (torch.float32, torch.bfloat16):
+        """x @ weight.T + bias, for float32 and bfloat16 in one pass, each with a bias of either.
+
+        Raises `ValueError` for activations or a bias of another width than the layer's.
+        """
+        if x.dtype not in _OWN_DTYPES:
             return self.apply(x.float(), bias).to(x.dtype)
         x = x.contiguous()
         num_rows, num_columns = x.shape
         shape = self._shape
+        if num_columns != shape.in_features:
+            raise ValueError(f"{shape.name} takes {shape.in_features} features, not {num_columns}")
+        if bias is not None:
+            if len(bias) != shape.out_features:
+                raise ValueError(f"{shape.name} has {shape.out_features} outputs, and its bias {len(bias)}")
+            bias = (bias if bias.dtype in _OWN_DTYPES else bias.float()).contiguous()
         y = torch.empty(num_rows, shape.out_features, dtype=x.dtype)
-        wide_bias = None if bias is None else bias.float()
         failed = self._library.linear(
             self._address,
             len(self._segments),
@@ -162,8 +176,9 @@ class GroupedLinear(LinearKernel):
             num_columns,
             y.data_ptr(),
             shape.out_features,
-            None if wide_bias is None else wide_bias.data_ptr(),
+            None if bias is None else bias.data_ptr(),
             x.dtype == torch.bfloat16,
+            bias is not None and bias.dtype == torch.bfloat16,
             torch.get_num_threads(),
         )
         if failed:
@@ -171,13 +186,14 @@ class GroupedLinear(LinearKernel):
         return y
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """As `LinearKernel.lookup`."""
+        """As `LinearKernel.lookup`. Raises `IndexError` for rows that the layer does not have."""
         ids = ids.contiguous()
         own_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         out = torch.empty(len(ids), self._shape.in_features, dtype=own_dtype)
         if len(self._segments) == 1 and self._segments[0].rows == self._shape.out_features:
             self._look_up(self._segments[0], ids, out)
         else:
+            check_rows(ids, self._shape)
             for segment in self._segments:
                 own = (ids >= segment.first_row) & (ids < segment.first_row + segment.rows)
                 part = out.new_empty(int(own.sum()), out.shape[1])
@@ -188,7 +204,9 @@ class GroupedLinear(LinearKernel):
     def _look_up(self, segment: _Segment, ids: torch.Tensor, out: torch.Tensor) -> None:
         columns = self._shape.in_features
         is_bf16 = out.dtype == torch.bfloat16
-        self._library.lookup(ctypes.addressof(segment), ids.data_ptr(), len(ids), columns, out.data_ptr(), is_bf16)
+        address = ctypes.addressof(segment)
+        if self._library.lookup(address, ids.data_ptr(), len(ids), columns, out.data_ptr(), is_bf16):
+            check_rows(ids + segment.first_row, self._shape)
 
     def _laid_out(self, groups: Groups, first_row: int) -> torch.Tensor:
         rows, columns = groups.values.shape
@@ -210,6 +228,13 @@ class GroupedLinear(LinearKernel):
             data.data_ptr(),
         )
         return data
+
+
+def check_rows(ids: torch.Tensor, shape: LinearShape) -> None:
+    """Raises `IndexError` where one of `ids` is no row of the layer."""
+    wrong = ids[(ids < 0) | (ids >= shape.out_features)]
+    if len(wrong):
+        raise IndexError(f"{shape.name} has rows 0 to {shape.out_features - 1}, and no {int(wrong[0])}")
 
 
 class MixedLinear(LinearKernel):
@@ -253,6 +278,10 @@ class MixedLinear(LinearKernel):
                 self._hold(slice(first, first + len(weight)), weight)
         self._grouped.restore({name: data for name, data in packed.items() if not name.startswith(_PLAIN)})
         self.finish()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The packed parts, and the others."""
+        return [*self._grouped.tensors(), *(kernel.weight for _, kernel, _ in self._plain.values())]
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias."""

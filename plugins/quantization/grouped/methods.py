@@ -12,7 +12,7 @@ from dovetail.contracts.quantization import LinearKernel, LinearShape, Quantizat
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
 from dovetail.nn.skipped import against_skip, is_skipped
-from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, PACKED_FORMATS
+from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, GROUP_FORMATS, PACKED_FORMATS
 from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding, layout
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
 
@@ -37,7 +37,7 @@ def reasons_against(name: str, need: QuantizationNeed) -> list[str]:
 class GroupedMethod(QuantizationMethod):
     """What the methods have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 5)
     stability = "provisional"
     embeddings = True
     batch_invariant = True
@@ -80,7 +80,6 @@ class RoundingMethod(GroupedMethod):
 class EightBitMethod(RoundingMethod):
     """8 bits a weight, one scale per 32: what GGUF calls Q8_0. Embeddings and output layer too."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 4)
     for_drafters = True
 
     @classmethod
@@ -108,12 +107,19 @@ class FourBitMethod(RoundingMethod):
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Rounds every layer that is not skipped."""
-        is_vocabulary = any(part in shape.name for part in ("embed", "lm_head"))
-        return self.linear(shape, round_to_eight if is_vocabulary else round_to_four)
+        return self.linear(shape, round_to_eight if _is_vocabulary(shape) else round_to_four)
 
     def bytes_per_weight(self) -> float:
-        """Scales and minimums included."""
+        """Of most layers, scales and minimums included."""
         return FOUR.bytes_per_weight()
+
+    def layer_bytes_per_weight(self, shape: LinearShape) -> float:
+        """More for the vocabulary's layers."""
+        return EIGHT.bytes_per_weight() if _is_vocabulary(shape) else FOUR.bytes_per_weight()
+
+
+def _is_vocabulary(shape: LinearShape) -> bool:
+    return any(part in shape.name for part in ("embed", "lm_head"))
 
 
 class GGUFMethod(GroupedMethod):
@@ -137,5 +143,10 @@ class GGUFMethod(GroupedMethod):
         return MixedLinear(shape, self.memory, getattr(torch, self.need.dtype), self.need.batch_invariant)
 
     def bytes_per_weight(self) -> float:
-        """Of the most usual format, 4 bits with a scale and a minimum."""
-        return FOUR.bytes_per_weight()
+        """Of the checkpoint's smallest format: no layer takes less."""
+        held = self.need.packed_formats & PACKED_FORMATS
+        return min((GROUP_FORMATS[name].bytes_per_weight() for name in held), default=FOUR.bytes_per_weight())
+
+    def held_bytes_per_weight(self, packed_format: str) -> float:
+        """K-quants take more than in the file, where their scales are 6 or 8 bits."""
+        return GROUP_FORMATS[packed_format].bytes_per_weight()

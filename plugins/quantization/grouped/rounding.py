@@ -12,10 +12,11 @@ _REFINEMENTS = 4
 
 
 def round_to_eight(weight: torch.Tensor) -> Groups:
-    """Symmetric, to nearest: scale = max |w| / 127 over each group, every weight off by scale / 2 at most."""
+    """Symmetric, to nearest: scale = max |w| / 127 over each group in float16, every weight off by scale / 2 at most.
+    Groups of less than about 1e-3 share float16's fixed steps of 6e-8, so that smaller ones keep fewer bits."""
     rows, columns = weight.shape
     grouped = weight.float().view(rows, columns // EIGHT.group, EIGHT.group)
-    scales = (grouped.abs().amax(-1) / 127).clamp_min(_SMALLEST).half()
+    scales = _scales(grouped.abs().amax(-1), 127)
     values = (grouped / scales.float()[..., None]).round_().clamp_(-127, 127).to(torch.int8)
     return Groups(EIGHT, values.view(rows, columns).view(torch.uint8), scales, None)
 
@@ -27,7 +28,7 @@ def round_to_four(weight: torch.Tensor) -> Groups:
     rows, columns = weight.shape
     grouped = weight.float().view(rows, columns // FOUR.group, FOUR.group)
     least, greatest = grouped.amin(-1), grouped.amax(-1)
-    scales, minimums = ((greatest - least) / 15).clamp_min(_SMALLEST), least
+    scales, minimums = _scales(greatest - least, 15).float(), least
     best = _rounded(grouped, scales, minimums)
     for _ in range(_REFINEMENTS):
         values, scales, minimums, error = best
@@ -42,6 +43,14 @@ def round_to_four(weight: torch.Tensor) -> Groups:
         )
     values, scales, minimums, _ = best
     return Groups(FOUR, values.view(rows, columns).to(torch.uint8), scales.half(), minimums.half())
+
+
+def _scales(range_: torch.Tensor, steps: int) -> torch.Tensor:
+    """float16 scales whose `steps` steps span `range_`, but for half a step: one that float16 has only much smaller,
+    as happens below its full precision, becomes the next greater one."""
+    scales = (range_ / steps).clamp_min(_SMALLEST).half()
+    is_short = scales.float() * (steps + 0.5) < range_
+    return (scales.view(torch.int16) + is_short).view(torch.float16)
 
 
 def _rounded(

@@ -23,7 +23,7 @@ class OnlyPacked(TorchLinear):
 def test_a_kernel_without_both_ways_is_not_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type[TorchLinear]
 ) -> None:
-    keeper = KernelKeeper(PackedCache(tmp_path / "cache", 1 << 20), ["test"], (0, 1), 4.0)
+    keeper = KernelKeeper(PackedCache(tmp_path / "cache", 1 << 20), ["test"], (0, 1), lambda _: 4.0)
     keeper.wrap(LinearShape("layer", 4, 2, has_bias=False), kind(torch.zeros(2, 4)))
     weights = tmp_path / "weights"
     weights.write_bytes(b"checkpoint")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -118,6 +118,36 @@ def test_a_flipped_bit_anywhere_is_a_miss(data: st.DataObject, tmp_path_factory:
     path.write_bytes(content)
     assert cache.get("k") is None
     assert not path.exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.sampled_from((8, 64, 1000, 4096, 2**20)))
+def test_exchanged_parts_are_a_miss(data: st.DataObject, size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = PackedCache(tmp_path_factory.mktemp("cache"), 4096 * KIB)
+    cache.put("k", some(kib=3000))
+    path = the_file(cache)
+    content = bytearray(path.read_bytes())
+    start = len(content) - 3000 * KIB
+    one = start + size * data.draw(st.integers(0, 3000 * KIB // size - 2))
+    other = one + size * data.draw(st.integers(1, (len(content) - one) // size - 1))
+    first, second = content[one : one + size], content[other : other + size]
+    assume(first != second)
+    content[one : one + size], content[other : other + size] = second, first
+    path.write_bytes(content)
+    assert cache.get("k") is None
+
+
+def test_a_file_of_another_version_is_replaced_in_silence(
+    cache: PackedCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("dovetail.nn.tensor_file.VERSION", 1)
+        cache.put("k", some(1))
+    assert cache.get("k") is None
+    assert cache.put("k", some(2))
+    assert same(cache.get("k"), some(2))
+    assert not caplog.records
+    the_file(cache)
 
 
 @pytest.mark.parametrize("size", [0, 4, 8, 100, -1])

@@ -174,7 +174,7 @@ def keepers(cache: PackedCache, num_ranks: int) -> list[KernelKeeper]:
     """Of ranks with one layer each, of 64 x 64 weights in 4608 bytes."""
     made = []
     for rank in range(num_ranks):
-        keeper = KernelKeeper(cache, ["q8"], (rank, num_ranks), 1.125)
+        keeper = KernelKeeper(cache, ["q8"], (rank, num_ranks), lambda _: 1.125)
         shape = LinearShape("layer", 64, 64, has_bias=False)
         kernel = keeper.wrap(shape, GroupedLinear(shape, WeightMemory()))
         kernel.load(slice(0, 64), torch.full((64, 64), float(rank)))

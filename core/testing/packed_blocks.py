@@ -1,0 +1,30 @@
+"""Random weights in the packed formats of GGUF files, for tests of kernels that hold these."""
+
+from __future__ import annotations
+
+import gguf.quants
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from dovetail.contracts.weights import PackedTensor
+
+_SCALE_BYTES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+"""Where the float16 numbers of a block stand; at its beginning where nothing is said."""
+
+
+def random_blocks(name: str, rows: int, num_blocks: int, seed: int) -> PackedTensor:
+    """`rows` rows of blocks of GGUF's format `name` ("Q4_1", "Q6_K", ...): random bits with sane scales."""
+    kind = GGMLQuantizationType[name]
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(seed)
+    raw = generator.integers(0, 256, (rows * num_blocks, block_bytes), dtype=np.uint8)
+    for offset in _SCALE_BYTES.get(name, (0,)):
+        scales = generator.uniform(1e-3, 1e-2, len(raw)).astype("<f2")
+        raw[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+
+    def unpack(blocks: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(gguf.quants.dequantize(blocks.contiguous().numpy(), kind))
+
+    blocks = torch.from_numpy(raw.reshape(rows, -1))
+    return PackedTensor(name, blocks, (rows, num_blocks * block_size), block_size, block_bytes, unpack)

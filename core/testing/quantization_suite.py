@@ -1,0 +1,231 @@
+"""The conformance suite of quantization methods. A third party's test is a subclass::
+
+    from dovetail.testing.quantization_suite import QuantizationSuite
+
+    class TestMyMethod(QuantizationSuite):
+        method_class = MyMethod
+        tolerance = 0.02  # what rounding may cost
+
+A method that `holds` packed formats sets `packed_formats` and makes such weights in `weight`
+(`dovetail.testing.packed_blocks` has those of GGUF files). Dtypes that `check` refuses are skipped, with its reason.
+The oracle multiplies in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.plugin import Environment
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.kernels import unpacked
+from dovetail.registry.environment import detect_environment
+
+DTYPES = ("float32", "float16", "bfloat16")
+NUM_ROWS = (0, 1, 17)
+"""Rows of activations: none, decoding, and more than kernels for few rows take."""
+
+Weight = torch.Tensor | PackedTensor
+
+
+class QuantizationSuite:
+    """What every quantization method must do. A plugin author sets `method_class` and `tolerance`, and the rest where
+    it differs."""
+
+    method_class: ClassVar[type[QuantizationMethod]]
+    tolerance: ClassVar[float]
+    """How far a product may be from the exact one, as a fraction of the sum of its terms' magnitudes; the rounding of
+    the result to the activations' dtype comes on top."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    device: ClassVar[str] = "cpu"
+    packed_formats: ClassVar[frozenset[str]] = frozenset()
+    """Formats of what `weight` makes; empty for numbers."""
+    in_features: ClassVar[int] = 1024
+    part_rows: ClassVar[Sequence[int]] = (16, 32, 80)
+    """Output features of each fused part."""
+
+    # --- hooks and helpers ---------------------------------------------------------------------------------
+
+    def weight(self, rows: int, columns: int, seed: int) -> Weight:
+        """The weights of one part, the same for the same seed."""
+        return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+    @pytest.fixture(params=DTYPES)
+    def method(self, request: pytest.FixtureRequest) -> QuantizationMethod:
+        """The method, made as the host makes it, for each dtype of activations that it serves here."""
+        if reasons := self.check(request.param):
+            pytest.skip(f"{self.method_class.__name__}: {' '.join(reasons)}")
+        return self.create(request.param)
+
+    def create(self, dtype: str) -> QuantizationMethod:
+        """A method for activations of `dtype`."""
+        return self.method_class(self.method_class.Options.model_validate(dict(self.options)), self.need(dtype))
+
+    def need(self, dtype: str, batch_invariant: bool = False) -> QuantizationNeed:
+        """What a config would ask."""
+        return QuantizationNeed(self.device.split(":")[0], dtype, self.packed_formats, batch_invariant)
+
+    def check(self, dtype: str) -> list[str]:
+        """What the method has against activations of `dtype` on this machine."""
+        environment: Environment = detect_environment(self.device.split(":")[0])
+        options = self.method_class.Options.model_validate(dict(self.options))
+        return self.method_class.check(self.need(dtype), options, environment)
+
+    @property
+    def shape(self) -> LinearShape:
+        """A layer of every part."""
+        return LinearShape("model.layers.0.mlp.gate_up_proj", self.in_features, sum(self.part_rows), has_bias=True)
+
+    def parts(self, seed: int = 0) -> list[tuple[slice, Weight]]:
+        """The weights of each part, and where they go."""
+        made: list[tuple[slice, Weight]] = []
+        start = 0
+        for index, rows in enumerate(self.part_rows):
+            made.append((slice(start, start + rows), self.weight(rows, self.in_features, 10 * seed + index)))
+            start += rows
+        return made
+
+    def kernel(self, method: QuantizationMethod) -> LinearKernel:
+        """A kernel without weights."""
+        kernel = method.create_linear(self.shape, torch.device(self.device))
+        assert kernel is not None, f"{self.shape} is left in full precision: choose in_features and part_rows"
+        return kernel
+
+    def loaded(self, kernel: LinearKernel, parts: Sequence[tuple[slice, Weight]]) -> LinearKernel:
+        """The kernel with these weights."""
+        for rows, weight in parts:
+            kernel.load(rows, weight)
+        kernel.finish()
+        return kernel
+
+    def random(self, *shape: int, method: QuantizationMethod, seed: int = 7) -> torch.Tensor:
+        """Normal numbers in the activations' dtype."""
+        drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+        return drawn.to(self.device, getattr(torch, method.need.dtype))
+
+    # --- products ------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+    @pytest.mark.parametrize("num_rows", NUM_ROWS)
+    def test_products_are_within_tolerance(self, method: QuantizationMethod, num_rows: int, has_bias: bool) -> None:
+        """In the activations' dtype, with every part at its rows; what is handed in stays as it is."""
+        parts = self.parts()
+        kernel = self.loaded(self.kernel(method), parts)
+        x = self.random(num_rows, self.in_features, method=method)
+        bias = self.random(self.shape.out_features, method=method, seed=8) if has_bias else None
+        before = x.clone()
+        y = kernel.apply(x, bias)
+        weight = dense(parts).to(self.device)
+        expected = x.double() @ weight.T + (0 if bias is None else bias.double())
+        bound = self.tolerance * (x.double().abs() @ weight.abs().T)
+        bound += 2 * torch.finfo(y.dtype).eps * expected.abs()
+        assert (y.dtype, y.shape) == (x.dtype, expected.shape)
+        assert torch.equal(x, before), "x is not given up"
+        wrong = (y.double() - expected).abs() > bound
+        assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs are off by more than {self.tolerance}"
+
+    def test_rows_do_not_depend_on_the_batch(self, method: QuantizationMethod) -> None:
+        """Where the method declares it."""
+        if not method.batch_invariant:
+            pytest.skip(f"{self.method_class.__name__} is not batch_invariant")
+        strict = self.method_class(method.options, self.need(method.need.dtype, batch_invariant=True))
+        kernel = self.loaded(self.kernel(strict), self.parts())
+        x = self.random(33, self.in_features, method=method)
+        together = kernel.apply(x, None)
+        for rows in (slice(0, 1), slice(5, 9), slice(32, 33)):
+            assert torch.equal(kernel.apply(x[rows], None), together[rows])
+
+    # --- loading -------------------------------------------------------------------------------------------
+
+    def test_parts_come_in_any_order(self, method: QuantizationMethod) -> None:
+        """Weights are not written to, and the order changes no bit."""
+        parts = self.parts()
+        before = dense(parts)
+        x = self.random(3, self.in_features, method=method)
+        expected = self.loaded(self.kernel(method), parts).apply(x, None)
+        assert torch.equal(self.loaded(self.kernel(method), parts[::-1]).apply(x, None), expected)
+        assert torch.equal(dense(parts), before), "weights may be views of a memory map"
+
+    def test_loading_anew_replaces(self, method: QuantizationMethod) -> None:
+        """A kernel that multiplied already takes other weights."""
+        x = self.random(3, self.in_features, method=method)
+        kernel = self.loaded(self.kernel(method), self.parts())
+        kernel.apply(x, None)
+        again = self.loaded(kernel, self.parts(seed=1)).apply(x, None)
+        assert torch.equal(again, self.loaded(self.kernel(method), self.parts(seed=1)).apply(x, None))
+
+    def test_kept_weights_are_restored(self, method: QuantizationMethod) -> None:
+        """What `packed` gives makes the same kernel of another method's fresh one, and is not tied to the first."""
+        if method.layout() is None:
+            pytest.skip(f"{self.method_class.__name__} has no layout: its weights are not kept")
+        kernel = self.loaded(self.kernel(method), self.parts())
+        kept = {name: tensor.cpu().clone() for name, tensor in kernel.packed().items()}
+        other = self.create(method.need.dtype)
+        assert other.layout() == method.layout()
+        fresh = self.kernel(other)
+        fresh.restore(kept)
+        x = self.random(3, self.in_features, method=method)
+        assert torch.equal(fresh.apply(x, None), kernel.apply(x, None))
+        assert {name: tensor.shape for name, tensor in fresh.packed().items()} == {
+            name: tensor.shape for name, tensor in kept.items()
+        }
+
+    # --- tables --------------------------------------------------------------------------------------------
+
+    def test_rows_are_looked_up(self, method: QuantizationMethod) -> None:
+        """By kernels of methods that serve embeddings: in any order, more than once, and none."""
+        if not method.embeddings:
+            pytest.skip(f"{self.method_class.__name__} serves no embeddings")
+        parts = self.parts()
+        kernel = self.loaded(self.kernel(method), parts)
+        ids = torch.tensor([self.shape.out_features - 1, 0, 20, 20, 50], device=self.device)
+        dtype = getattr(torch, method.need.dtype)
+        rows = kernel.lookup(ids, dtype)
+        assert (rows.dtype, rows.shape) == (dtype, (5, self.in_features))
+        assert kernel.lookup(ids[:0], dtype).shape == (0, self.in_features)
+        x = self.random(17, self.in_features, method=method).double()
+        exact = dense(parts).to(self.device)[ids]
+        bound = (self.tolerance + torch.finfo(dtype).eps) * (x.abs() @ exact.abs().T)
+        assert ((x @ (rows.double() - exact).T).abs() <= bound).all()
+
+    # --- what is told --------------------------------------------------------------------------------------
+
+    def test_bytes_are_those_that_are_held(self, method: QuantizationMethod) -> None:
+        """What is estimated for the layer is what its kernel's tensors take, within 5%."""
+        parts = self.parts()
+        kernel = self.loaded(self.kernel(method), parts)
+        held = sum(tensor.nbytes for tensor in kernel.tensors())
+        estimated = sum(self._estimated(method, weight) for _, weight in parts)
+        assert held == pytest.approx(estimated, rel=0.05), "tensors() is all that the kernel holds"
+
+    def _estimated(self, method: QuantizationMethod, weight: Weight) -> float:
+        num_weights = weight.shape[0] * weight.shape[1]
+        if not isinstance(weight, PackedTensor):
+            return method.layer_bytes_per_weight(self.shape) * num_weights
+        per_weight = method.held_bytes_per_weight(weight.format)
+        return weight.blocks.nbytes if per_weight is None else per_weight * num_weights
+
+    def test_declares_its_contract(self) -> None:
+        """The host can tell which contract the class was written for."""
+        version = KINDS["quantization"].version
+        assert self.method_class.contract[0] == version.major
+        assert self.method_class.contract[1] <= version.minor
+
+    def test_check_gives_reasons_in_sentences(self) -> None:
+        """For dtypes that it serves and those that it does not."""
+        for dtype in (*DTYPES, "float64"):
+            assert all(reason.strip() for reason in self.check(dtype))
+
+
+def dense(parts: Sequence[tuple[slice, Weight]]) -> torch.Tensor:
+    """float64 [out_features, in_features]: what the parts stand for."""
+    ordered = sorted(parts, key=lambda part: part[0].start)
+    return torch.cat([unpacked(weight).double() for _, weight in ordered])
+
+
+__all__ = ["QuantizationSuite", "dense"]

@@ -1,0 +1,42 @@
+"""The bundled methods that run on CPUs, in the conformance suite."""
+
+from __future__ import annotations
+
+from dovetail.contracts.weights import PackedTensor
+from dovetail.plugins.quantization.grouped.methods import EightBitMethod, FourBitMethod, GGUFMethod
+from dovetail.plugins.quantization.int8 import Int8Method
+from dovetail.testing.packed_blocks import random_blocks
+from dovetail.testing.quantization_suite import QuantizationSuite
+
+
+class TestEightBits(QuantizationSuite):
+    method_class = EightBitMethod
+    tolerance = 0.01
+
+
+class TestFourBits(QuantizationSuite):
+    method_class = FourBitMethod
+    tolerance = 0.04
+
+
+class TestInt8(QuantizationSuite):
+    method_class = Int8Method
+    tolerance = 0.01
+
+
+class TestGGUFOfOneScaleAndMinimum(QuantizationSuite):
+    method_class = GGUFMethod
+    tolerance = 0.01
+    packed_formats = frozenset({"Q4_1"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
+        return random_blocks("Q4_1", rows, columns // 32, seed)
+
+
+class TestGGUFOfMixedKQuants(QuantizationSuite):
+    method_class = GGUFMethod
+    tolerance = 0.01
+    packed_formats = frozenset({"Q4_K", "Q6_K"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
+        return random_blocks("Q6_K" if seed % 10 == 2 else "Q4_K", rows, columns // 256, seed)
