@@ -15,6 +15,7 @@ from dovetail.config.resolved import ResolvedConfig, ResolvedModel
 from dovetail.config.rules_draft import note_lengths
 from dovetail.config.rules_speculation import Target, choose_speculation
 from dovetail.config.schema import AUTO
+from dovetail.config.tree import get
 from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import ModelFiles
@@ -87,7 +88,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         cache=cache,
         device_type=device,
         tensor_parallel=config.executor.tensor_parallel,
-        num_threads=config.executor.threads,
+        num_threads=get(state.values, ("executor", "threads")),
         enforce_eager=config.executor.enforce_eager,
         executor=executor,
         attention=attention,

@@ -233,11 +233,15 @@ def choose_executor(state: Resolution) -> Component:
     chosen = choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
     )
-    if section.threads is None:
-        told = cast(type[Executor], chosen.plugin).threads(need, chosen.options, state.environment)
-        if told is not None:
-            state.decide("executor.threads", told.count, told.reason)
-    return chosen.component
+    if section.threads is not None:
+        return chosen.component
+    told = cast(type[Executor], chosen.plugin).threads(need, chosen.options, state.environment)
+    if told is None:
+        return chosen.component
+    state.decide("executor.threads", told.count, told.reason)
+    options = chosen.component.options
+    own = {"threads": told.count} if "threads" in options else {}
+    return dataclasses.replace(chosen.component, options={**options, **own})
 
 
 def _remark_threads(state: Resolution, threads: int | None, ranks: int) -> None:

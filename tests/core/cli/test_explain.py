@@ -53,6 +53,7 @@ def invoke(app: typer.Typer, *arguments: Any) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.chooses_attention
 def test_json_has_values_with_origins_decisions_and_estimates(engine_yaml):
     result = invoke(explain_command.app, engine_yaml, "--json", "--max-model-len", 64, "-o", "scheduler.name=priority")
     assert result.exit_code == 0, result.output

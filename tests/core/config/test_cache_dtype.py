@@ -53,6 +53,7 @@ def test_int8_pages_are_for_backends_that_have_them(resolve_tiny):
         resolve_tiny(cache={"dtype": "int8"}, attention="sdpa")
 
 
+@pytest.mark.chooses_attention
 def test_what_no_candidate_serves_is_refused_with_every_reason(resolve_tiny):
     with pytest.raises(
         ConfigError, match=r"(?s)no attention_backend .*sdpa: .*not in float8_e5m2.*reference: .*not in float8_e5m2"

@@ -100,6 +100,7 @@ def test_a_local_file_counts_from_the_config_files_folder(resolve_tiny, make_mod
     assert decision(resolved, "telemetry.0.every").asked == "3"
 
 
+@pytest.mark.chooses_attention
 def test_a_candidate_of_higher_preference_is_chosen(install_backend, resolve_anew, decision):
     install_backend("better", backend("return []", preference=20))
     found = decision(resolve_anew(), "attention.name")
@@ -109,6 +110,7 @@ def test_a_candidate_of_higher_preference_is_chosen(install_backend, resolve_ane
     assert "sdpa" in names
 
 
+@pytest.mark.chooses_attention
 def test_a_candidates_reasons_are_kept(install_backend, resolve_anew, decision):
     install_backend("better", backend("return ['it needs water', 'and salt']", preference=20))
     found = decision(resolve_anew(), "attention.name")
@@ -122,6 +124,7 @@ def test_a_named_candidates_reasons_are_an_error(install_backend, resolve_anew):
         resolve_anew(attention="better")
 
 
+@pytest.mark.chooses_attention
 @pytest.mark.parametrize(
     ("source", "problem"),
     [("raise RuntimeError('no driver')", "no driver"), (backend("return 1 / 0", preference=20), "ZeroDivisionError")],
@@ -141,6 +144,7 @@ def test_a_broken_plugin_that_is_named_is_an_error(install_backend, resolve_anew
         resolve_anew(attention="broken")
 
 
+@pytest.mark.chooses_attention
 def test_a_candidate_of_another_contract_is_listed_with_its_refusal(tmp_path, monkeypatch, resolve_anew, decision):
     site = tmp_path / "site"
     monkeypatch.syspath_prepend(site)
@@ -163,6 +167,7 @@ def test_options_that_a_higher_layer_made_void_are_a_decision(model_dir, cpu, re
     assert "'priority'" in found.reason
 
 
+@pytest.mark.chooses_attention
 def test_a_missing_compiler_is_warned_of_once_for_all_that_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolve_tiny: Any
 ) -> None:

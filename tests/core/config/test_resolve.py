@@ -20,6 +20,7 @@ GIB = 2**30
 GPU = Environment("cuda", 8, 64 * GIB, devices=(DeviceInfo("a GPU", 80 * GIB, (9, 0)),))
 
 
+@pytest.mark.chooses_attention
 def test_the_defaults_of_a_plain_cpu(resolve_tiny, model_dir):
     resolved = resolve_tiny()
     assert resolved.device_type == "cpu"
