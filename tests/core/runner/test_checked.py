@@ -82,7 +82,7 @@ def test_later_changes_of_a_drafters_lists_change_nothing() -> None:
         (Draft([1, 1], None, 1 - 5 * torch.eye(VOCAB)[:2] + EVEN * 0), "probs are no distributions"),
         (Draft([1, 1], None, torch.eye(VOCAB)[[1, 2]]), "the probability of its token is 0"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "draft",
 )
 def test_what_is_wrong_with_a_draft_is_said(answer: Any, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
