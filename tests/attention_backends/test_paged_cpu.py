@@ -254,8 +254,9 @@ def test_a_step_without_rows():
     assert output.shape == (0, case.layer.num_heads, case.layer.head_size)
 
 
-def test_a_machine_without_a_compiler_is_refused(monkeypatch):
+def test_a_machine_without_a_compiler_or_a_library_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     need = AttentionNeed("cpu", "float32", 16, frozenset({64}))
     [reason] = PagedCPUBackend.check(need, PagedCPUBackend.Options(), Environment("cpu", 2, 2**30))
     assert "C compiler" in reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -75,8 +77,9 @@ def test_other_devices_and_dtypes_are_refused(need: OperatorsNeed) -> None:
     assert need.device_type in reason or need.dtype in reason
 
 
-def test_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_or_a_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     need, environment = OperatorsNeed("cpu", "float32"), Environment("cpu", 2, 2**30)
     [reason] = NativeOperators.check(need, PluginOptions(), environment)
     assert "compiler" in reason

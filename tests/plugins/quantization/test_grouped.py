@@ -208,6 +208,7 @@ def test_other_devices_are_refused() -> None:
 
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     reasons = EightBitMethod.check(QuantizationNeed("cpu", "float32"), GroupedOptions(), detect_environment("cpu"))
     assert any("C compiler" in reason for reason in reasons)
 
