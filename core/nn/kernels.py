@@ -78,6 +78,11 @@ class PackedLinear(LinearKernel):
         return output
 
 
+def packed_kernels(module: torch.nn.Module) -> Iterable[PackedLinear]:
+    """Those that the module itself holds."""
+    return (value for value in vars(module).values() if isinstance(value, PackedLinear))
+
+
 class TiledLinear(LinearKernel):
     """Another kernel on tiles of `TILE_ROWS` rows, the last one filled up with zeros, so that a row's result bits
     depend on nothing but the row: libraries multiply one row, few rows and many rows in different ways.

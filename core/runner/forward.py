@@ -18,6 +18,7 @@ from dovetail.contracts.kv import LayerCache, StateSpec
 from dovetail.contracts.model import CausalLM, LayeredCausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.nn.attention import Attention
+from dovetail.nn.kernels import packed_kernels
 from dovetail.nn.replay import ReplayedForward
 from dovetail.runner.graph_ladder import (
     GraphLadder,
@@ -240,13 +241,16 @@ def create_forward(
 
 def compiled(model: CausalLM, function: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
     """A pass of the model through torch.compile, for sizes that vary; None: as it is. Attention stays outside, since
-    what its backend does depends on what was planned, which a compiler cannot see."""
+    what its backend does depends on what was planned, which a compiler cannot see; and so do weights in oneDNN's own
+    layout, which it takes for constants."""
     if mode is None:
         return function
     assert isinstance(model, torch.nn.Module)
     for module in model.modules():
         if isinstance(module, Attention):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign,no-untyped-call]
+        for kernel in packed_kernels(module):
+            kernel.apply = torch.compiler.disable(kernel.apply)  # type: ignore[method-assign,no-untyped-call]
     made: Callable[..., Any] = torch.compile(function, dynamic=True, mode=None if mode == "default" else mode)
     return made
 

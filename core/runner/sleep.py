@@ -11,7 +11,7 @@ import torch
 from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.quantization import LinearKernel
-from dovetail.nn.kernels import PackedLinear, TorchLinear
+from dovetail.nn.kernels import PackedLinear, TorchLinear, packed_kernels
 from dovetail.nn.loading import WeightHolder
 
 
@@ -39,7 +39,7 @@ class Sleeper:
         everything = _storages(tensor for module in model.modules() for tensor in _tensors(module))
         dropped = in_checkpoint if level == 2 else {}
         self._dropped = dropped
-        self._packed = [kernel for holder in holders for kernel in _packed(holder)] if level == 2 else []
+        self._packed = [kernel for holder in holders for kernel in packed_kernels(holder)] if level == 2 else []
         self._kept = {key: storage for key, storage in everything.items() if key not in dropped}
         self._sizes = {key: s.nbytes() for key, s in (self._pages | self._kept | self._dropped).items()}
         self._copies: dict[int, torch.UntypedStorage] = {}
@@ -74,7 +74,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage
     found = {}
     for tensor in tensors:
         if tensor.layout is not torch.strided:
-            continue  # oneDNN's own, see _packed
+            continue  # oneDNN's own, see packed_kernels
         storage = tensor.untyped_storage()
         if storage.resizable() and storage.nbytes():
             found[storage.data_ptr()] = storage
@@ -89,10 +89,6 @@ def _tensors(module: torch.nn.Module) -> Iterable[torch.Tensor]:
             yield from value.tensors()
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
-
-
-def _packed(module: torch.nn.Module) -> Iterable[PackedLinear]:
-    return (value for value in vars(module).values() if isinstance(value, PackedLinear))
 
 
 def _is_quantized(module: torch.nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import CausalLM
 from dovetail.contracts.quantization import LinearKernel, LinearShape
 from dovetail.nn import (
     ColumnLinear,
@@ -24,6 +25,7 @@ from dovetail.nn import (
     load_weights,
 )
 from dovetail.nn.planning import PlannedRank
+from dovetail.runner.forward import compiled
 
 HIDDEN = 12
 
@@ -137,6 +139,18 @@ def test_packed_weights_give_what_torch_gives(
     full = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     expected = torch.nn.functional.linear(x, full["up.weight"], full.get("up.bias"))
     torch.testing.assert_close(layer(x), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's compiler imports what torch deprecates
+def test_packed_weights_are_kept_from_a_compiler(make_context: Any) -> None:
+    """torch.compile takes oneDNN's own layout for a constant, which it is not, and gives up."""
+    if not PackedLinear.serves(torch.device("cpu"), torch.float32):
+        pytest.skip("this CPU's oneDNN does not multiply float32")
+    layer = ColumnLinear(make_context(), "up", HIDDEN, 8)
+    load_weights(layer, weights({"up.weight": (8, HIDDEN)}).items())
+    x = torch.randn(3, HIDDEN)
+    expected = layer(x)
+    torch.testing.assert_close(compiled(cast(CausalLM, layer), layer.forward, "default")(x), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
