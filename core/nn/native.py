@@ -35,6 +35,8 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-er
 _OPENMP = "-fopenmp"
 _LACKS_OPENMP = re.compile(r"fopenmp|omp\.h|lomp|libomp|lgomp|libgomp")
 _COMPILERS = ("cc", "gcc", "clang")
+INCLUDE = Path(__file__).with_name("include")
+"""Where compilers look for headers that any source may include, as `#include <dovetail/numbers.h>`."""
 _TIMEOUT = 300
 _SELF_TEST = "self_test"
 _BUILDING = ".build-"
@@ -162,12 +164,13 @@ def load(source: Path) -> ctypes.CDLL:
 def built(source: Path) -> Path:
     """The shared library of `source`, compiled if it is not there yet or was damaged.
 
-    The library's name holds a hash of the sources beside it (every .c and .h file of its folder), the flags and the
-    processor, and one of the compiler, so a change of any of them compiles anew; and a hash of the library itself,
-    since loading one that is cut short or has holes, as after a loss of power, may kill the process. If the source
-    defines `int self_test(void)`, it is run in a process of its own before the library is taken into use, and must
-    return 0. Compilers are tried in turn; where none works, an intact library that another one made of these sources
-    for this processor serves. Safe against concurrent callers: each writes a file of its own and renames it.
+    The library's name holds a hash of the sources beside it (every .c and .h file of its folder), the headers in
+    `INCLUDE`, the flags and the processor, and one of the compiler, so a change of any of them compiles anew; and a
+    hash of the library itself, since loading one that is cut short or has holes, as after a loss of power, may kill the
+    process. If the source defines `int self_test(void)`, it is run in a process of its own before the library is taken
+    into use, and must return 0. Compilers are tried in turn; where none works, an intact library that another one made
+    of these sources for this processor serves. Safe against concurrent callers: each writes a file of its own and
+    renames it.
 
     Raises `NativeError` where there is neither such a library nor a compiler that works, and where the folder cannot
     be written to.
@@ -248,7 +251,8 @@ def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
 
 
 def _compile(source: Path, compiler: str, target: Path) -> None:
-    problem, rest = f"{compiler} cannot compile {source.name}", (str(source), "-o", str(target), "-lm")
+    problem = f"{compiler} cannot compile {source.name}"
+    rest = (f"-I{INCLUDE}", str(source), "-o", str(target), "-lm")
     try:
         _run([compiler, *FLAGS, _OPENMP, *rest], problem)
     except NativeError as error:
@@ -299,7 +303,8 @@ def _file_hash(path: Path) -> str:
 
 def _source_key(source: Path) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    for file in sorted({*source.parent.glob("*.c"), *source.parent.glob("*.h"), source}):
+    beside = sorted({*source.parent.glob("*.c"), *source.parent.glob("*.h"), source})
+    for file in (*beside, *sorted(INCLUDE.rglob("*.h"))):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     digest.update(repr((FLAGS, _OPENMP, _processor())).encode())
     return digest.hexdigest()

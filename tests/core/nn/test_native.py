@@ -82,6 +82,20 @@ def test_kernels_that_never_load_are_a_reason_against(source: Path) -> None:
         native.load(source)
 
 
+def test_a_change_of_a_shared_header_compiles_anew(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "INCLUDE", tmp_path / "include")
+    header = tmp_path / "include" / "dovetail" / "numbers.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define FOUND 0")
+    source.write_text("#include <dovetail/numbers.h>\nint found(void) { return FOUND; }")
+    first = native.built(source)
+    header.write_text("#define FOUND 1")
+    second = native.built(source)
+    assert [ctypes.CDLL(str(library)).found() for library in (first, second)] == [0, 1]
+
+
 def test_a_folder_that_cannot_be_written_is_a_reason_that_says_what_to_set(source: Path, folder: Path) -> None:
     folder.parent.write_text("a file stands in the way")
     [reason] = native.reasons_against(source)
