@@ -343,9 +343,11 @@ int self_test(void) {
         float x = -0.1f * i;
         if (fabsf(exp_vec(splat(x))[0] - expf(x)) > 1e-6f * expf(x)) return 1;
     }
-    for (int h = 0; h < 0x7c00; h++)
-        if (to_float16(from_float16(h)) != h || to_float16(-from_float16(h)) != (h | 0x8000)) return 2;
-    if (to_float16(65520.0f) != 0x7c00 || to_float16(65519.0f) != 0x7bff) return 3;
-    if (to_bfloat16(1.00390625f) != 0x3f80 || to_bfloat16(1.01171875f) != 0x3f82) return 4;
+    for (int h = 0; h < 0x7c00; h++) {
+        float x = dovetail_from_float16(h);
+        if (dovetail_to_float16(x) != h || dovetail_to_float16(-x) != (h | 0x8000)) return 2;
+    }
+    if (dovetail_to_float16(65520.0f) != 0x7c00 || dovetail_to_float16(65519.0f) != 0x7bff) return 3;
+    if (dovetail_to_bfloat16(1.00390625f) != 0x3f80 || dovetail_to_bfloat16(1.01171875f) != 0x3f82) return 4;
     return exp_vec(splat(-INFINITY))[0] == 0 ? 0 : 5;
 }

@@ -64,8 +64,8 @@ INLINE float int8_scale(const int dtype, const void *data, int64_t start, int si
         most = x > most || x != x ? x : most;
     }
     float scale = most / 127.0f;
-    *stored = to_float16(scale > 65504.0f ? 65504.0f : scale);
-    return from_float16(*stored);
+    *stored = dovetail_to_float16(scale > 65504.0f ? 65504.0f : scale);
+    return dovetail_from_float16(*stored);
 }
 
 /* Numbers start .. start + size - 1 of `data` to elements offset, offset + stride, ... of a page's part. */
@@ -124,8 +124,8 @@ INLINE void read_run(const int dtype, const Layer *layer, const uint8_t *keys, c
             int64_t place = (int64_t)block_size * size + 2 * (offset + j);
             memcpy(&stored[0], keys + place, 2);
             memcpy(&stored[1], values + place, 2);
-            key_scale[j] = from_float16(stored[0]);
-            value_scale[j] = from_float16(stored[1]);
+            key_scale[j] = dovetail_from_float16(stored[0]);
+            value_scale[j] = dovetail_from_float16(stored[1]);
         }
     }
     for (int d = 0; d < size; d++) {

@@ -14,6 +14,8 @@ from pathlib import Path
 from dovetail.nn.atomic_file import atomic_file
 
 _CHUNK = 16 * 2**20
+_PIECE = 2**18
+"""What a thread holds at a time, little beside its chunk: the allocator keeps buffers of threads that have ended."""
 _MAX_ENTRIES = 1000
 _SETTLED_NS = 2 * 10**9
 """A file that was written to less than this long ago may change again without a change of its times, which some file
@@ -76,9 +78,12 @@ def file_hash(path: Path) -> str:
 
 
 def _chunk_hash(path: Path, start: int) -> bytes:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(start)
-        return hashlib.sha256(file.read(_CHUNK)).digest()
+        for _ in range(_CHUNK // _PIECE):
+            digest.update(file.read(_PIECE))
+    return digest.digest()
 
 
 def _marks(path: Path) -> list[int]:

@@ -35,8 +35,12 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-er
 _OPENMP = "-fopenmp"
 _LACKS_OPENMP = re.compile(r"fopenmp|omp\.h|lomp|libomp|lgomp|libgomp")
 _COMPILERS = ("cc", "gcc", "clang")
+INCLUDE = Path(__file__).with_name("include")
+"""Where compilers look for headers that any source may include, as `#include <dovetail/numbers.h>`."""
 _TIMEOUT = 300
 _SELF_TEST = "self_test"
+_WRONG = 2
+"""Exit status for a self-test that fails; Python's own, as for a library that cannot be loaded, is 1."""
 _BUILDING = ".build-"
 _UNUSED_SECONDS = 30 * 24 * 3600
 """A library that was not loaded for so long is of sources, a compiler or a processor that are gone."""
@@ -50,12 +54,19 @@ class NativeError(DovetailError):
     """Kernels could not be compiled or do not work on this machine."""
 
 
+class SelfTestError(NativeError):
+    """Kernels were compiled, and compute wrong numbers on this processor or kill the process."""
+
+
 def reasons_against(source: Path) -> list[str]:
-    """Why the kernels of `source` cannot be used here, as a `FixableReason`; empty where they can. Compiles them if
-    that was not done yet, and loads them."""
+    """Why the kernels of `source` cannot be used here; empty where they can. Compiles them if that was not done yet,
+    and loads them. The reason is a `FixableReason`, but for kernels that fail their self-test, which no user can mend.
+    """
     try:
         built(source)  # what this process has loaded already, workers may still have to find
         load(source)
+    except SelfTestError as error:
+        return [f"{error}: they are not used, and auto takes the next candidate instead"]
     except NativeError as error:
         return [FixableReason(error)]
     return []
@@ -162,15 +173,16 @@ def load(source: Path) -> ctypes.CDLL:
 def built(source: Path) -> Path:
     """The shared library of `source`, compiled if it is not there yet or was damaged.
 
-    The library's name holds a hash of the sources beside it (every .c and .h file of its folder), the flags and the
-    processor, and one of the compiler, so a change of any of them compiles anew; and a hash of the library itself,
-    since loading one that is cut short or has holes, as after a loss of power, may kill the process. If the source
-    defines `int self_test(void)`, it is run in a process of its own before the library is taken into use, and must
-    return 0. Compilers are tried in turn; where none works, an intact library that another one made of these sources
-    for this processor serves. Safe against concurrent callers: each writes a file of its own and renames it.
+    The library's name holds a hash of the sources beside it (every .c and .h file of its folder), the headers in
+    `INCLUDE`, the flags and the processor, and one of the compiler, so a change of any of them compiles anew; and a
+    hash of the library itself, since loading one that is cut short or has holes, as after a loss of power, may kill the
+    process. If the source defines `int self_test(void)`, it is run in a process of its own before the library is taken
+    into use, and must return 0. Compilers are tried in turn; where none works, an intact library that another one made
+    of these sources for this processor serves. Safe against concurrent callers: each writes a file of its own and
+    renames it.
 
     Raises `NativeError` where there is neither such a library nor a compiler that works, and where the folder cannot
-    be written to.
+    be written to; `SelfTestError` where compilers work, and what they make fails its self-test.
     """
     compilers = find_compilers()
     folder, name = cache_directory() / "native", f"{source.stem}-{_source_key(source)}"
@@ -218,14 +230,14 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
             f"its kernels need a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH: install gcc or clang "
             "(the package gcc or build-essential of most Linux distributions, xcode-select --install on macOS)"
         )
-    errors: list[str] = []
+    errors: list[NativeError] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for compiler in compilers:
             try:
                 made = _build(source, compiler, folder, f"{name}-{_compiler_key(compiler)}")
             except NativeError as error:
-                errors.append(str(error))
+                errors.append(error)
             else:
                 _clear(folder, made)
                 return made
@@ -234,7 +246,9 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
             f"its compiled kernels cannot be kept in {folder} ({error}): make that folder writable, or set "
             "XDG_CACHE_HOME (on Linux) to one that is"
         ) from error
-    raise NativeError("; ".join(errors))
+    # Where one compiler works there is nothing left to mend.
+    kind = SelfTestError if any(isinstance(error, SelfTestError) for error in errors) else NativeError
+    raise kind("; ".join(map(str, errors)))
 
 
 def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
@@ -248,7 +262,8 @@ def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
 
 
 def _compile(source: Path, compiler: str, target: Path) -> None:
-    problem, rest = f"{compiler} cannot compile {source.name}", (str(source), "-o", str(target), "-lm")
+    problem = f"{compiler} cannot compile {source.name}"
+    rest = (f"-I{INCLUDE}", str(source), "-o", str(target), "-lm")
     try:
         _run([compiler, *FLAGS, _OPENMP, *rest], problem)
     except NativeError as error:
@@ -277,20 +292,35 @@ def _self_test(source: Path, library: Path) -> None:
     """In a process of its own, since an instruction that the processor lacks kills it."""
     if f"int {_SELF_TEST}(void)" not in source.read_text():
         return
-    program = f"import ctypes, sys; sys.exit(ctypes.CDLL({str(library)!r}).{_SELF_TEST}())"
-    _run(
-        [sys.executable, "-c", program], f"the compiled kernels of {source.name} fail their own test on this processor"
+    program = (
+        f"import ctypes, sys; found = ctypes.CDLL({str(library)!r}).{_SELF_TEST}(); "
+        f"print('returns', found, file=sys.stderr); sys.exit({_WRONG} if found else 0)"
+    )
+    done = _ended([sys.executable, "-c", program], f"the self-test of {source.name} does not run")
+    if done.returncode == 0:
+        return
+    said = " ".join(done.stderr.strip().splitlines()[-1:])
+    if done.returncode > 0 and done.returncode != _WRONG:
+        raise NativeError(f"the compiled kernels of {source.name} cannot be loaded: {said}")
+    raise SelfTestError(
+        f"the compiled kernels of {source.name} do not compute what they should on this processor "
+        f"(their {_SELF_TEST} {said if done.returncode == _WRONG else f'dies of signal {-done.returncode}'})"
     )
 
 
 def _run(command: Sequence[str], problem: str) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeError(f"{problem}: {error}") from error
+    done = _ended(command, problem)
     if done.returncode:
         detail = (done.stderr or done.stdout).strip().splitlines()
         raise NativeError(f"{problem} (exit {done.returncode}): {' | '.join(detail[:3])}")
+
+
+def _ended(command: Sequence[str], problem: str) -> subprocess.CompletedProcess[str]:
+    """Whatever it returned."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeError(f"{problem}: {error}") from error
 
 
 def _file_hash(path: Path) -> str:
@@ -299,7 +329,8 @@ def _file_hash(path: Path) -> str:
 
 def _source_key(source: Path) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    for file in sorted({*source.parent.glob("*.c"), *source.parent.glob("*.h"), source}):
+    beside = sorted({*source.parent.glob("*.c"), *source.parent.glob("*.h"), source})
+    for file in (*beside, *sorted(INCLUDE.rglob("*.h"))):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     digest.update(repr((FLAGS, _OPENMP, _processor())).encode())
     return digest.hexdigest()

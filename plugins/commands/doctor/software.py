@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dovetail.contracts.kinds import KINDS
-from dovetail.nn.native import find_compilers, reasons_against
+from dovetail.nn.native import INCLUDE, find_compilers, reasons_against
 from dovetail.plugins.commands.doctor.facts import Kernel, Software
 from dovetail.plugins.commands.doctor.features import features_in
 
@@ -32,8 +32,9 @@ def examine_software() -> Software:
 def examine_kernel(source: Path) -> Kernel:
     """Compiles one source, if that was not done yet, and reads for which instruction sets it has code."""
     problems = reasons_against(source)
-    headers = [path.read_text(errors="replace") for path in source.parent.glob("*.h")]
-    text = "\n".join([source.read_text(errors="replace"), *headers])
+    text = "\n".join(path.read_text(errors="replace") for path in (source, *source.parent.glob("*.h")))
+    shared = [path for path in INCLUDE.rglob("*.h") if path.relative_to(INCLUDE).as_posix() in text]
+    text = "\n".join((text, *(path.read_text(errors="replace") for path in shared)))
     name = "/".join((*_package(source), source.name))
     return Kernel(name, problems[0] if problems else None, features_in(text))
 

@@ -20,6 +20,8 @@
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
+#include <dovetail/numbers.h>
+
 /* Waking the other threads costs about as much as these many elements do in one. */
 #define SERIAL_NORM 32768
 #define SERIAL_SILU 8192
@@ -31,23 +33,13 @@ static inline float load_f32(float x) { return x; }
 
 static inline float store_f32(float x) { return x; }
 
-static inline float load_bf16(bfloat16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, 4);
-    return y;
-}
+static inline float load_bf16(bfloat16 x) { return dovetail_from_bfloat16(x); }
 
-/* To the nearest, ties to even. */
-static inline bfloat16 store_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (bfloat16)(x == x ? rounded : 0x7fc0);
-}
+/* Unlike dovetail_to_bfloat16, which keeps a NaN's payload, this makes every NaN the one that torch writes. */
+static inline bfloat16 store_bf16(float x) { return (bfloat16)(x == x ? dovetail_rounded_to_bfloat16(x) : 0x7fc0); }
 
-/* exp(x) within 2 units in the last place; below -87 and above 88 it stays at the value there.
- * exp(x) = 2^n exp(r) with |r| <= ln(2) / 2, and exp(r) by the polynomial of the Cephes library's expf. */
+/* exp(x) within 2 units in the last place; below -87 and above 88 it stays at the value there. Only the series is shared
+ * with other kernels: what is fused must be the same inside a row and at its end here, and nothing has to become zero. */
 static inline float fast_exp(float x) {
     x = x > 88.0f ? 88.0f : x;
     x = x < -87.0f ? -87.0f : x;
@@ -55,17 +47,7 @@ static inline float fast_exp(float x) {
     float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
     float r = FMA(n, -0.693359375f, x);
     r = FMA(n, 2.12194440e-4f, r);
-    float p = 1.9875691500e-4f;
-    p = FMA(p, r, 1.3981999507e-3f);
-    p = FMA(p, r, 8.3334519073e-3f);
-    p = FMA(p, r, 4.1665795894e-2f);
-    p = FMA(p, r, 1.6666665459e-1f);
-    p = FMA(p, r, 5.0000001201e-1f);
-    p = FMA(p, r * r, r) + 1.0f;
-    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
-    return p * power;
+    return DOVETAIL_EXP_SERIES(r, FMA) * dovetail_float_of((uint32_t)((int32_t)n + 127) << 23);
 }
 
 typedef float floats8 __attribute__((vector_size(32)));

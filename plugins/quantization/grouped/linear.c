@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <dovetail/numbers.h>
+
 #if defined(__x86_64__) && !defined(PORTABLE)
 #include <immintrin.h>
 #endif
@@ -37,7 +39,7 @@
  * prefetching, which stops at each page, leaves memory waiting. */
 #define AHEAD 4096
 #define ROWS_AT_ONCE 192
-#define inline_always static inline __attribute__((always_inline))
+#define inline_always DOVETAIL_INLINE
 
 typedef float vf __attribute__((vector_size(NR * 4)));
 typedef int32_t vi __attribute__((vector_size(NR * 4)));
@@ -62,52 +64,19 @@ typedef struct {
 
 /* ---- float16, bfloat16 ---- */
 
-inline_always float half_to_float(uint16_t h) {
-#if defined(__FLT16_MAX__)
-    _Float16 f;
-    memcpy(&f, &h, 2);
-    return (float)f;
-#else
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff, bits;
-    float f;
-    if (rest >= 0x7c00) bits = 0x7f800000 | ((rest & 0x3ff) << 13);
-    else if (rest >= 0x400) bits = (rest << 13) + 0x38000000;
-    else { f = rest * 5.9604644775390625e-8f; memcpy(&bits, &f, 4); }
-    bits |= sign;
-    memcpy(&f, &bits, 4);
-    return f;
-#endif
-}
-
 inline_always vf load_halves(const uint8_t *p) {
-#if NR == 16
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-#elif defined(__F16C__) && !defined(PORTABLE)
-    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-#else
-    uint16_t h[NR];
     vf f;
-    memcpy(h, p, sizeof h);
-    for (int i = 0; i < NR; i++) f[i] = half_to_float(h[i]);
+    dovetail_floats_from_float16(p, &f, NR);
     return f;
-#endif
 }
 
 inline_always float load_float(const void *x, int64_t i, int is_bf16) {
-    if (!is_bf16) return ((const float *)x)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
+    return is_bf16 ? dovetail_from_bfloat16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
 }
 
 inline_always void store_float(void *y, int64_t i, float f, int is_bf16) {
-    if (!is_bf16) { ((float *)y)[i] = f; return; }
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) bits |= 0x400000; /* NaN stays one */
-    else bits += 0x7fff + ((bits >> 16) & 1);
-    ((uint16_t *)y)[i] = (uint16_t)(bits >> 16);
+    if (is_bf16) ((uint16_t *)y)[i] = dovetail_to_bfloat16(f);
+    else ((float *)y)[i] = f;
 }
 
 /* ---- the dot product of four int8 with four weights in each lane ---- */
@@ -522,7 +491,7 @@ static void lookup(const Segment *s, const int64_t *ids, int64_t count, int64_t 
                 int value = s->bits == 8 ? (int8_t)quants[p.low] : quants[p.low] >> p.low_shift & 15;
                 if (s->bits == 5) value |= (quants[p.high] >> p.high_shift & 1) << 4;
                 if (s->bits == 6) value |= (quants[p.high] >> p.high_shift & 3) << 4;
-                float weight = half_to_float(scale) * (float)(value - s->zero) + half_to_float(minimum);
+                float weight = dovetail_from_float16(scale) * (float)(value - s->zero) + dovetail_from_float16(minimum);
                 store_float(out, i * K + b * BLOCK + c, weight, is_bf16);
             }
         }
@@ -565,7 +534,8 @@ static int test_format(int bits, int group, int has_min, int zero) {
             for (int k = 0; k < K; k++) {
                 int value = bits == 8 ? (int8_t)values[n * K + k] : values[n * K + k];
                 int g = n * (K / group) + k / group;
-                double w = half_to_float(scales[g]) * (double)(value - zero) + (has_min ? half_to_float(minimums[g]) : 0);
+                double minimum = has_min ? dovetail_from_float16(minimums[g]) : 0;
+                double w = dovetail_from_float16(scales[g]) * (double)(value - zero) + minimum;
                 if (fabs(w - dense[n * K + k]) > 1e-5 * (1 + fabs(w))) return 2;
                 sum += w * x[m * K + k];
                 size += fabs(w) * 2.2;

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.attention_backends.paged_cpu.kernels import SOURCE as ATTENTION
+from dovetail.contracts.plugin import FixableReason
 from dovetail.nn import native
 from dovetail.plugins.commands.doctor.bandwidth import SOURCE as READ_MEMORY
 from dovetail.plugins.operators.native.operators import SOURCE as OPERATORS
@@ -80,6 +81,49 @@ def test_kernels_that_never_load_are_a_reason_against(source: Path) -> None:
     assert "nowhere" in reason
     with pytest.raises(native.NativeError, match="cannot be loaded"):
         native.load(source)
+
+
+@pytest.mark.parametrize(("body", "found"), [("return 3;", "returns 3"), ("__builtin_trap();", "dies of signal")])
+def test_kernels_that_fail_their_self_test_are_nothing_that_the_user_can_mend(
+    source: Path, body: str, found: str
+) -> None:
+    source.write_text(f"int self_test(void) {{ {body} }}")
+    [reason] = native.reasons_against(source)
+    assert not isinstance(reason, FixableReason)
+    assert "add.c" in reason
+    assert found in reason
+    assert "auto takes the next candidate" in reason
+    with pytest.raises(native.SelfTestError):
+        native.built(source)
+
+
+def test_what_another_compiler_makes_may_pass_the_self_test(source: Path, fake: Callable[[str, str], None]) -> None:
+    real = native.find_compilers()[0]
+    source.write_text(ADD.replace("return 0;", "return WRONG;"))
+    fake("cc", f'exec {real} -DWRONG=1 "$@"')
+    fake("gcc", f'exec {real} -DWRONG=0 "$@"')
+    assert five(source) == 5
+
+
+def test_libraries_that_the_system_does_not_load_are_not_the_kernels_fault(source: Path) -> None:
+    source.write_text("int nowhere(void);\nint self_test(void) { return nowhere(); }\nint (*now)(void) = nowhere;")
+    [reason] = native.reasons_against(source)
+    assert isinstance(reason, FixableReason)
+    assert "cannot be loaded" in reason
+
+
+def test_a_change_of_a_shared_header_compiles_anew(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "INCLUDE", tmp_path / "include")
+    header = tmp_path / "include" / "dovetail" / "numbers.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define FOUND 0")
+    source.write_text("#include <dovetail/numbers.h>\nint found(void) { return FOUND; }")
+    first = native.built(source)
+    header.write_text("#define FOUND 1")
+    second = native.built(source)
+    assert [ctypes.CDLL(str(library)).found() for library in (first, second)] == [0, 1]
 
 
 def test_a_folder_that_cannot_be_written_is_a_reason_that_says_what_to_set(source: Path, folder: Path) -> None:

@@ -112,6 +112,12 @@ def test_each_instruction_set_belongs_to_one_architecture() -> None:
     assert instruction_sets("riscv64") == ()
 
 
+def test_what_a_kernel_includes_of_the_shared_headers_counts(tmp_path: Path) -> None:
+    source = tmp_path / "broken.c"
+    source.write_text("#include <dovetail/numbers.h>\n")
+    assert "F16C" in examine_kernel(source).features
+
+
 def test_a_kernel_that_does_not_compile_is_told(tmp_path: Path) -> None:
     source = tmp_path / "broken.c"
     source.write_text("int self_test(void) { return missing; }\n#ifdef __AVX2__\n#endif\n")
