@@ -66,10 +66,16 @@ def reasons_against(source: Path) -> list[str]:
         built(source)  # what this process has loaded already, workers may still have to find
         load(source)
     except SelfTestError as error:
+        _warn_once(f"{error}: they are not used, so this process may be slower than others")
         return [f"{error}: they are not used, and auto takes the next candidate instead"]
     except NativeError as error:
         return [FixableReason(error)]
     return []
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 _NUMBERS = frozenset(

@@ -85,10 +85,13 @@ def test_kernels_that_never_load_are_a_reason_against(source: Path) -> None:
 
 @pytest.mark.parametrize(("body", "found"), [("return 3;", "returns 3"), ("__builtin_trap();", "dies of signal")])
 def test_kernels_that_fail_their_self_test_are_nothing_that_the_user_can_mend(
-    source: Path, body: str, found: str
+    source: Path, body: str, found: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source.write_text(f"int self_test(void) {{ {body} }}")
     [reason] = native.reasons_against(source)
+    assert native.reasons_against(source) == [reason]
+    [warning] = caplog.messages
+    assert found in warning
     assert not isinstance(reason, FixableReason)
     assert "add.c" in reason
     assert found in reason
