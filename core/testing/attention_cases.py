@@ -101,7 +101,7 @@ class AttentionCase:
     def with_inputs(self, query: torch.Tensor, key: torch.Tensor) -> AttentionCase:
         """The case with these queries and new keys, flat over requests."""
         sizes = [request.query_len for request in self.requests]
-        new = zip(self.requests, query.cpu().split(sizes), key.cpu().split(sizes), strict=True)
+        new = zip(self.requests, torch.split(query.cpu(), sizes), torch.split(key.cpu(), sizes), strict=True)
         return replace(
             self,
             requests=tuple(

@@ -133,9 +133,9 @@ class AttentionBackendSuite:
         case.write_past(backend, kv_cache)
         backend.plan(case.batch())
         fused = torch.cat((query, key, value), dim=1)
-        parts = fused.split([query.shape[1], key.shape[1], value.shape[1]], dim=1)
-        output = backend.rotate_and_forward(case.layer, *parts, cos, sin, kv_cache)
-        assert torch.equal(parts[2], value), "values are not given up"
+        queries, keys, values = torch.split(fused, [query.shape[1], key.shape[1], value.shape[1]], dim=1)
+        output = backend.rotate_and_forward(case.layer, queries, keys, values, cos, sin, kv_cache)
+        assert torch.equal(values, value), "values are not given up"
         return output, rotated
 
     # --- attention -----------------------------------------------------------------------------------------
