@@ -302,7 +302,7 @@ def writing(tokens: int, bandwidth: float) -> Iterator[Speed]:
     slots = torch.zeros(tokens, 4, dtype=torch.int32, device=DEVICE)
     slots[:, 0] = torch.arange(tokens)
     heads = torch.randn(tokens, 48, 128, dtype=torch.bfloat16, device=DEVICE)
-    query, key, value = heads.split([32, 8, 8], dim=1)
+    query, key, value = torch.split(heads, [32, 8, 8], dim=1)
     cos, sin = torch.rand(tokens, 2, 1, 128, dtype=torch.bfloat16, device=DEVICE).unbind(1)
 
     def apart() -> None:
