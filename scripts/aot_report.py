@@ -34,6 +34,7 @@ def rows(variant: Variant, arch: int) -> Iterator[tuple[str, str, Resources]]:
         if kind == "verify":
             yield "merge_parts", "", compile_merge(variant, config, arch)
     yield "write_pages", "", compile_write(variant, arch)
+    yield "write_pages", "rotates", compile_write(variant, arch, rotary=variant.head_size)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,22 +19,10 @@ from dovetail.contracts.attention import (
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment
 
+if TYPE_CHECKING:
+    from dovetail.attention_backends.block_sparse.gpu import GPUKernels
+
 _SMALLEST_GPU_BLOCK = 16
-
-
-class _Kernels(Protocol):
-    """One device's side of the backend."""
-
-    def plan(self, batch: AttentionBatch) -> None: ...
-
-    def forward(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-    ) -> torch.Tensor: ...
 
 
 class BlockSparseBackend(AttentionBackend):
@@ -44,13 +32,14 @@ class BlockSparseBackend(AttentionBackend):
     kernels of `paged_triton` on GPUs.
     """
 
-    contract = (1, 2)
+    contract = (1, 4)
     preference: ClassVar[int] = -10
     Options = BlockSparseOptions
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         kv_dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        rotates_on=frozenset({"cuda"}),
     )
 
     @classmethod
@@ -85,7 +74,7 @@ class BlockSparseBackend(AttentionBackend):
                 f"block_sparse has no {setup.spec.dtype}; set cache.dtype to one of "
                 f"{', '.join(sorted(self.capabilities.kv_dtypes or ()))}."
             )
-        self._kernels: _Kernels = self._create_kernels(options, setup)
+        self._kernels: CPUKernels | GPUKernels = self._create_kernels(options, setup)
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, num_kv_heads, 2 (key, value), block_size * head_size]."""
@@ -107,7 +96,22 @@ class BlockSparseBackend(AttentionBackend):
         """Writes the new tokens, then attends to the listed blocks."""
         return self._kernels.forward(layer, query, key, value, kv_cache)
 
-    def _create_kernels(self, options: BlockSparseOptions, setup: AttentionSetup) -> _Kernels:
+    def rotate_and_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """`forward`, on GPUs with the rotation in the launch that writes the pages."""
+        if isinstance(self._kernels, CPUKernels):
+            return super().rotate_and_forward(layer, query, key, value, cos, sin, kv_cache)
+        return self._kernels.rotate_and_forward(layer, query, key, value, cos, sin, kv_cache)
+
+    def _create_kernels(self, options: BlockSparseOptions, setup: AttentionSetup) -> CPUKernels | GPUKernels:
         if torch.device(setup.device).type == "cpu":
             return CPUKernels(options, setup)
         from dovetail.attention_backends.block_sparse.gpu import GPUKernels

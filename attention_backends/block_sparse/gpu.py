@@ -90,11 +90,31 @@ class GPUKernels:
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """As `AttentionBackend.forward`."""
+        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
+        if len(query):
+            self._launcher.write(layer, key, value, kv_cache, self._arrays.device["tokens"])
+        return self._attend(layer, query, kv_cache)
+
+    def rotate_and_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `AttentionBackend.rotate_and_forward`."""
+        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
+        if len(query):
+            self._launcher.rotate_and_write(layer, query, key, value, cos, sin, kv_cache, self._arrays.device["tokens"])
+        return self._attend(layer, query, kv_cache)
+
+    def _attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if len(query) == 0:
             return output
-        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
-        self._launcher.write(layer, key, value, kv_cache, self._arrays.device["tokens"])
         kind = self._kind_of[layer.layer_id]
         step = self._steps[kind]
         self._launcher.attend(

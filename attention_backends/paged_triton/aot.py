@@ -20,7 +20,9 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
-from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts, write_pages
+from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts
+from dovetail.attention_backends.paged_triton.launch import padded_head, write_sizes
+from dovetail.attention_backends.paged_triton.writing import write_pages
 
 TYPES = {
     "float32": "fp32",
@@ -76,12 +78,11 @@ class Variant:
 
 def compile_attend(variant: Variant, config: KernelConfig, arch: int) -> Resources:
     """The attention kernel."""
-    head_pad = max(16, triton.next_power_of_2(variant.head_size))
     constants = {
         "GROUP": variant.group,
         "NUM_KV_HEADS": variant.num_kv_heads,
         "HEAD": variant.head_size,
-        "HEAD_PAD": head_pad,
+        "HEAD_PAD": padded_head(variant.head_size),
         "PAGE": variant.block_size,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -94,21 +95,23 @@ def compile_attend(variant: Variant, config: KernelConfig, arch: int) -> Resourc
         "TREES": config.kind == "verify",
         "SPARSE": variant.sparse,
     }
-    return _compile(attend, variant, constants, arch, config.num_warps, config.num_stages)
+    return _compile(attend, variant, constants, arch, num_warps=config.num_warps, num_stages=config.num_stages)
 
 
-def compile_write(variant: Variant, arch: int) -> Resources:
-    """The kernel that writes new keys and values into pages."""
+def compile_write(variant: Variant, arch: int, rotary: int = 0) -> Resources:
+    """The kernel that writes new keys and values into pages, and turns `rotary` elements of each query and key."""
+    head_pad = padded_head(variant.head_size)
+    num_heads = variant.group * variant.num_kv_heads if rotary else 0
+    _, sizes = write_sizes(num_heads, variant.num_kv_heads, head_pad, rotary)
     constants = {
-        "NUM_KV_HEADS": variant.num_kv_heads,
+        **sizes,
         "HEAD": variant.head_size,
-        "HEAD_PAD": max(16, triton.next_power_of_2(variant.head_size)),
+        "HEAD_PAD": head_pad,
         "PAGE": variant.block_size,
-        "BLOCK_H": triton.next_power_of_2(variant.num_kv_heads),
         "IS_FP8": variant.kv_dtype.startswith("float8"),
         "IS_INT8": variant.kv_dtype == "int8",
     }
-    return _compile(write_pages, variant, constants, arch, num_warps=4, num_stages=3)
+    return _compile(write_pages, variant, constants, arch, num_warps=4, num_stages=3, enable_fp_fusion=False)
 
 
 def compile_merge(variant: Variant, config: KernelConfig, arch: int) -> Resources:
@@ -117,16 +120,14 @@ def compile_merge(variant: Variant, config: KernelConfig, arch: int) -> Resource
         "GROUP": variant.group,
         "NUM_KV_HEADS": variant.num_kv_heads,
         "HEAD": variant.head_size,
-        "HEAD_PAD": max(16, triton.next_power_of_2(variant.head_size)),
+        "HEAD_PAD": padded_head(variant.head_size),
         "BLOCK_M": config.block_m,
         "BLOCK_P": 16,
     }
     return _compile(merge_parts, variant, constants, arch, num_warps=4, num_stages=3)
 
 
-def _compile(
-    kernel: Any, variant: Variant, constants: Mapping[str, Any], arch: int, num_warps: int, num_stages: int
-) -> Resources:
+def _compile(kernel: Any, variant: Variant, constants: Mapping[str, Any], arch: int, **options: Any) -> Resources:
     signature = {name: _type_of(name, variant, constants) for name in kernel.arg_names}
     # As at run time: addresses and strides that are multiples of 16 are known to be.
     aligned = {
@@ -135,7 +136,6 @@ def _compile(
         if kind.startswith("*") or (kind == "i32" and name not in _UNALIGNED)
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     return _resources(compiled.asm["ptx"], compiled.metadata.shared, arch)
 
@@ -149,7 +149,7 @@ def _type_of(name: str, variant: Variant, constants: Mapping[str, Any]) -> str:
         return f"*{TYPES[variant.kv_dtype]}"
     if name == "scales":
         return "*fp16" if variant.kv_dtype == "int8" else f"*{TYPES[variant.kv_dtype]}"
-    if name in ("query", "key", "value", "output"):
+    if name in ("query", "key", "value", "cos", "sin", "output"):
         return f"*{TYPES[variant.dtype]}"
     return "fp32" if name in _FLOATS else "i32"
 

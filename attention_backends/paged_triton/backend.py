@@ -82,7 +82,7 @@ class PagedTritonBackend(AttentionBackend):
     tokens and the same `AttentionBatch.max_query_len` (which may be an upper bound), whatever lengths, pages and trees.
     """
 
-    contract = (1, 2)
+    contract = (1, 4)
     preference: ClassVar[int] = 10
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cuda"}),
@@ -93,6 +93,7 @@ class PagedTritonBackend(AttentionBackend):
         alibi=True,
         trees=True,
         graph_capture=True,
+        rotates_on=frozenset({"cuda"}),
     )
 
     @classmethod
@@ -161,12 +162,32 @@ class PagedTritonBackend(AttentionBackend):
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """Writes the new tokens, then launches what was planned."""
+        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
+        if len(query):
+            self._launcher.write(layer, key, value, kv_cache, self._arrays.device["tokens"])
+        return self._attend(layer, query, kv_cache)
+
+    def rotate_and_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `forward`; the launch that writes turns as well."""
+        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
+        if len(query):
+            self._launcher.rotate_and_write(layer, query, key, value, cos, sin, kv_cache, self._arrays.device["tokens"])
+        return self._attend(layer, query, kv_cache)
+
+    def _attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if len(query) == 0:
             return output
-        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
         launcher = self._launcher
-        launcher.write(layer, key, value, kv_cache, self._arrays.device["tokens"])
         # A graph serves steps whose keys are cut where this one's are not.
         is_captured = query.is_cuda and torch.cuda.is_current_stream_capturing()
         for step in self._passes[self._kind_of[layer.layer_id]]:

@@ -1,4 +1,5 @@
-"""The Triton kernels of `paged_triton`: writing pages, attention over pages, and putting split key ranges together.
+"""The Triton kernels of `paged_triton`: attention over pages, and putting split key ranges together. Pages are
+filled by the one in `writing.py`.
 
 Arrays that kernels share with `plan.py` (int32 unless said otherwise):
 
@@ -19,67 +20,6 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def write_pages(
-    key,
-    value,
-    kv_cache,
-    scales,
-    tokens,
-    key_stride_t,
-    key_stride_h,
-    value_stride_t,
-    value_stride_h,
-    page_stride,
-    inverse_key_scale,
-    inverse_value_scale,
-    largest,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    IS_INT8: tl.constexpr,
-):
-    """Program (t, b): key and value of token t, heads b * BLOCK_H .., into their slot."""
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(tokens + token * 4)
-    heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    dims = tl.arange(0, HEAD_PAD)
-    mask = (heads[:, None] < NUM_KV_HEADS) & (dims[None, :] < HEAD)
-    VECTORS: tl.constexpr = PAGE * HEAD + (2 * PAGE if IS_INT8 else 0)
-    page = (slot // PAGE).to(tl.int64) * page_stride + heads * (2 * VECTORS)
-    offset = slot % PAGE
-    for half in tl.static_range(2):
-        if half == 0:
-            source = key + token * key_stride_t + heads[:, None] * key_stride_h + dims[None, :]
-            inverse = inverse_key_scale
-        else:
-            source = value + token * value_stride_t + heads[:, None] * value_stride_h + dims[None, :]
-            inverse = inverse_value_scale
-        vectors = tl.load(source, mask=mask, other=0.0)
-        target = kv_cache + page[:, None] + half * VECTORS + offset * HEAD + dims[None, :]
-        if IS_INT8:
-            wide = vectors.to(tl.float32)
-            scale = (tl.max(tl.abs(wide), axis=1) / 127.0).to(tl.float16)
-            step = tl.where(scale == 0.0, 1.0, scale.to(tl.float32))
-            ratio = tl.minimum(tl.maximum(wide / step[:, None], -127.0), 127.0)
-            # To the nearest step, halves to even, as torch rounds: adding 1.5 * 2**23 leaves no bits for a fraction.
-            nearest = (ratio + 12582912.0) - 12582912.0
-            tl.store(target, nearest.to(tl.int8), mask=mask)
-            place = (page + half * VECTORS + PAGE * HEAD) // 2 + offset
-            tl.store(scales + place, scale, mask=heads < NUM_KV_HEADS)
-        elif IS_FP8:
-            scaled = vectors.to(tl.float32) * inverse
-            clamped = tl.minimum(tl.maximum(scaled, -largest), largest)
-            # A minimum drops NaN; what is not a number shall show.
-            kept = tl.where(scaled == scaled, clamped, scaled)
-            tl.store(target, kept.to(kv_cache.dtype.element_ty), mask=mask)
-        else:
-            tl.store(target, vectors.to(kv_cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit

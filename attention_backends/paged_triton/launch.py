@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,14 +10,15 @@ import triton
 import triton.language as tl
 
 from dovetail.attention_backends.paged_triton.configs import KernelConfig, find_config
-from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts, write_pages
+from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts
+from dovetail.attention_backends.paged_triton.writing import write_pages
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
 
 FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _TL_DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32}
 _MERGED_AT_ONCE = 16
 _WRITTEN_AT_ONCE = 2048
-"""Elements of keys that one program writes."""
+"""Elements of keys that one program writes, or of queries that it turns."""
 
 
 def compute_dtype(dtype: str, kv_dtype: str) -> str:
@@ -27,6 +29,23 @@ def compute_dtype(dtype: str, kv_dtype: str) -> str:
 def padded_head(head_size: int) -> int:
     """The power of two that tiles are wide, 16 at least."""
     return max(16, triton.next_power_of_2(head_size))
+
+
+@functools.cache
+def write_sizes(num_heads: int, num_kv_heads: int, head_pad: int, rotary: int) -> tuple[int, dict[str, int]]:
+    """Programs of `write_pages` for each token, and constants that go with them; `num_heads` are to be turned."""
+    block_q, block_h = (
+        max(1, min(triton.next_power_of_2(heads), _WRITTEN_AT_ONCE // head_pad)) for heads in (num_heads, num_kv_heads)
+    )
+    constants = {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "BLOCK_H": block_h,
+        "BLOCK_Q": block_q,
+        "ROTARY": rotary,
+        "HALF_PAD": max(1, triton.next_power_of_2(rotary // 2)),
+    }
+    return triton.cdiv(num_kv_heads, block_h) + triton.cdiv(num_heads, block_q), constants
 
 
 @dataclass(frozen=True)
@@ -95,30 +114,69 @@ class Launcher:
         tokens: torch.Tensor,
     ) -> None:
         """New keys and values into their slots."""
+        self._write(layer, key, key, value, key, key, kv_cache, tokens, rotary=0)
+
+    def rotate_and_write(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> None:
+        """`write` of keys that are turned on their way; queries are turned where they stand. Angles as those of
+        `Operators.rotate`."""
+        if len(cos) != len(query) or cos.shape[2] > layer.head_size:
+            raise ValueError(f"angles {list(cos.shape)} for queries {list(query.shape)}")
+        if cos.stride(2) != 1 or sin.stride() != cos.stride():
+            cos, sin = cos.contiguous(), sin.contiguous()
+        self._write(layer, query, key, value, cos, sin, kv_cache, tokens, rotary=cos.shape[2])
+
+    def _write(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+        tokens: torch.Tensor,
+        rotary: int,
+    ) -> None:
         spec = self._setup.spec
-        block_h = max(1, min(triton.next_power_of_2(spec.num_kv_heads), _WRITTEN_AT_ONCE // self.head_pad))
-        write_pages[(len(key), triton.cdiv(spec.num_kv_heads, block_h))](
+        num_programs, sizes = write_sizes(layer.num_heads if rotary else 0, spec.num_kv_heads, self.head_pad, rotary)
+        write_pages[(len(key), num_programs)](
+            query,
             key,
             value,
+            cos,
+            sin,
             kv_cache,
             self._scales(kv_cache),
             tokens,
+            query.stride(0),
+            query.stride(1),
             key.stride(0),
             key.stride(1),
             value.stride(0),
             value.stride(1),
+            cos.stride(0),
             kv_cache.stride(0),
             1.0 / layer.key_scale,
             1.0 / layer.value_scale,
             FP8_LARGEST.get(spec.dtype, 0.0),
-            NUM_KV_HEADS=spec.num_kv_heads,
             HEAD=spec.head_size,
             HEAD_PAD=self.head_pad,
             PAGE=self._setup.block_size,
-            BLOCK_H=block_h,
             IS_FP8=spec.dtype in FP8_LARGEST,
             IS_INT8=self._is_int8,
+            **sizes,
             num_warps=4,
+            enable_fp_fusion=False,  # a product that is added without being rounded first
         )
 
     def attend(

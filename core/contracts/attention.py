@@ -8,6 +8,7 @@ layers). Call order::
     each step:
         backend.plan(batch)                      once; reads host arrays, fills buffers the backend owns
         backend.forward(layer, q, k, v, cache)   once per layer; reads only what plan() prepared
+          or rotate_and_forward, where the backend rotates
 
 `plan` may look at host values; `forward` must not synchronise with the device, so that a step can be captured
 in a graph where the backend declares `graph_capture`.
@@ -55,6 +56,9 @@ class AttentionCapabilities:
     kv_dtypes: frozenset[str] | None = None
     """dtypes in which the pages may hold keys and values, with queries of any of `dtypes`; None: only the queries'
     own. Since 1.1."""
+    rotates_on: frozenset[str] = frozenset()
+    """Device types on which there is `rotate_and_forward`. On others the host rotates with its operators and calls
+    `forward`. Since 1.4."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,24 @@ class AttentionBackend(Plugin):
         head h reads key head h // (num_heads // num_kv_heads). Returns [T, num_heads, head_size] in query's
         dtype. `kv_cache` is the layer's tensor of `kv_cache_shape`.
         """
+
+    def rotate_and_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """`forward` of queries and keys that are not rotated yet: one pass over them turns them and writes the pages.
+
+        query and key are turned as by `Operators.rotate`, which says what cos and sin [T, 1, r] are, and both are given
+        up; all else as for `forward`, capture in a graph included. Called in place of `forward` for any layer and step,
+        on the device types in `rotates_on` only. Since 1.4.
+        """
+        raise TypeError(f"{type(self).__name__} does not rotate on {query.device.type}: see its rotates_on")
 
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values of single tokens: slot source[i] to slot target[i] (int64 [n]).

@@ -30,6 +30,7 @@ _V1 = ContractVersion(1, 0)
 _V1_1 = ContractVersion(1, 1)
 _V1_2 = ContractVersion(1, 2)
 _V1_3 = ContractVersion(1, 3)
+_V1_4 = ContractVersion(1, 4)
 _V1_5 = ContractVersion(1, 5)
 
 KINDS: dict[str, Kind] = {
@@ -39,12 +40,12 @@ KINDS: dict[str, Kind] = {
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
-            _V1_3,
+            _V1_4,
             "the KV page layout and attention over it",
         ),
         Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1_1, "which requests run next, who gives way"),
         Kind(
-            "model_family", "dovetail.contracts.model:ModelFamily", _V1_2, "a config to a module that calls attention"
+            "model_family", "dovetail.contracts.model:ModelFamily", _V1_3, "a config to a module that calls attention"
         ),
         Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_2, "named tensors from a path, lazily"),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),

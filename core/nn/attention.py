@@ -9,6 +9,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer
 from dovetail.contracts.kv import KVSpec
 from dovetail.nn.context import ModelContext
+from dovetail.nn.rope import Rotation
 
 
 class Attention(torch.nn.Module):
@@ -54,12 +55,14 @@ class Attention(torch.nn.Module):
         """What the layer keeps between steps."""
         self._backend: AttentionBackend | None = None
         self._kv_cache: torch.Tensor | None = None
+        self._backend_rotates = False
         context.attention_layers.append(self)
 
     def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
         """Uses `backend`, with `kv_cache` of its `kv_cache_shape`, from now on."""
         self._backend = backend
         self._kv_cache = kv_cache
+        self._backend_rotates = kv_cache.device.type in backend.capabilities.rotates_on
 
     def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies cached keys and values of single tokens, as `AttentionBackend.move_slots`."""
@@ -67,18 +70,36 @@ class Attention(torch.nn.Module):
             raise RuntimeError("the attention layer has no backend yet: call bind() first")
         self._backend.move_slots(self._kv_cache, source, target)
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """query [T, num_heads * head_size] or [T, num_heads, head_size], rotated already, key and value likewise
-        with num_kv_heads -> [T, num_heads * head_size]."""
+    def rotate_and_forward(self, queries_keys: torch.Tensor, value: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """`forward` of queries and keys that are not rotated yet.
+
+        They stand side by side, so that one rotation turns both, and are given up: [T, num_heads + num_kv_heads,
+        head_size]. The backend turns them where it does so while it writes the pages
+        (`AttentionCapabilities.rotates_on`), else the operators of the model do. Since model_family 1.3.
+        """
+        left: Rotation | None = rotation
+        if not self._backend_rotates:
+            queries_keys, left = rotation.apply(queries_keys), None
+        num_heads = self.layer.num_heads
+        # Through `forward`, which torch.compile is kept out of; what stands here it may fuse with what came before.
+        output: torch.Tensor = self(queries_keys[:, :num_heads], queries_keys[:, num_heads:], value, left)
+        return output
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotation: Rotation | None = None
+    ) -> torch.Tensor:
+        """query [T, num_heads * head_size] or [T, num_heads, head_size], key and value likewise with num_kv_heads ->
+        [T, num_heads * head_size]. Rotated already, but for a `rotation` that `rotate_and_forward` leaves to the
+        backend."""
         if self._backend is None or self._kv_cache is None:
             raise RuntimeError("the attention layer has no backend yet: call bind() first")
-        layer = self.layer
+        layer, kv_cache = self.layer, self._kv_cache
         num_tokens = query.shape[0]
-        output = self._backend.forward(
-            layer,
-            query.view(num_tokens, layer.num_heads, layer.head_size),
-            key.view(num_tokens, layer.num_kv_heads, layer.head_size),
-            value.view(num_tokens, layer.num_kv_heads, layer.head_size),
-            self._kv_cache,
-        )
+        query = query.view(num_tokens, layer.num_heads, layer.head_size)
+        key = key.view(num_tokens, layer.num_kv_heads, layer.head_size)
+        value = value.view(num_tokens, layer.num_kv_heads, layer.head_size)
+        if rotation is None:
+            output = self._backend.forward(layer, query, key, value, kv_cache)
+        else:
+            output = self._backend.rotate_and_forward(layer, query, key, value, rotation.cos, rotation.sin, kv_cache)
         return output.reshape(num_tokens, layer.num_heads * layer.head_size)

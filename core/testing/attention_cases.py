@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -97,6 +97,18 @@ class AttentionCase:
         new = [(r.query, r.keys[r.num_cached :], r.values[r.num_cached :]) for r in self.requests]
         query, key, value = (torch.cat(parts).to(self.setup.device) for parts in zip(*new, strict=True))
         return query, key, value
+
+    def with_inputs(self, query: torch.Tensor, key: torch.Tensor) -> AttentionCase:
+        """The case with these queries and new keys, flat over requests."""
+        sizes = [request.query_len for request in self.requests]
+        new = zip(self.requests, torch.split(query.cpu(), sizes), torch.split(key.cpu(), sizes), strict=True)
+        return replace(
+            self,
+            requests=tuple(
+                replace(request, query=queries, keys=torch.cat((request.keys[: request.num_cached], keys)))
+                for request, queries, keys in new
+            ),
+        )
 
     def make_cache(self, backend: AttentionBackend, padding: int = 0) -> torch.Tensor:
         """A cache as the host makes it; `padding` elements lie between its pages."""

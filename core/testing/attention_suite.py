@@ -21,6 +21,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities, AttentionNeed
 from dovetail.contracts.plugin import Environment
+from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, random_case
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -117,6 +118,26 @@ class AttentionBackendSuite:
             if name != "plain" and not vars(self.capabilities)[name]:
                 pytest.skip(f"{self.backend_class.__name__} does not declare {name}")
 
+    def rotate_and_run(self, case: AttentionCase, rotary_size: int) -> tuple[torch.Tensor, AttentionCase]:
+        """The step through `rotate_and_forward`, and the case whose queries and keys are rotated already."""
+        if torch.device(self.device).type not in self.capabilities.rotates_on:
+            pytest.skip(f"{self.backend_class.__name__} does not declare {self.device} in rotates_on")
+        query, key, value = case.inputs()
+        random = torch.rand(len(query), 2, 1, rotary_size, generator=torch.Generator().manual_seed(rotary_size))
+        # As rotary tables hand them over: side by side.
+        cos, sin = (2 * random - 1).to(query.device, query.dtype).unbind(1)
+        operators = torch_operators()
+        rotated = case.with_inputs(operators.rotate(query, cos, sin), operators.rotate(key, cos, sin))
+        backend = self.create(case)
+        kv_cache = case.make_cache(backend)
+        case.write_past(backend, kv_cache)
+        backend.plan(case.batch())
+        fused = torch.cat((query, key, value), dim=1)
+        queries, keys, values = torch.split(fused, [query.shape[1], key.shape[1], value.shape[1]], dim=1)
+        output = backend.rotate_and_forward(case.layer, queries, keys, values, cos, sin, kv_cache)
+        assert torch.equal(values, value), "values are not given up"
+        return output, rotated
+
     # --- attention -----------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("feature", FEATURES)
@@ -146,6 +167,28 @@ class AttentionBackendSuite:
                 setup = replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype))
                 output = replace(case, setup=setup)
                 self.assert_close(output.run_from_scratch(self.create(output)), replace(case, requests=rounded))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_rotates_as_operators_do(self, dtype: str) -> None:
+        """Queries and keys inside the rows of a fused projection, turned as a whole and in part."""
+        if dtype not in self.capabilities.dtypes:
+            pytest.skip(f"{self.backend_class.__name__} does not declare {dtype}")
+        for seed in range(self.num_cases):
+            case = self.case(seed, dtype, max_requests=2, max_cached=30, max_query=10)
+            size = case.layer.head_size
+            self.assert_close(*self.rotate_and_run(case, (size, size // 4 * 2 or 2)[seed % 2]))
+
+    def test_rotates_into_pages_of_every_declared_dtype(self) -> None:
+        """Keys are turned in the queries' dtype, and then rounded to that of the pages."""
+        for kv_dtype in sorted(self.capabilities.kv_dtypes or {self.main_dtype}):
+            case = self.case(1, max_requests=2, max_cached=30, max_query=10)
+            case = replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype)))
+            output, rotated = self.rotate_and_run(case, case.layer.head_size)
+            rounded = tuple(
+                replace(request, keys=as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype))
+                for request in rotated.requests
+            )
+            self.assert_close(output, replace(rotated, requests=rounded))
 
     def test_long_prompts(self) -> None:
         """Hundreds of query tokens, whole and in chunks."""

@@ -77,14 +77,11 @@ class SelfAttention(torch.nn.Module):
         """[T, hidden_size] -> [T, hidden_size]."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_size)
         num_rotated = self._heads + self._kv_heads
-        # Queries and keys stand side by side, so that one rotation turns both.
         queries_keys, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(heads[:, : self._heads]), self.k_norm(heads[:, self._heads : num_rotated])
             queries_keys = torch.cat((query, key), dim=1)
-        rotated = rotation.apply(queries_keys)
-        mixed = self.attention(rotated[:, : self._heads], rotated[:, self._heads :], value)
-        output: torch.Tensor = self.o_proj(mixed)
+        output: torch.Tensor = self.o_proj(self.attention.rotate_and_forward(queries_keys, value, rotation))
         return output
 
 

@@ -31,7 +31,7 @@ from dovetail.plugins.model_families.decoder import AttentionStyle, SelfAttentio
 class GemmaFamily(ModelFamily):
     """Gemma 2 and 3, text only."""
 
-    contract = (1, 2)
+    contract = (1, 3)
     batch_invariant = True
     stability = "provisional"
     preference: ClassVar[int] = 10

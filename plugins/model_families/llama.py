@@ -19,7 +19,7 @@ from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
 class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
-    contract = (1, 2)
+    contract = (1, 3)
     batch_invariant = True
     stability = "provisional"
     gives_hidden_layers = True

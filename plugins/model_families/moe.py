@@ -20,7 +20,7 @@ from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
 class MoEFamily(ModelFamily):
     """Decoders whose feed-forward blocks are mixtures of experts."""
 
-    contract = (1, 2)
+    contract = (1, 3)
     batch_invariant = True
     stability = "provisional"
     gives_hidden_layers = True

@@ -20,17 +20,18 @@ import torch
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
 from dovetail.attention_backends.flash.backend import FlashBackend
-from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend, device_facts, page_shape
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.contracts.plugin import DeviceInfo, Environment, PluginOptions
+from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, make_batch, random_case
 
 DEVICE = "cuda"
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
-GOALS = {"decode": 0.85, "prefill": 0.60}
-"""Shares of the measured copy bandwidth, and of the measured matrix-product rate."""
+GOALS = {"decode": 0.85, "prefill": 0.60, "write": 0.70}
+"""Shares of the measured copy bandwidth; of the measured matrix-product rate for prefill."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,29 @@ def compare(backend: type[AttentionBackend], options: Any, feature: str, dtype: 
     return Check(backend.__name__, dtype, kv_dtype, feature, worst, worst <= TOLERANCES[dtype] + slack)
 
 
+def compare_rotation(dtype: str, kv_dtype: str) -> Check | None:
+    """Results and pages of `rotate_and_forward` against those of torch's rotation and `forward`: the same bits."""
+    worst, passed = 0.0, True
+    for seed, (head_size, rotary) in enumerate([(128, 128), (64, 32), (80, 20), (256, 256)]):
+        case = random_case(seed, CaseShape(dtype=dtype, device=DEVICE, head_size=head_size, block_size=16))
+        case = replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype)))
+        options = PagedTritonBackend.Options()
+        if against(PagedTritonBackend, case.setup, options):
+            return None
+        backend, rotate = PagedTritonBackend(options, case.setup), torch_operators().rotate
+        query, key, value = case.inputs()
+        cos, sin = torch.randn(len(query), 2, 1, rotary, device=DEVICE).to(query.dtype).unbind(1)
+        caches = [case.make_cache(backend) for _ in range(2)]
+        for cache in caches:
+            case.write_past(backend, cache)
+        backend.plan(case.batch())
+        expected = backend.forward(case.layer, rotate(query, cos, sin), rotate(key, cos, sin), value, caches[0])
+        actual = backend.rotate_and_forward(case.layer, query, key, value, cos, sin, caches[1])
+        worst = max(worst, float((actual - expected).abs().max()))
+        passed &= torch.equal(actual, expected) and torch.equal(*(cache.view(torch.uint8) for cache in caches))
+    return Check(PagedTritonBackend.__name__, dtype, kv_dtype, "rotation", worst, passed)
+
+
 def correctness() -> Iterator[Check]:
     everything = BlockSparseBackend.Options(local_blocks=1000, sparse_block_size=128)
     for backend, options in (
@@ -145,6 +169,11 @@ def correctness() -> Iterator[Check]:
                     yield found
         for kv_dtype in ("float8_e4m3fn", "float8_e5m2", "int8"):
             found = compare(backend, options, "plain", "bfloat16", kv_dtype)
+            if found is not None:
+                yield found
+    for dtype in ("bfloat16", "float16", "float32"):
+        for kv_dtype in (dtype, "float8_e4m3fn", "float8_e5m2", "int8"):
+            found = compare_rotation(dtype, kv_dtype)
             if found is not None:
                 yield found
 
@@ -205,15 +234,18 @@ def step_of(backend: AttentionBackend, requests: list[tuple[int, int]]) -> Calla
     def step() -> torch.Tensor:
         return backend.forward(setup.layers[0], query, key, value, cache)
 
-    if not backend.capabilities.graph_capture:
-        return step
+    return captured(step) if backend.capabilities.graph_capture else step
+
+
+def captured(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The same as a graph."""
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = step()
 
-    def replay() -> torch.Tensor:
+    def replay() -> Any:
         graph.replay()
         return output
 
@@ -229,6 +261,8 @@ def speed() -> Iterator[Speed]:
                 yield from decode(kind, kv_dtype, batch, keys, bandwidth)
         for tokens in (2048, 16384):
             yield from prefill(kind, tokens, flops)
+    for tokens in (64, 16384):
+        yield from writing(tokens, bandwidth)
 
 
 def decode(kind: type[AttentionBackend], kv_dtype: str, batch: int, keys: int, bandwidth: float) -> Iterator[Speed]:
@@ -253,6 +287,39 @@ def prefill(kind: type[AttentionBackend], tokens: int, flops: float) -> Iterator
     )
 
 
+def writing(tokens: int, bandwidth: float) -> Iterator[Speed]:
+    """Rotating and writing pages: the operator set's launch and the one that writes, then the one that does both. Rates
+    count what has to move: queries, keys and values in, queries and pages out."""
+    from dovetail.attention_backends.paged_triton.launch import Launcher
+    from dovetail.plugins.operators.triton.operators import TritonOperators
+
+    setup = llama_8b("bfloat16", 1, tokens)
+    if against(PagedTritonBackend, setup, PagedTritonBackend.Options()):
+        return
+    launcher, operators = Launcher(setup, device_facts(torch.device(DEVICE))[1]), TritonOperators(PluginOptions())
+    layer, num_blocks = setup.layers[0], -(-tokens // setup.block_size)
+    cache = torch.zeros(page_shape(setup, num_blocks), dtype=torch.bfloat16, device=DEVICE)
+    slots = torch.zeros(tokens, 4, dtype=torch.int32, device=DEVICE)
+    slots[:, 0] = torch.arange(tokens)
+    heads = torch.randn(tokens, 48, 128, dtype=torch.bfloat16, device=DEVICE)
+    query, key, value = torch.split(heads, [32, 8, 8], dim=1)
+    cos, sin = torch.rand(tokens, 2, 1, 128, dtype=torch.bfloat16, device=DEVICE).unbind(1)
+
+    def apart() -> None:
+        operators.rotate(heads[:, :40], cos, sin)
+        launcher.write(layer, key, value, cache, slots)
+
+    def fused() -> None:
+        launcher.rotate_and_write(layer, query, key, value, cos, sin, cache, slots)
+
+    for what, step, goal in (("rotate, then write", apart, 0.0), ("rotate and write", fused, GOALS["write"])):
+        took = time_us(captured(step))
+        rate = 2 * heads.numel() * heads.itemsize / (took * 1e-6)
+        goal = goal if tokens > 64 else 0.0
+        workload = f"{what} {tokens}"
+        yield Speed(PagedTritonBackend.__name__, workload, "bfloat16", took, rate / 1e9, "GB/s", rate / bandwidth, goal)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Attention backends on a GPU: correctness, then speed.")
     parser.add_argument("--only", choices=["correctness", "speed"])
@@ -273,7 +340,7 @@ def main() -> int:
             for found in speed():
                 goal = f"goal {found.goal:.0%}" if found.goal else ""
                 print(
-                    f"{found.backend:20} {found.workload:16} {found.kv_dtype:14} {found.time_us:10.1f} us "
+                    f"{found.backend:20} {found.workload:24} {found.kv_dtype:14} {found.time_us:10.1f} us "
                     f"{found.rate:8.1f} {found.unit:8} {found.share:5.0%} {goal}"
                 )
                 print(json.dumps({"speed": "attention", **asdict(found)}), flush=True)

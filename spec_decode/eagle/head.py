@@ -44,8 +44,7 @@ class HeadAttention(torch.nn.Module):
         """[T, in_size] -> [T, hidden_size]."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_size)
         num_rotated = self._heads + self._kv_heads
-        rotated = rotation.apply(heads[:, :num_rotated])
-        mixed = self.attention(rotated[:, : self._heads], rotated[:, self._heads :], heads[:, num_rotated:])
+        mixed = self.attention.rotate_and_forward(heads[:, :num_rotated], heads[:, num_rotated:], rotation)
         output: torch.Tensor = self.o_proj(mixed)
         return output
 

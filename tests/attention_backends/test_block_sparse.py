@@ -187,3 +187,11 @@ def test_pages_that_do_not_fit_the_blocks_are_refused():
     case = random_case(0, CaseShape(block_size=32))
     with pytest.raises(ConfigError, match=r"multiple of cache\.block_size"):
         create(case, local_blocks=1, sparse_block_size=16)
+
+
+def test_on_cpus_the_host_rotates():
+    case = random_case(0, CaseShape(block_size=16, head_size=16))
+    backend = BlockSparseBackend(BlockSparseOptions(local_blocks=1), case.setup)
+    angles = torch.zeros(len(case.inputs()[0]), 1, 16)
+    with pytest.raises(TypeError, match="BlockSparseBackend does not rotate on cpu"):
+        backend.rotate_and_forward(case.layer, *case.inputs(), angles, angles, case.make_cache(backend))

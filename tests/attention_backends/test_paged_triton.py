@@ -69,7 +69,12 @@ def test_the_small_kernels_compile_without_spills():
     from dovetail.attention_backends.paged_triton import aot
 
     variant = aot.Variant(kv_dtype="int8")
-    for used in (aot.compile_write(variant, 90), aot.compile_merge(variant, find_config(90, 128, 1, "verify"), 90)):
+    for used in (
+        aot.compile_write(variant, 90),
+        aot.compile_write(variant, 90, rotary=128),
+        aot.compile_write(aot.Variant(head_size=80), 90, rotary=20),
+        aot.compile_merge(variant, find_config(90, 128, 1, "verify"), 90),
+    ):
         assert used.spill_bytes == 0
 
 

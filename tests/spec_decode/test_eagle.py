@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from dovetail import LLM, SamplingParams
+from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.speculation import Draft
+from dovetail.nn.operators import torch_operators
 from dovetail.runner.verifier import first_nodes
 from dovetail.spec_decode.eagle.trees import GrowingTree
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -284,8 +286,26 @@ def test_chains_are_those_of_the_oracle(
         assert drafted == oracle.chain(known, len(drafted))
 
 
+class RotatingReference(ReferenceBackend):
+    """A third party's backend that rotates by itself, and wants nothing that is rotated already."""
+
+    contract = (1, 4)
+    capabilities = replace(ReferenceBackend.capabilities, rotates_on=frozenset({"cpu"}))
+
+    def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any) -> torch.Tensor:
+        raise AssertionError("the host has rotated")
+
+    def rotate_and_forward(
+        self, layer: Any, query: Any, key: Any, value: Any, cos: Any, sin: Any, kv_cache: Any
+    ) -> torch.Tensor:
+        rotate = torch_operators().rotate
+        return super().forward(layer, rotate(query, cos, sin), rotate(key, cos, sin), value, kv_cache)
+
+
 @pytest.mark.parametrize("version", [1, 3])
-@pytest.mark.parametrize("attention", ["reference", "auto"])
+@pytest.mark.parametrize(
+    "attention", ["reference", "auto", pytest.param(f"{__file__}:RotatingReference", id="rotating")]
+)
 def test_trees_are_those_of_the_oracle(
     target: Target, make_llm: Callable[..., LLM], tmp_path: Path, version: int, attention: str
 ) -> None:

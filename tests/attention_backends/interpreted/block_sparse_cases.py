@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
 from dovetail.attention_backends.block_sparse.gpu import GPUKernels
 from dovetail.attention_backends.block_sparse.pattern import BlockSparseOptions
+from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import CaseShape, random_case
 
 
@@ -51,6 +52,22 @@ def test_equals_the_cpu_side(seed, shape, options, padding):
     ]
     tolerance = 5e-6 if shape.dtype == "float32" else 2e-3
     torch.testing.assert_close(*outputs, atol=tolerance, rtol=tolerance)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 2**32 - 1), shapes, patterns, st.sampled_from([2, 10, 16]))
+def test_rotating_while_writing_is_rotating_first(seed, shape, options, rotary):
+    case = random_case(seed, shape)
+    query, key, value = case.inputs()
+    random = torch.rand(len(query), 2, 1, rotary, generator=torch.Generator().manual_seed(seed))
+    cos, sin = random.to(query.dtype).unbind(1)
+    rotated = case.with_inputs(*(torch_operators().rotate(heads, cos, sin) for heads in (query, key)))
+    backend = InterpretedBackend(options, case.setup)
+    expected = rotated.run_from_scratch(backend)
+    kv_cache = case.make_cache(backend)
+    case.write_past(backend, kv_cache)
+    backend.plan(case.batch())
+    assert torch.equal(backend.rotate_and_forward(case.layer, query, key, value, cos, sin, kv_cache), expected)
 
 
 def test_pages_outside_of_the_pattern_are_not_read():

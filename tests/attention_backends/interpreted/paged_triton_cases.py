@@ -21,7 +21,8 @@ from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.errors import ConfigError
-from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, random_case
+from dovetail.nn.operators import torch_operators
+from dovetail.testing.attention_cases import AttentionCase, CaseRequest, CaseShape, as_cached, random_case
 from dovetail.testing.attention_suite import AttentionBackendSuite
 
 DTYPES = frozenset({"float32", "float16"})
@@ -35,6 +36,7 @@ class InterpretedBackend(PagedTritonBackend):
         PagedTritonBackend.capabilities,
         device_types=frozenset({"cpu"}),
         dtypes=DTYPES,
+        rotates_on=frozenset({"cpu"}),
         # Triton 3.9's interpreter cuts float32 to bfloat16 instead of rounding it, and gives other numbers in float8;
         # whether the kernels do as well on a GPU is for `scripts/gpu_check/attention.py` to say.
         kv_dtypes=(PagedTritonBackend.capabilities.kv_dtypes or frozenset())
@@ -79,6 +81,68 @@ def test_equals_reference(seed, shape, padding):
     case = random_case(seed, shape)
     tolerance = 5e-6 if shape.dtype == "float32" else 2e-3
     assert_same(case.run_from_scratch(create(case), padding), case.run_from_scratch(reference(case)), tolerance)
+
+
+def rotated_and_written(
+    case: AttentionCase, rotary: int, *, fused: bool, backend: AttentionBackend | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The step's result and the bytes of its pages, rotated by the backend or by the default operators before it."""
+    backend = backend or create(case)
+    kv_cache = case.make_cache(backend)
+    case.write_past(backend, kv_cache)
+    backend.plan(case.batch())
+    query, key, value = case.inputs()
+    random = torch.rand(len(query), 2, 1, rotary, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    cos, sin = random.to(query.dtype).unbind(1)
+    if fused:
+        output = backend.rotate_and_forward(case.layer, query, key, value, cos, sin, kv_cache)
+    else:
+        rotate = torch_operators().rotate
+        output = backend.forward(case.layer, rotate(query, cos, sin), rotate(key, cos, sin), value, kv_cache)
+    return output, kv_cache.view(torch.uint8)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 2**32 - 1), shapes, st.sampled_from([1, 2, 3, 32]))
+def test_rotating_while_writing_equals_reference(seed, shape, divisor):
+    case = random_case(seed, replace(shape, max_requests=2, max_cached=20))
+    rotary = shape.head_size // divisor // 2 * 2
+    output, _ = rotated_and_written(case, max(2, rotary), fused=True)
+    expected, _ = rotated_and_written(case, max(2, rotary), fused=False, backend=reference(case))
+    assert_same(output, expected, 5e-6 if shape.dtype == "float32" else 2e-3)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "int8", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("rotary", [80, 10])
+def test_rotating_while_writing_leaves_the_bits_of_rotating_first(dtype, kv_dtype, rotary):
+    """In the pages and in the result. In fp8 too, whatever the interpreter makes of that."""
+    case = random_case(3, CaseShape(dtype=dtype, head_size=80, max_requests=1, max_cached=8, max_query=6))
+    layer = replace(case.layer, key_scale=2.0**-3, value_scale=2.0**-2)
+    case = replace(case, setup=replace(case.setup, layers=(layer,), spec=replace(case.setup.spec, dtype=kv_dtype)))
+    output, pages = rotated_and_written(case, rotary, fused=True)
+    expected, expected_pages = rotated_and_written(case, rotary, fused=False)
+    assert torch.equal(pages, expected_pages)
+    assert torch.equal(output.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (40, 5), (20, 20)])
+def test_heads_that_fill_no_program_or_several(num_heads, num_kv_heads):
+    """A program writes 16 heads of this size, and turns as many."""
+    setup = random_case(0, CaseShape(head_size=128)).setup
+    layer = replace(setup.layers[0], num_heads=num_heads, num_kv_heads=num_kv_heads)
+    setup = replace(setup, layers=(layer,), spec=replace(setup.spec, num_kv_heads=num_kv_heads))
+    shapes = (2, num_heads, 128), (3, num_kv_heads, 128), (3, num_kv_heads, 128)
+    query, keys, values = (torch.rand(shape, generator=torch.Generator().manual_seed(2)) for shape in shapes)
+    case = AttentionCase(setup, 4, (CaseRequest(query, keys, values, (3, 1, 2), 0, None),))
+    results = [rotated_and_written(case, 96, fused=fused) for fused in (True, False)]
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_angles_that_do_not_fit_are_refused():
+    case = random_case(0, CaseShape(head_size=16, max_requests=1, max_cached=4))
+    with pytest.raises(ValueError, match=r"angles \[\d+, 1, 18\] for queries \[\d+, \d+, 16\]"):
+        rotated_and_written(case, 18, fused=True)
 
 
 @pytest.mark.parametrize("has_window", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,17 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import dovetail.nn
+from dovetail.contracts.attention import AttentionSetup
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.plugin import PluginOptions
 from dovetail.nn import (
     Attention,
     GatedMLP,
     ModelContext,
     OffsetRMSNorm,
     RMSNorm,
+    RopeSpec,
+    RotaryEmbedding,
     SingleProcess,
     SparseMoE,
     SparseShape,
@@ -30,6 +35,9 @@ from dovetail.nn import (
     load_weights,
     num_parameters,
 )
+from dovetail.nn.operators import TorchOperators
+from dovetail.testing.attention_cases import make_batch
+from dovetail.testing.draft_pages import BLOCK_SIZE, PlainAttention
 
 
 def random_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -138,6 +146,36 @@ def test_attention_layers_are_numbered_as_they_are_made_and_demand_a_backend(mak
     assert [attention.cache.window for attention in layers] == [None, 8, None]
     with pytest.raises(RuntimeError, match="call bind"):
         layers[0](torch.zeros(1, 32), torch.zeros(1, 16), torch.zeros(1, 16))
+
+
+class CountedRotations(TorchOperators):
+    """The default set, which notes what it is asked to rotate."""
+
+    def __init__(self) -> None:
+        super().__init__(PluginOptions())
+        self.rotated: list[list[int]] = []
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        self.rotated.append(list(heads.shape))
+        return super().rotate(heads, cos, sin)
+
+
+@pytest.mark.parametrize("rotates_on", [(), ("cuda",)])
+def test_queries_and_keys_are_rotated_together_where_the_backend_does_not(
+    make_context: Any, rotates_on: tuple[str, ...]
+) -> None:
+    class Backend(PlainAttention):
+        capabilities = replace(PlainAttention.capabilities, rotates_on=frozenset(rotates_on))
+
+    operators = CountedRotations()
+    attention = Attention(make_context(operators=operators), 4, 2, 8, 0.5)
+    setup = AttentionSetup((attention.layer,), attention.cache, BLOCK_SIZE, "float32", "cpu", 1, 3, 64)
+    backend = Backend(PluginOptions(), setup)
+    attention.bind(backend, torch.zeros(backend.kv_cache_shape(2)))
+    backend.plan(make_batch([([1], 0, 3)], setup))
+    rotation = RotaryEmbedding(make_context(operators=operators), RopeSpec(8, 8, 1e4, 64))(torch.arange(3))
+    assert attention.rotate_and_forward(torch.randn(3, 6, 8), torch.randn(3, 2, 8), rotation).shape == (3, 32)
+    assert operators.rotated == [[3, 6, 8]]
 
 
 def small_mlp() -> GatedMLP:

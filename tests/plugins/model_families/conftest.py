@@ -25,10 +25,12 @@ class Checkpoint:
     oracle: Any
 
     def run(self, family_class: type[ModelFamily], **kwargs: Any) -> ModelHarness:
-        """The family's model with these weights; `config` among the keywords stands in for config.json."""
+        """The family's model with these weights; `config` among the keywords stands in for config.json, `backend` for
+        the reference."""
         config = kwargs.pop("config", self.config)
         weights = kwargs.pop("weights", None) or read_weights(self.directory)
-        return ModelHarness(family_class(family_class.Options()), config, weights, ReferenceBackend, **kwargs)
+        backend = kwargs.pop("backend", ReferenceBackend)
+        return ModelHarness(family_class(family_class.Options()), config, weights, backend, **kwargs)
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """transformers' logits [T, vocab_size]."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelNeed
 from dovetail.contracts.plugin import Environment
+from dovetail.nn.operators import torch_operators
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
 from dovetail.plugins.model_families.moe import MoEFamily
@@ -112,6 +115,28 @@ def test_bfloat16_stays_close_to_float32(case: Any, prompt: list[int]) -> None:
     family_class, checkpoint = case
     logits = checkpoint.run(family_class, dtype=torch.bfloat16).logits(prompt).float()
     assert torch.nn.functional.cosine_similarity(logits, checkpoint.logits(prompt)).mean() > 0.98
+
+
+class RotatingReference(ReferenceBackend):
+    """A third party's backend that rotates by itself, and wants nothing that is rotated already."""
+
+    contract = (1, 4)
+    capabilities = replace(ReferenceBackend.capabilities, rotates_on=frozenset({"cpu"}))
+
+    def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any) -> torch.Tensor:
+        raise AssertionError("the host has rotated")
+
+    def rotate_and_forward(
+        self, layer: Any, query: Any, key: Any, value: Any, cos: Any, sin: Any, kv_cache: Any
+    ) -> torch.Tensor:
+        rotate = torch_operators().rotate
+        return super().forward(layer, rotate(query, cos, sin), rotate(key, cos, sin), value, kv_cache)
+
+
+def test_a_backend_that_rotates_gives_the_same_logits(case: Any, prompt: list[int]) -> None:
+    family_class, checkpoint = case
+    rotating = checkpoint.run(family_class, backend=RotatingReference)
+    assert torch.equal(rotating.logits(prompt, chunk=30), checkpoint.run(family_class).logits(prompt, chunk=30))
 
 
 def test_windows_that_no_sequence_outgrows_are_full_attention(make_checkpoint: Any) -> None:
