@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.contracts.operators import Operators
+from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
 
 
@@ -28,13 +31,25 @@ class RejectionRule(AcceptanceRule):
     probability, and a seeded request keeps its tokens whether drafts are guessed for it or not.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     preference: ClassVar[int] = 10
     lossless = True
     trees = True
 
+    def __init__(self, options: PluginOptions):
+        super().__init__(options)
+        self._operators: Operators | None = None
+
+    def use_operators(self, operators: Operators) -> None:
+        """Chains that were drawn go to a set that accepts them, all of a step at once."""
+        self._operators = operators if operators.accepts_chains else None
+
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
-        return [self._judge(request) for request in requests]
+        judged: dict[int, Verdict] = {}
+        if self._operators is not None:
+            chains = [i for i, request in enumerate(requests) if is_drawn_chain(request)]
+            judged = dict(zip(chains, accept_chains([requests[i] for i in chains], self._operators), strict=True))
+        return [judged[i] if i in judged else self._judge(request) for i, request in enumerate(requests)]
 
     def _judge(self, request: VerifyRequest) -> Verdict:
         # Drafts that were chosen rather than drawn, or a target whose tokens are certain anyway.
@@ -44,7 +59,7 @@ class RejectionRule(AcceptanceRule):
 
     def accepts(self, p: float, q: float, uniform: float) -> bool:
         """Whether a draft stands that has probability `p` in what is left of the target's distribution, and
-        `q` in the one that it was drawn from: with probability min(1, p / q)."""
+        `q` in the one that it was drawn from: with probability min(1, p / q). Not asked for what operators judge."""
         return uniform * q < p
 
     def _sample_tree(self, request: VerifyRequest) -> Verdict:
@@ -67,6 +82,39 @@ class RejectionRule(AcceptanceRule):
                 return Verdict(path, int(draw(p[None], request.recover_uniforms[len(path)].reshape(1))))
             path.append(accepted)
             p = request.target[accepted + 1]
+
+
+def is_drawn_chain(request: VerifyRequest) -> bool:
+    """Whether `Operators.accept_chains` serves these drafts."""
+    draft = request.draft
+    return draft.probs is not None and not draft.is_tree and not request.sampling.is_greedy
+
+
+def accept_chains(requests: Sequence[VerifyRequest], operators: Operators) -> list[Verdict]:
+    """Verdicts of chains that were drawn. One transfer to the host, however many and however long they are."""
+    if not requests:
+        return []
+    probs = [request.draft.probs for request in requests if request.draft.probs is not None]
+    draft = torch.cat(probs)
+    starts = np.cumsum([0, *(len(rows) for rows in probs)], dtype=np.int32)
+    target = draft.new_empty(len(draft) + len(requests), draft.shape[1])
+    for r, request in enumerate(requests):
+        # Not `request.target`, which would keep these rows a second time.
+        target[starts[r] + r : starts[r + 1] + r + 1] = request.compute_target()
+
+    def together(parts: Sequence[object], dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.asarray(part, dtype) for part in parts])).to(draft.device)
+
+    accepted, tokens = operators.accept_chains(
+        target,
+        draft,
+        together([request.draft.token_ids for request in requests], np.int64),
+        torch.from_numpy(starts).to(draft.device),
+        together([request.accept_uniforms for request in requests], np.float64),
+        together([request.recover_uniforms for request in requests], np.float64),
+    )
+    counts, following = torch.stack((accepted, tokens)).tolist()
+    return [Verdict(list(range(count)), token) for count, token in zip(counts, following, strict=True)]
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

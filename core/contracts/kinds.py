@@ -55,10 +55,10 @@ KINDS: dict[str, Kind] = {
             _V1_5,
             "how a linear layer's weights are held and multiplied",
         ),
-        Kind("operators", "dovetail.contracts.operators:Operators", _V1_2, "the small operators between linear layers"),
+        Kind("operators", "dovetail.contracts.operators:Operators", _V1_3, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_3, "guessed tokens, chain or tree"),
-        Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_2, "which drafts stand"),
+        Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_3, "which drafts stand"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1_1, "where measurements go"),
     )

@@ -115,3 +115,35 @@ class Operators(Plugin):
         not synchronise with the device.
         """
         raise TypeError(f"{type(self).__name__} multiplies no groups")
+
+    accepts_chains: ClassVar[bool] = False
+    """Whether the set has `accept_chains`; without it rules of acceptance walk from token to token. Since 1.3."""
+
+    def accept_chains(
+        self,
+        target: torch.Tensor,
+        draft: torch.Tensor,
+        token_ids: torch.Tensor,
+        starts: torch.Tensor,
+        accept_uniforms: torch.Tensor,
+        recover_uniforms: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rejection sampling of R chains of drafts (Leviathan et al. 2023, arXiv 2211.17192, Algorithm 1). Since 1.3.
+
+        Chain r has nodes starts[r] .. starts[r + 1] - 1, none or more; starts is int32 [R + 1] on the device, starts[0]
+        == 0, starts[R] == N. Node i is token_ids[i] (int64 [N]), was drawn from draft[i], and stands if the nodes
+        before it in its chain do and accept_uniforms[i] * draft[i, token] < target[i + r, token], in float64: draft is
+        float32 [N, vocab_size], target float32 [N + R, vocab_size] with one row more for each chain, the distribution
+        before its first node and that after each node; accept_uniforms is float64 [N] in [0, 1). What has one dimension
+        is contiguous.
+
+        One token follows the nodes that stand. With i = starts[r] + their number, it comes from w = max(target[i + r] -
+        draft[i], 0), rounded to float32, where node i is refused; from w = target[i + r] where the whole chain stands,
+        and where a refusal leaves w without any mass, which takes rounding. It is the first token in order of its id at
+        which the cumulative w, summed in float64, exceeds recover_uniforms[i + r] (float64 [N + R] in [0, 1)) times the
+        total of w.
+
+        Returns int64 [R], how many nodes of each chain stand, and int64 [R], the token that follows: never one of
+        w 0; for rows that hold NaN or nothing but 0, any token id. Must not synchronise with the device.
+        """
+        raise TypeError(f"{type(self).__name__} accepts no chains")

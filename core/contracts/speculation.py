@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from dovetail.contracts.operators import Operators
     from dovetail.nn.attention import Attention
     from dovetail.nn.context import ModelContext
 
@@ -387,6 +388,11 @@ class AcceptanceRule(Plugin):
 
     def __init__(self, options: PluginOptions):
         self.options = options
+
+    def use_operators(self, operators: Operators) -> None:
+        """The target's set of operators, for rules that judge many drafts in one launch (`Operators.accept_chains`).
+        Called once, before the first `verify`. Without override: nothing. Since 1.3."""
+        return None
 
     @abstractmethod
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:

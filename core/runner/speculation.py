@@ -40,6 +40,7 @@ def create_speculation(
     if config.speculation is None:
         return None
     rule: AcceptanceRule = plugins.create(config.speculation.acceptance)
+    rule.use_operators(context.operators)
     layers = [
         (group.group_id, context.attention_layers[layer_id]) for group in layout.groups for layer_id in group.layer_ids
     ]

@@ -12,6 +12,7 @@ Dtypes that `check` refuses are skipped, with its reason; in the others every op
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 
 from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment
+from dovetail.testing.chain_cases import Chains, random_chains
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EPS = 1e-5
@@ -150,6 +152,64 @@ class OperatorsSuite:
         ids = torch.arange(tokens, device=self.device) % 7
         assert torch.equal(operators.take_rows(table, ids), table[ids])
 
+    @pytest.fixture
+    def chain_operators(self) -> Operators:
+        """The set, where it accepts chains."""
+        name, reasons = self.operators_class.__name__, [self.check(str(dtype).split(".")[1]) for dtype in DTYPES]
+        if not self.operators_class.accepts_chains:
+            pytest.skip(f"{name} accepts no chains")
+        if all(reasons):
+            pytest.skip(f"{name}: {' '.join(reasons[0])}")
+        return self.operators_class(self.operators_class.Options.model_validate(dict(self.options)))
+
+    @pytest.mark.parametrize("vocab_size", [5, 300, 9001])
+    def test_accept_chains(self, chain_operators: Operators, vocab_size: int) -> None:
+        """Drafts from distributions near the target's, far from it and beside it, in chains of different lengths."""
+        chains = random_chains([3, 0, 1, 6, 2, 17, 5], vocab_size, self.device)
+        given = [tensor.clone() for tensor in chains.arguments]
+        accepted, tokens = chain_operators.accept_chains(*chains.arguments)
+        assert (accepted.dtype, tokens.dtype) == (torch.int64, torch.int64)
+        assert list(zip(accepted.tolist(), tokens.tolist(), strict=True)) == chains.expected()
+        assert all(map(torch.equal, chains.arguments, given)), "nothing is given up"
+
+    def test_accept_no_chains(self, chain_operators: Operators) -> None:
+        accepted, tokens = chain_operators.accept_chains(*random_chains([], 7, self.device).arguments)
+        assert (accepted.tolist(), tokens.tolist()) == ([], [])
+
+    def test_accept_chains_draws_nothing_of_weight_0(self, chain_operators: Operators) -> None:
+        """At both ends of the uniforms, behind refused nodes and behind whole chains."""
+        p, q = [0.0, 0.5, 0.0, 0.5, 0.0], [0.5, 0.25, 0.0, 0.25, 0.0]
+        first_last = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+        for token, expected in ((0, [(0, 1), (0, 3)]), (1, [(1, 1), (1, 3)])):
+            chains = Chains(
+                target=torch.tensor([p] * 4, device=self.device),
+                draft=torch.tensor([q] * 2, device=self.device),
+                token_ids=torch.tensor([token] * 2, device=self.device),
+                starts=torch.tensor([0, 1, 2], dtype=torch.int32, device=self.device),
+                accept_uniforms=torch.full((2,), 0.5, dtype=torch.float64, device=self.device),
+                recover_uniforms=first_last.repeat_interleave(2).to(self.device),
+            )
+            assert chains.expected() == expected
+            accepted, tokens = chain_operators.accept_chains(*chains.arguments)
+            assert list(zip(accepted.tolist(), tokens.tolist(), strict=True)) == expected
+
+    def test_accept_chains_draws_from_the_target_where_nothing_is_left(self, chain_operators: Operators) -> None:
+        """What rounding can do: a draft that has at least the target's probability everywhere, and is refused."""
+        chains = random_chains([1] * 8, 50, self.device)
+        draft, uniforms = chains.target[::2] * 1.25, torch.full_like(chains.accept_uniforms, 0.9)
+        chains = replace(chains, draft=draft, accept_uniforms=uniforms)
+        accepted, tokens = chain_operators.accept_chains(*chains.arguments)
+        assert accepted.tolist() == [0] * 8
+        assert list(zip(accepted.tolist(), tokens.tolist(), strict=True)) == chains.expected()
+
+    def test_accept_chains_ends_for_what_is_no_distribution(self, chain_operators: Operators) -> None:
+        """Rows of nothing but 0, as the host has them for requests that fail, and NaN."""
+        for number in (0.0, float("nan")):
+            chains = random_chains([2], 50, self.device)
+            chains = replace(chains, target=torch.full_like(chains.target, number))
+            _, tokens = chain_operators.accept_chains(*chains.arguments)
+            assert 0 <= int(tokens) < 50
+
     # --- promises ------------------------------------------------------------------------------------------
 
     def test_rows_do_not_depend_on_the_batch(self, operators: Operators, dtype: torch.dtype) -> None:
@@ -173,6 +233,13 @@ class OperatorsSuite:
         for part in (slice(0, 1), slice(17, 18), slice(40, 47), slice(129, 130)):
             for alone, among in zip(run(part), everything, strict=True):
                 assert torch.equal(alone, among[part])
+
+    def test_chains_do_not_depend_on_the_batch(self, chain_operators: Operators) -> None:
+        sizes = [4, 1, 0, 6, 3]
+        chains = random_chains(sizes, 9001, self.device)
+        together = [result.tolist() for result in chain_operators.accept_chains(*chains.arguments)]
+        alone = [chain_operators.accept_chains(*chains.only(r).arguments) for r in range(len(sizes))]
+        assert together == [[int(result[i]) for result in alone] for i in range(2)]
 
     # --- selection -----------------------------------------------------------------------------------------
 

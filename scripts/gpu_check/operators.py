@@ -12,6 +12,7 @@ from common import Arguments, Report, copy_bandwidth, run, seconds_of
 from dovetail.contracts.operators import Operators
 from dovetail.nn.operators import torch_operators
 from dovetail.runner.sampling_ops import Truncation, draw, truncated_weights
+from dovetail.testing.chain_cases import random_chains
 
 EPS = 1e-5
 
@@ -34,6 +35,8 @@ def body(report: Report, arguments: Arguments) -> None:
         if not arguments.null:
             check_draw(report, operators, arguments, dtype)
             check_groups(report, operators, arguments, dtype)
+    if not arguments.null:
+        check_chains(report, operators, arguments)
     bandwidth = copy_bandwidth(arguments)
     report.add("copy within the device", bandwidth / 1e9, "GB/s")
     measure(report, operators, arguments, bandwidth)
@@ -88,6 +91,15 @@ def check_groups(report: Report, operators: Operators, arguments: Arguments, dty
     compare(report, f"grouped_linear {dtype}", operators.grouped_linear(x, weight, starts), expected, 8, expected.std())
 
 
+def check_chains(report: Report, operators: Operators, arguments: Arguments) -> None:
+    """The same nodes and tokens as the contract's words give, chain by chain on the CPU."""
+    chains = random_chains([4, 1, 6, 0, 2, 17, 3, 5] * 4, 128256)
+    accepted, tokens = operators.accept_chains(*(each.to(arguments.device) for each in chains.arguments))
+    pairs = zip(zip(accepted.tolist(), tokens.tolist(), strict=True), chains.expected(), strict=True)
+    same = [one == other for one, other in pairs]
+    report.add("accept_chains: chains judged as in float64", sum(same) / len(same), good=all(same))
+
+
 def measure(report: Report, operators: Operators, arguments: Arguments, bandwidth: float) -> None:
     """Bytes that must move per second, as a share of the copy's."""
     rows, size = (16, 64) if arguments.null else (4096, 4096)
@@ -107,6 +119,7 @@ def measure(report: Report, operators: Operators, arguments: Arguments, bandwidt
         share = num_bytes / seconds_of(work, device) / bandwidth
         report.add(f"{name}, {rows} rows: share of copy bandwidth", share, goal="at least 0.7", good=share >= 0.7)
     if not arguments.null:
+        measure_chains(report, operators, arguments, bandwidth)
         logits = random(arguments, 256, 128256, dtype=torch.float32)
         truncation, uniforms = parameters(arguments, 256, 128256)
         columns = truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, uniforms
@@ -116,6 +129,22 @@ def measure(report: Report, operators: Operators, arguments: Arguments, bandwidt
         every = torch.arange(256, device=device)
         whole = seconds_of(lambda: draw(truncated_weights(logits, truncation, every), uniforms), device)
         report.add("the same in torch", 1e3 * whole, "ms")
+
+
+def measure_chains(report: Report, operators: Operators, arguments: Arguments, bandwidth: float) -> None:
+    """Of each chain one row of the target and one of the draft must be read, whichever node is refused."""
+    chains, nodes, vocab_size, device = 128, 4, 128256, arguments.device
+    target = random(arguments, chains * (nodes + 1), vocab_size, dtype=torch.float32).softmax(-1)
+    draft = random(arguments, chains * nodes, vocab_size, dtype=torch.float32).softmax(-1)
+    starts = torch.arange(chains + 1, device=device, dtype=torch.int32) * nodes
+    uniforms = torch.rand(len(target), dtype=torch.float64, generator=torch.Generator().manual_seed(7)).to(device)
+    given = target, draft, draft.argmax(-1), starts, uniforms[: len(draft)].contiguous(), uniforms
+    accepted, _ = operators.accept_chains(*given)
+    rows = 2 * chains - int((accepted == nodes).sum())
+    share = rows * vocab_size * 4 / seconds_of(lambda: operators.accept_chains(*given), device) / bandwidth
+    report.add(
+        f"accept_chains, {chains} chains of {nodes}: share of bandwidth", share, goal="at least 0.5", good=share >= 0.5
+    )
 
 
 def parameters(arguments: Arguments, rows: int, vocab_size: int) -> tuple[Truncation, torch.Tensor]:

@@ -6,11 +6,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.contracts.operators import Operators
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft
+from dovetail.nn.operators import TorchOperators
 from dovetail.spec_decode.rejection import RejectionRule, draw, residual
-from dovetail.testing.draft_suite import SIGNIFICANCE, AcceptanceRuleSuite, chi_square_p, request_over, two_token_counts
+from dovetail.testing.chain_cases import Chains, random_chains
+from dovetail.testing.draft_suite import (
+    SIGNIFICANCE,
+    AcceptanceRuleSuite,
+    chi_square_p,
+    request_over,
+    two_token_counts,
+    verify_request,
+)
 
 CHAIN = [-1, 0]
 TREE = [-1, -1, 0, 0, 1]
@@ -25,6 +35,60 @@ class InvertedRule(RejectionRule):
 
 class TestRejectionRule(AcceptanceRuleSuite):
     rule_class = RejectionRule
+
+
+class ChainOperators(TorchOperators):
+    """Accepts chains one by one, in the words of the contract, and keeps how many came at once."""
+
+    accepts_chains = True
+
+    def __init__(self) -> None:
+        super().__init__(PluginOptions())
+        self.calls: list[int] = []
+
+    def accept_chains(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        expected = Chains(*arguments).expected()
+        self.calls.append(len(expected))
+        accepted, tokens = torch.tensor(expected).unbind(1)
+        return accepted, tokens
+
+
+def rule_over(operators: Operators) -> RejectionRule:
+    rule = RejectionRule(PluginOptions())
+    rule.use_operators(operators)
+    return rule
+
+
+class TestRejectionRuleOverOperators(AcceptanceRuleSuite):
+    rule_class = RejectionRule
+
+    def create(self) -> RejectionRule:
+        return rule_over(ChainOperators())
+
+
+def test_operators_get_the_drawn_chains_of_a_step_at_once_and_the_rule_judges_the_rest() -> None:
+    random = np.random.default_rng(2)
+    chains = random_chains([2, 1, 4, 3], 11)
+    parts = [chains.only(r) for r in range(4)]
+    drafts = [Draft(part.token_ids.tolist(), None, part.draft) for part in parts]
+    drafts += [Draft([3, 5, 1, 2], [-1, -1, 0, 1], parts[2].draft), Draft([3, 1, 4])]
+    targets = [part.target for part in parts] + [parts[2].target, parts[3].target]
+    sampling = [SamplingParams()] * 6
+    greedy = verify_request(drafts[0], torch.eye(11)[:3], random, SamplingParams(temperature=0))
+    requests = [verify_request(*each, random, params) for *each, params in zip(drafts, targets, sampling, strict=True)]
+    operators = ChainOperators()
+    verdicts = rule_over(operators).verify([*requests[:3], greedy, *requests[3:]])
+    assert operators.calls == [4]
+    assert verdicts == RejectionRule(PluginOptions()).verify([*requests[:3], greedy, *requests[3:]])
+    assert rule_over(operators).verify([requests[-1]]) == [verdicts[-1]]
+    assert operators.calls == [4], "where there are none, nothing is launched"
+
+
+def test_operators_that_accept_no_chains_are_not_asked() -> None:
+    request = verify_request(
+        Draft([0], None, torch.ones(1, 1)), torch.ones(2, 1), np.random.default_rng(0), SamplingParams()
+    )
+    assert rule_over(TorchOperators(PluginOptions())).verify([request])[0].accepted == [0]
 
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.plugins.operators.triton import drawing, grouped, rows
+from dovetail.plugins.operators.triton import accepting, drawing, grouped, rows
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,22 @@ def launches(dtype: str = "bf16") -> list[Launch]:
         "uniforms": "*fp64",
         "vocab_size": "i32",
     }
+    chains = {
+        "accepted": "*i64",
+        "masses": "*fp64",
+        "target": "*fp32",
+        "target_stride": "i32",
+        "draft": "*fp32",
+        "draft_stride": "i32",
+        "token_ids": "*i64",
+        "starts": "*i32",
+        "accept_uniforms": "*fp64",
+        "recover_uniforms": "*fp64",
+        "tokens": "*i64",
+        "vocab_size": "i32",
+        "num_parts": "i32",
+    }
+    parts = {"BLOCK": 4096, "PARTS": 32}
     products = {"out": x, "x": x, "weight": x, "starts": "*i32", "in_features": "i32", "out_features": "i32"}
     few, many = (
         {"ROWS": height, "COLUMNS": 64, "DEPTH": 32 if dtype == "fp32" else 64, "TILES": 4} for height in (16, 64)
@@ -48,6 +64,8 @@ def launches(dtype: str = "bf16") -> list[Launch]:
         Launch("silu_mul", rows.silu_mul_kernel, norm, {"BLOCK": 1024}),
         Launch("rotate", rows.rotate_kernel, angles, {"HEADS": 64, "HALF": 64}, {"num_warps": 8}),
         Launch("draw", drawing.draw_kernel, draws, {"BLOCK": 1024, "WAYS": 16}, {"num_warps": 8}),
+        Launch("accept_chains, masses", accepting.chain_masses_kernel, chains, {"BLOCK": 4096}, {"num_warps": 8}),
+        Launch("accept_chains, tokens", accepting.chain_tokens_kernel, chains, parts, {"num_warps": 8}),
         Launch("grouped_linear, few rows", grouped.grouped_linear_kernel, products, few),
         Launch("grouped_linear, many rows", grouped.grouped_linear_kernel, products, many, {"num_warps": 8}),
     ]

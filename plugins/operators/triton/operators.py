@@ -16,17 +16,20 @@ _LONGEST_ROW = 65536
 _SILU_BLOCK = 1024
 _DRAW_BLOCK = 1024
 _DRAW_WAYS = 16
+_CHAIN_BLOCK = 4096
 _TILES = 4
 """Row tiles of one expert that are computed side by side."""
 
 
 class TritonOperators(Operators):
-    """Norms, activations, rotations, drawing of tokens and products of experts, one launch each."""
+    """Norms, activations, rotations, drawing of tokens and products of experts, one launch each; acceptance of drafts
+    in two."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     stability = "experimental"
     preference: ClassVar[int] = 5
     groups: ClassVar[bool] = True
+    accepts_chains: ClassVar[bool] = True
 
     @classmethod
     def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
@@ -145,6 +148,36 @@ class TritonOperators(Operators):
             sizes["num_warps"] = 4 if rows == 16 else 8
             grouped_linear_kernel[grid](out, x, weight, starts, in_features, out_features, **sizes)
         return out
+
+    def accept_chains(
+        self,
+        target: torch.Tensor,
+        draft: torch.Tensor,
+        token_ids: torch.Tensor,
+        starts: torch.Tensor,
+        accept_uniforms: torch.Tensor,
+        recover_uniforms: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the contract says."""
+        from dovetail.plugins.operators.triton.accepting import chain_masses_kernel, chain_tokens_kernel
+
+        chains, vocab_size, device = len(starts) - 1, target.shape[1], target.device
+        if draft.shape[1] != vocab_size or len(target) != len(draft) + chains:
+            raise ValueError(f"drafts {list(draft.shape)} for targets {list(target.shape)} of {chains} chains")
+        target, draft = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (target, draft))
+        accepted, tokens = torch.empty(2, chains, dtype=torch.int64, device=device)
+        block = min(_CHAIN_BLOCK, _power_of_2(vocab_size))
+        parts = -(-vocab_size // block)
+        masses = torch.empty(chains, parts, 2, dtype=torch.float64, device=device)
+        rows = target, target.stride(0), draft, draft.stride(0)
+        sizes = {"BLOCK": block, "num_warps": warps(block)}
+        if chains:
+            grid = chains, parts
+            chain_masses_kernel[grid](accepted, masses, *rows, token_ids, starts, accept_uniforms, vocab_size, **sizes)
+            sizes["PARTS"] = _power_of_2(parts)
+            columns = starts, recover_uniforms, vocab_size, parts
+            chain_tokens_kernel[(chains,)](tokens, accepted, masses, *rows, *columns, **sizes)
+        return accepted, tokens
 
 
 def _size(x: torch.Tensor, weight: torch.Tensor) -> int:

@@ -14,6 +14,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,8 +39,8 @@ class InterpretedBackend(PagedTritonBackend):
         device_types=frozenset({"cpu"}),
         dtypes=DTYPES,
         rotates_on=frozenset({"cpu"}),
-        # Triton 3.9's interpreter cuts float32 to bfloat16 instead of rounding it, and gives other numbers in float8;
-        # whether the kernels do as well on a GPU is for `scripts/gpu_check/attention.py` to say.
+        # Triton 3.9's interpreter cuts float32 to bfloat16 instead of rounding it, and rounds to float8 wrongly: see
+        # `test_the_interpreter_converts_float8`. Rounding on a GPU is for `scripts/gpu_check/attention.py` to check.
         kv_dtypes=(PagedTritonBackend.capabilities.kv_dtypes or frozenset())
         - {"bfloat16", "float8_e4m3fn", "float8_e5m2"},
     )
@@ -153,23 +155,55 @@ def test_long_keys_are_cut_and_put_together(max_query, has_window):
     assert_same(case.run_from_scratch(create(case)), case.expected())
 
 
-@pytest.mark.xfail(reason="fp8 pages come out wrong in Triton 3.9's interpreter; not settled whether by its fault")
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_fp8_pages_hold_scaled_numbers(kv_dtype):
-    """A scale that is a power of two shifts exponents only, until numbers leave the range and are clamped."""
-    case = random_case(4, CaseShape(head_size=32, max_requests=2))
+def test_fp8_pages_hold_scaled_numbers(kv_dtype, dtype):
+    """Of numbers that need no rounding once they are scaled, which the interpreter gets right in float32."""
+    case = random_case(4, CaseShape(dtype=dtype, head_size=32, max_requests=2))
     scaled = replace(case.layer, key_scale=2.0**-3, value_scale=2.0**-2)
-    rounded = tuple(
+    held = tuple(
         replace(
             request,
-            keys=as_cached(request.keys / scaled.key_scale, kv_dtype) * scaled.key_scale,
-            values=as_cached(request.values / scaled.value_scale, kv_dtype) * scaled.value_scale,
+            keys=held_by(kv_dtype, request.keys, scaled.key_scale),
+            values=held_by(kv_dtype, request.values, scaled.value_scale),
         )
         for request in case.requests
     )
     setup = replace(case.setup, layers=(scaled,), spec=replace(case.setup.spec, dtype=kv_dtype))
-    case = replace(case, setup=setup)
-    assert_same(case.run_from_scratch(create(case)), replace(case, requests=rounded).expected())
+    case = replace(case, setup=setup, requests=held)
+    assert_same(case.run_from_scratch(create(case)), case.expected(), 5e-6 if dtype == "float32" else 2e-3)
+
+
+def held_by(kv_dtype: str, vectors: torch.Tensor, scale: float) -> torch.Tensor:
+    """The nearest multiples of `scale` (a power of 2) that pages of `kv_dtype` hold; tiny ones, which the interpreter
+    cannot read as float16, become 0."""
+    near = as_cached(vectors / scale, kv_dtype)
+    return torch.where(near.abs() < 2.0**-13, 0.0, near) * scale
+
+
+@triton.jit
+def convert(source, target):
+    tl.store(target, tl.load(source).to(target.dtype.element_ty))
+
+
+@pytest.mark.xfail(strict=True, reason="Triton's interpreter converts to and from float8 wrongly")
+@pytest.mark.parametrize(
+    ("number", "source", "target"),
+    [
+        pytest.param(1.9375, torch.float32, torch.float8_e4m3fn, id="a carry out of the mantissa is lost: 1, not 2"),
+        pytest.param(1.9375, torch.float16, torch.float8_e5m2, id="likewise in e5m2"),
+        pytest.param(1.0625, torch.float32, torch.float8_e4m3fn, id="ties go up, not to even: 1.125, not 1"),
+        pytest.param(0.0013, torch.float32, torch.float8_e4m3fn, id="small numbers are cut off: 0, not 2**-9"),
+        pytest.param(2.0**-16, torch.float8_e5m2, torch.float16, id="the smallest of e5m2 is read as 0"),
+        pytest.param(torch.nan, torch.float8_e4m3fn, torch.float32, id="NaN is read as 480"),
+    ],
+)
+def test_the_interpreter_converts_float8(number, source, target):
+    """Where these pass, the interpreter has been mended: `InterpretedBackend` can then have float8 pages."""
+    given = torch.tensor([number]).to(source)
+    result = torch.zeros(1, dtype=target)
+    convert[(1,)](given, result)
+    torch.testing.assert_close(result.float(), given.to(target).float(), rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def test_what_fp8_cannot_hold_is_clamped():

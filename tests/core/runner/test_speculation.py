@@ -26,10 +26,11 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from pydantic import Field
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceRule, Draft, DraftCapabilities, DraftWorker
+from dovetail.contracts.speculation import AcceptanceRule, Draft, DraftCapabilities, DraftWorker, Verdict
 from dovetail.plugins.model_families.llama import LlamaFamily
 
 
@@ -145,6 +146,24 @@ class NoVerdict(AcceptanceRule):
 
     def verify(self, requests):
         return [None] * len(requests)
+
+
+class AsksForOperators(NoVerdict):
+    """Serves only where it was handed the target's operators, once and before all else."""
+
+    contract = (1, 3)
+
+    def __init__(self, options):
+        super().__init__(options)
+        self._given = []
+
+    def use_operators(self, operators):
+        self._given.append(operators)
+
+    def verify(self, requests):
+        (operators,) = self._given
+        assert operators.rms_norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist() == [[1.0] * 4]
+        return [Verdict([], request.target_tokens[0]) for request in requests]
 
 
 class NestedLlama(LlamaFamily):
@@ -276,6 +295,14 @@ def test_requests_outlive_a_rule_that_gives_no_verdicts(target: Any, make_specul
     outputs = make_speculative(f"{directory}/drafters.py:Chain", rule=rule).generate(prompts, PARAMS)
     assert [output.outputs[0].token_ids for output in outputs] == answers
     assert all("not a Verdict" in (output.metrics.drafter_error or "") for output in outputs)
+
+
+def test_a_rule_is_handed_the_targets_operators(target: Any, make_speculative: Callable[..., LLM]) -> None:
+    directory, prompts, answers = target
+    rule = f"{directory}/drafters.py:AsksForOperators"
+    outputs = make_speculative(f"{directory}/drafters.py:Chain", rule=rule).generate(prompts[:2], PARAMS)
+    assert [output.outputs[0].token_ids for output in outputs] == answers[:2]
+    assert [output.metrics.drafter_error for output in outputs] == [None] * 2
 
 
 def test_a_drafter_hears_once_of_every_end_and_never_again_of_a_request_that_it_failed(

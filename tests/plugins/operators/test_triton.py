@@ -21,8 +21,9 @@ pytest.importorskip("triton", reason="Triton is not installed (pip install dovet
 from dovetail.plugins.operators.triton.aot import Launch, launches  # noqa: E402
 
 
-def test_in_the_interpreter() -> None:
-    file = Path(__file__).with_name("triton_interpreted.py")
+@pytest.mark.parametrize("name", ["triton_interpreted.py", "chains_interpreted.py"])
+def test_in_the_interpreter(name: str) -> None:
+    file = Path(__file__).with_name(name)
     # The interpreter computes with numpy, which warns where a GPU gives infinity or NaN.
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
     command = [sys.executable, "-m", "pytest", *options, str(file)]
