@@ -1,4 +1,4 @@
-"""Compiles the kernels of the `triton` operators for GPUs that are not here and prints what they take.
+"""Compiles the kernels of the `triton` operators and of `int4` for GPUs that are not here and prints what they take.
 
 python scripts/aot_operators.py [--dtype bf16] [--arch 80 90 100]
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from dovetail.plugins.operators.triton.aot import launches
-from dovetail.testing.triton_aot import compile_kernel
+from dovetail.plugins.operators.triton import aot as operators
+from dovetail.plugins.quantization.int4 import aot as int4
 
 
 def main() -> None:
@@ -19,8 +19,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{'arch':>4} {'kernel':26} {'registers':>9} {'shared':>7} {'stack':>6}")
     for arch in arguments.arch:
-        for launch in launches(arguments.dtype):
-            used = compile_kernel(launch.kernel, launch.signature, launch.constants, arch, **launch.options)
+        for launch in [*operators.launches(arguments.dtype), *int4.launches(arguments.dtype)]:
+            used = launch.compile(arch)
             print(
                 f"{arch:4} {launch.name:26} {used.registers:9} {used.shared_bytes:7} {used.stack_bytes:6}", flush=True
             )

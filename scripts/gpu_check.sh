@@ -6,7 +6,7 @@
 # --null    dry run on the CPU with a tiny model: the same code, no measurement worth anything
 # --wheels  folder with wheels of pure-Python dependencies that the machine lacks
 # --model   a small real model (directory or GGUF file) whose tokens are compared with the CPU's
-# PART      machine operators attention tokens decode prefill serving; all of them if none is named
+# PART      machine operators quantization attention tokens decode prefill serving; all of them if none is named
 #
 # Each part has a time limit of its own, together under nine minutes, and a part that fails does not stop the others.
 # Results: a table here, OUT/PART.json for each part, OUT/PART.log where it failed.
@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ ${#parts[@]} -eq 0 ] && parts=(machine operators attention tokens decode prefill serving)
+[ ${#parts[@]} -eq 0 ] && parts=(machine operators quantization attention tokens decode prefill serving)
 
 tree=$("$python" scripts/gpu_check/plain_tree.py "${wheels[@]}") || exit 1
 export PYTHONPATH="$tree:scripts/gpu_check${PYTHONPATH:+:$PYTHONPATH}"
@@ -35,8 +35,8 @@ mkdir -p "$out"
 
 limit() { # seconds that a part may take
   case "$1" in
-    machine) echo 20 ;; operators) echo 60 ;; attention) echo 90 ;; tokens) echo 80 ;;
-    decode) echo 100 ;; prefill) echo 50 ;; serving) echo 130 ;; *) echo 60 ;;
+    machine) echo 20 ;; operators) echo 60 ;; quantization) echo 40 ;; attention) echo 80 ;; tokens) echo 80 ;;
+    decode) echo 100 ;; prefill) echo 50 ;; serving) echo 120 ;; *) echo 60 ;;
   esac
 }
 

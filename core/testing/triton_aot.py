@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,22 @@ class KernelResources:
     """Per program."""
     stack_bytes: int
     """Per thread, in local memory: spilled registers, among other things."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with the types and constants of one launch."""
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    """Triton type of each argument that is no constant."""
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def compile(self, arch: int) -> KernelResources:
+        """As `compile_kernel`."""
+        return compile_kernel(self.kernel, self.signature, self.constants, arch, **self.options)
 
 
 def compile_kernel(

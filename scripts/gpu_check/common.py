@@ -188,6 +188,8 @@ def engine_sections(arguments: Arguments, directory: Path, **executor: Any) -> d
         sections |= {"device": "cpu", "attention": "reference", "cache": {"num_blocks": 400}}
         sections["scheduler"]["max_num_batched_tokens"] = 128
     else:
+        # Sizes that are named are refused where they cannot be captured; "auto" would run eagerly and only warn.
+        chosen.setdefault("cuda_graphs", [1, 8, 64, 256])
         # A step of 256 decodes and the rest of a prompt; larger steps leave less to the KV cache.
         sections["scheduler"]["max_num_batched_tokens"] = 8192
     return sections

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from dovetail.plugins.operators.triton import accepting, drawing, grouped, rows
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel with the types and constants of one launch."""
-
-    name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    """Triton type of each argument that is no constant."""
-    constants: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
+from dovetail.testing.triton_aot import Launch
 
 
 def launches(dtype: str = "bf16") -> list[Launch]:

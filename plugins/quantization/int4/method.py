@@ -14,10 +14,15 @@ GROUP_SIZES = (32, 64, 128, 256)
 _HEADER = 4
 _ROWS_AT_ONCE = 1024
 """Output features that are written out at a time, where that is done for each call."""
-_FEW_TOKENS = 64
+_FEW_TOKENS = 256
 """Up to so many, a GPU multiplies without writing the weights out; above, its matrix units want them in one piece."""
 _PARTS = 4
 """Into which the sum over input features is cut for few tokens, so that every multiprocessor has work."""
+TILE_ROWS = (16, 32, 64)
+"""Heights of the kernel's tiles: the lowest that holds all tokens, so that weights are read once, or the highest."""
+COLUMNS = 64
+PAIRS = 16
+"""Pairs of input features that the kernel takes at a time: those of the smallest group."""
 
 
 class Int4Method(QuantizationMethod):
@@ -134,15 +139,12 @@ class _Packed:
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cuda" and x.shape[0] <= _FEW_TOKENS:
             return self.multiplied(x)
-        rows = len(self._nibbles)
+        # In pieces that a CPU's caches hold, and for the memory's sake: on the way they are float32.
+        starts = range(0, len(self._nibbles), _ROWS_AT_ONCE)
+        pieces = (self.written_out(start, start + _ROWS_AT_ONCE, x.dtype) for start in starts)
         if x.device.type == "cuda":
-            return torch.nn.functional.linear(x, self.written_out(0, rows, x.dtype))
-        # In pieces that the caches hold, for the memory's sake too.
-        pieces = [
-            torch.nn.functional.linear(x, self.written_out(start, start + _ROWS_AT_ONCE, x.dtype))
-            for start in range(0, rows, _ROWS_AT_ONCE)
-        ]
-        return torch.cat(pieces, dim=-1)
+            return torch.nn.functional.linear(x, torch.cat(list(pieces)))
+        return torch.cat([torch.nn.functional.linear(x, piece) for piece in pieces], dim=-1)
 
     def multiplied(self, x: torch.Tensor) -> torch.Tensor:
         """By the Triton kernel."""
@@ -152,14 +154,14 @@ class _Packed:
         (num_rows, in_features), out_features = x.shape, len(self._nibbles)
         if not num_rows:
             return x.new_empty(0, out_features)
-        num_parts = max(1, min(_PARTS, in_features // self.group_size))
+        rows = next((rows for rows in TILE_ROWS if num_rows <= rows), TILE_ROWS[-1])
+        num_parts = max(1, min(_PARTS, in_features // self.group_size)) if num_rows <= rows else 1
         part_size = -(-in_features // (num_parts * self.group_size)) * self.group_size
         out = torch.empty(num_parts, num_rows, out_features, dtype=torch.float32, device=x.device)
-        rows, columns = 16, 64
-        grid = (-(-out_features // columns), -(-num_rows // rows), num_parts)
+        grid = (-(-out_features // COLUMNS), -(-num_rows // rows), num_parts)
         sizes = num_rows, in_features, out_features, self.group_size, part_size
         int4_linear_kernel[grid](
-            out, x, self._nibbles, self._scales, self._zeros, *sizes, ROWS=rows, COLUMNS=columns, PAIRS=16
+            out, x, self._nibbles, self._scales, self._zeros, *sizes, ROWS=rows, COLUMNS=COLUMNS, PAIRS=PAIRS
         )
         return out.sum(0).to(x.dtype)
 

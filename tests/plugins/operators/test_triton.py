@@ -13,12 +13,15 @@ import pytest
 from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.plugins.operators.triton.operators import TritonOperators
-from dovetail.testing.triton_aot import compile_kernel
+from dovetail.testing.triton_aot import Launch
 
 ROOT = Path(__file__).parents[3]
 pytest.importorskip("triton", reason="Triton is not installed (pip install dovetail[triton])")
 
-from dovetail.plugins.operators.triton.aot import Launch, launches  # noqa: E402
+from dovetail.plugins.operators.triton import aot as operators_aot  # noqa: E402
+from dovetail.plugins.quantization.int4 import aot as int4_aot  # noqa: E402
+
+LAUNCHES = [*operators_aot.launches(), *int4_aot.launches()]
 
 
 @pytest.mark.parametrize("name", ["triton_interpreted.py", "chains_interpreted.py"])
@@ -42,10 +45,10 @@ def test_a_machine_without_a_gpu_is_told() -> None:
     assert "float64" in reason
 
 
-@pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.name)
+@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda launch: launch.name)
 def test_kernels_compile_for_a_gpu_without_spilling(launch: Launch) -> None:
     """For compute capability 9.0; scripts/aot_operators.py prints the others too."""
-    used = compile_kernel(launch.kernel, launch.signature, launch.constants, 90, **launch.options)
+    used = launch.compile(90)
     assert used.stack_bytes <= 16
     assert used.registers <= 255
 

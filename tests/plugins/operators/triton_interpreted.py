@@ -113,7 +113,7 @@ def test_a_sparse_block_with_grouped_products(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(blocks[1](x[:1]), blocks[0](x[:1]), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 20])
+@pytest.mark.parametrize("rows", [1, 20, 70])
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_int4_products(rows: int, group_size: int, dtype: torch.dtype) -> None:
