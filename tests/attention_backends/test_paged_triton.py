@@ -55,7 +55,7 @@ def test_kernels_in_the_interpreter(cases, selection):
 
 SPILL_LIMIT = 32
 """Bytes of registers that a default config may spill, per thread."""
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Bytes of shared memory that one program may have (CUDA C programming guide, table of compute capabilities)."""
 
 
@@ -67,6 +67,15 @@ def test_default_configs_fit_and_do_not_spill(arch, kind):
 
     used = aot.compile_attend(aot.Variant(), find_config(arch, 128, 2, kind), arch)
     assert used.spill_bytes <= SPILL_LIMIT
+    assert used.shared_bytes <= SHARED_LIMIT[arch]
+
+
+@pytest.mark.parametrize(("arch", "head_size", "kind"), [(86, 128, "decode"), (120, 256, "prefill")])
+def test_the_largest_configs_fit_gpus_with_less_shared_memory(arch, head_size, kind):
+    pytest.importorskip("triton")
+    from dovetail.attention_backends.paged_triton import aot
+
+    used = aot.compile_attend(aot.Variant(head_size=head_size), find_config(arch, head_size, 2, kind), arch)
     assert used.shared_bytes <= SHARED_LIMIT[arch]
 
 
