@@ -16,6 +16,10 @@ from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._threads import TorchThreads
 
 _MIN_CAPABILITY = (7, 0)
+_LOST = ("CUDA error:", "CUDA driver error:", "Triton Error [CUDA]:", "CUBLAS_STATUS_")
+"""What Triton and torch's libraries write into plain RuntimeErrors when the device fails under them."""
+_OUT_OF_MEMORY = ("Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Of these, what memory that ran out looks like; the device goes on."""
 
 
 class GPUOptions(PluginOptions):
@@ -182,14 +186,15 @@ def _translated(error: Exception) -> Exception:
     """What the engine should know of an error: memory ran out, which concerns one step; or the device is lost."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError):
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _OUT_OF_MEMORY):
         told = CapacityError(
             f"the device ran out of memory in this step: lower cache.memory_fraction or "
             f"scheduler.max_num_batched_tokens ({error})"
         )
         told.__cause__ = error
         return told
-    if isinstance(error, torch.AcceleratorError):
+    if isinstance(error, torch.AcceleratorError) or any(part in text for part in _LOST):
         lost = WorkerError(f"the device failed, and this process cannot use it any more: {error}", rank=0)
         lost.__cause__ = error
         return lost

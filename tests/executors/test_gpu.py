@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.errors import CapacityError
+from dovetail.contracts.errors import CapacityError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.executors.gpu.executor import GPUExecutor, GPUOptions
@@ -43,6 +43,42 @@ def test_memory_that_runs_out_in_a_step_fails_that_step() -> None:
     executor = GPUExecutor(NULL, ToySpec(faults=faults), ExecutorNeed("cpu"))
     executor.start()
     with pytest.raises(CapacityError, match=r"max_num_batched_tokens.*20 GiB"):
+        executor.execute(toy_plan(1)).result()
+    assert executor.execute(toy_plan(2)).result() == expected_result(toy_plan(2), 1)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+        "CUDA error: unspecified launch failure",
+    ],
+)
+def test_a_device_that_failed_under_a_library_is_lost(text: str) -> None:
+    """Triton and cuBLAS raise plain RuntimeErrors."""
+    executor = GPUExecutor(NULL, ToySpec(faults=(Fault(0, 1, "raise", RuntimeError(text)),)), ExecutorNeed("cpu"))
+    executor.start()
+    with pytest.raises(WorkerError, match="cannot use it any more"):
+        executor.execute(toy_plan(1)).result()
+    with pytest.raises(WorkerError, match="cannot use it any more"):
+        executor.execute(toy_plan(2))
+    executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", CapacityError),
+        ("Triton Error [CUDA]: out of memory", CapacityError),
+        ("a plugin's own fault", RuntimeError),
+    ],
+)
+def test_other_errors_of_a_step_do_not_end_the_executor(text: str, expected: type[Exception]) -> None:
+    executor = GPUExecutor(NULL, ToySpec(faults=(Fault(0, 1, "raise", RuntimeError(text)),)), ExecutorNeed("cpu"))
+    executor.start()
+    with pytest.raises(expected):
         executor.execute(toy_plan(1)).result()
     assert executor.execute(toy_plan(2)).result() == expected_result(toy_plan(2), 1)
     executor.shutdown()
