@@ -48,6 +48,13 @@ class GPUOptions(PluginOptions):
             return "off"
         return tuple(value) if isinstance(value, list) else value
 
+    @field_validator("cuda_graphs")
+    @classmethod
+    def _sizes_are_requests(cls, value: str | tuple[int, ...]) -> str | tuple[int, ...]:
+        if isinstance(value, tuple) and any(size < 1 for size in value):
+            raise ValueError(f"{min(value)} is no number of requests: sizes start at 1; off captures nothing")
+        return value
+
 
 class StepFuture(Future[StepResult]):
     """Asks the pending step when it is itself asked, in the thread that asks: no thread waits for the device."""

@@ -102,6 +102,12 @@ def test_refusals_say_why(
     assert reason in answer
 
 
+@pytest.mark.parametrize("sizes", [[0], [4, -1]])
+def test_graphs_of_no_requests_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match="sizes start at 1"):
+        GPUOptions.model_validate({"cuda_graphs": sizes})
+
+
 def test_it_serves_a_gpu_and_the_null_device() -> None:
     assert GPUExecutor.check(ExecutorNeed("cuda"), GPUOptions(), environment("cuda", GPU)) == []
     assert GPUExecutor.check(ExecutorNeed("cpu"), NULL, environment("cpu")) == []
