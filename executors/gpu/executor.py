@@ -16,6 +16,8 @@ from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._threads import TorchThreads
 
 _MIN_CAPABILITY = (7, 0)
+_MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that record graphs themselves, which cannot stand inside a captured graph."""
 _LOST = ("CUDA error:", "CUDA driver error:", "Triton Error [CUDA]:", "CUBLAS_STATUS_")
 """What Triton and torch's libraries write into plain RuntimeErrors when the device fails under them."""
 _OUT_OF_MEMORY = ("Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -30,7 +32,8 @@ class GPUOptions(PluginOptions):
     index: int = Field(default=0, ge=0)
     """Which GPU."""
     cuda_graphs: Literal["auto", "off"] | tuple[int, ...] = "auto"
-    """Batch sizes at which decode and verify steps are captured; "off", or executor.enforce_eager: none."""
+    """Batch sizes at which decode and verify steps are captured; "off", or executor.enforce_eager: none;
+    "auto" none either where `compile` records graphs of its own."""
     compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
     """Mode of torch.compile for the model's forward pass; null: not compiled."""
     null_order: Literal["at once", "late", "early"] = "at once"
@@ -106,6 +109,12 @@ class GPUExecutor(Executor):
     def check(cls, need: ExecutorNeed, options: GPUOptions, environment: Environment) -> list[str]:
         """One GPU that torch can use, or none at all where `device` is null."""
         reasons = []
+        if isinstance(_graphs(need, options), tuple) and options.compile in _MODES_WITH_GRAPHS:
+            reasons.append(
+                f"executor.compile {options.compile} records graphs of its own, which executor.cuda_graphs "
+                f"{list(options.cuda_graphs)} cannot capture: set compile to max-autotune-no-cudagraphs or default, or "
+                "cuda_graphs to off"
+            )
         if need.tensor_parallel > 1 or need.pipeline_parallel > 1:
             reasons.append("gpu has one worker: use multiproc for tensor_parallel above 1")
         if options.device == "null":
@@ -164,7 +173,7 @@ class GPUExecutor(Executor):
 
     def _placement(self) -> Placement:
         options = self.options
-        graphs = "off" if self.need.enforce_eager else options.cuda_graphs
+        graphs = _graphs(self.need, options)
         if options.device == "null":
             from dovetail.executors.gpu import host
 
@@ -187,6 +196,15 @@ class GPUExecutor(Executor):
         if isinstance(error, WorkerError):
             self._failure = error
         return error
+
+
+def _graphs(need: ExecutorNeed, options: GPUOptions) -> Literal["auto", "off"] | tuple[int, ...]:
+    """What is captured: `executor.cuda_graphs`, as far as other settings leave it to the executor."""
+    if need.enforce_eager or options.cuda_graphs == ():
+        return "off"
+    if options.cuda_graphs == "auto" and options.compile in _MODES_WITH_GRAPHS:
+        return "off"
+    return options.cuda_graphs
 
 
 def _translated(error: Exception) -> Exception:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.errors import CapacityError, WorkerError
-from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.executors.gpu.executor import GPUExecutor, GPUOptions
 from dovetail.testing.executor_suite import ExecutorSuite
-from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
+from dovetail.testing.toy_worker import Fault, ToySpec, ToyWorker, expected_result, toy_plan
 
 NULL = GPUOptions(device="null")
 GPU = DeviceInfo("a GPU", 80 * 2**30, (9, 0))
@@ -106,6 +106,35 @@ def test_refusals_say_why(
 def test_graphs_of_no_requests_are_refused(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="sizes start at 1"):
         GPUOptions.model_validate({"cuda_graphs": sizes})
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_graphs_inside_graphs_are_refused(mode: str) -> None:
+    options = GPUOptions.model_validate({"compile": mode, "cuda_graphs": [1, 8]})
+    (answer,) = GPUExecutor.check(ExecutorNeed("cuda"), options, environment("cuda", GPU))
+    assert "max-autotune-no-cudagraphs or default, or cuda_graphs to off" in answer
+    assert GPUExecutor.check(ExecutorNeed("cuda", enforce_eager=True), options, environment("cuda", GPU)) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "graphs"),
+    [("reduce-overhead", "off"), ("max-autotune", "off"), ("max-autotune-no-cudagraphs", "auto"), (None, "auto")],
+)
+def test_auto_captures_nothing_where_compile_records_graphs(mode: str | None, graphs: str) -> None:
+    placements: list[Placement] = []
+
+    class Spec(ToySpec):
+        def create(self, placement: Placement) -> ToyWorker:
+            placements.append(placement)
+            return super().create(placement)
+
+    options = GPUOptions.model_validate({"device": "null", "compile": mode})
+    assert GPUExecutor.check(ExecutorNeed("cpu"), options, environment("cpu")) == []
+    executor = GPUExecutor(options, Spec(), ExecutorNeed("cpu"))
+    executor.start()
+    executor.shutdown()
+    assert placements[0].runtime is not None
+    assert placements[0].runtime.graphs == graphs
 
 
 def test_it_serves_a_gpu_and_the_null_device() -> None:
