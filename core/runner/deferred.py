@@ -20,6 +20,7 @@ from dovetail.contracts.model import CausalLM
 from dovetail.contracts.step import StepPlan, StepResult, StepTimes
 from dovetail.runner.forward import ForwardPass
 from dovetail.runner.input_batch import BatchRequest, InputBatch, StepInputs
+from dovetail.runner.row_draws import NUMBERS_PER_ROW, DrawNumbers
 from dovetail.runner.sampler import DeferredDraw
 
 MAX_IN_FLIGHT = 2
@@ -34,6 +35,8 @@ class _HostBuffers:
     is, -1 where the id says it."""
     drawing: torch.Tensor
     """int64 [2, max_num_seqs]: for each token to draw, the row of the hidden states and the batch row."""
+    numbers: torch.Tensor
+    """int64 [7 * max_num_seqs]: what rows that are not greedy are drawn with (`DrawNumbers`)."""
     tokens: torch.Tensor
     """int64 [max_num_seqs]"""
     highest: torch.Tensor
@@ -109,6 +112,7 @@ class DeferredSteps:
         where = device.torch_device
         self._inputs = torch.zeros(3, max_num_batched_tokens, dtype=torch.int64, device=where)
         self._drawing = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=where)
+        self._numbers = torch.zeros(NUMBERS_PER_ROW * max_num_seqs, dtype=torch.int64, device=where)
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=where)
         """By batch row, the last token that was drawn."""
         self._on_device = np.zeros(max_num_seqs, dtype=bool)
@@ -123,7 +127,8 @@ class DeferredSteps:
         buffers = self._buffers[0]
         rows = inputs.rows[places]
         self._fill(buffers, inputs, places, rows)
-        self._device.launch(partial(self._run, buffers, inputs, draw, len(places)))
+        numbers = draw.gather(buffers.numbers)
+        self._device.launch(partial(self._run, buffers, inputs, draw, numbers, len(places)))
         done = self._device.record()
         self._buffers.rotate(1)
         requests = [self._batch.requests[plan.keys[place]] for place in places.tolist()]
@@ -201,7 +206,9 @@ class DeferredSteps:
         drawing[1, : len(places)] = rows
 
     @torch.inference_mode()
-    def _run(self, buffers: _HostBuffers, inputs: StepInputs, draw: DeferredDraw, count: int) -> None:
+    def _run(
+        self, buffers: _HostBuffers, inputs: StepInputs, draw: DeferredDraw, numbers: DrawNumbers, count: int
+    ) -> None:
         """The device's part of a step."""
         num_tokens = len(inputs.input_ids)
         for part in range(3):
@@ -214,7 +221,8 @@ class DeferredSteps:
         for part in range(2):
             self._drawing[part, :count].copy_(buffers.drawing[part, :count], non_blocking=True)
         last, rows = self._drawing[0, :count], self._drawing[1, :count]
-        tokens, highest = draw.choose(self._model.compute_logits(hidden[last]))
+        on_device = numbers.copied_to(self._numbers)
+        tokens, highest = draw.choose(self._model.compute_logits(hidden[last]), on_device)
         self._last_tokens[rows] = tokens
         buffers.tokens[:count].copy_(tokens, non_blocking=True)
         buffers.highest[:count].copy_(highest, non_blocking=True)
@@ -224,6 +232,7 @@ def _create_buffers(device: Device, max_num_batched_tokens: int, max_num_seqs: i
     return _HostBuffers(
         inputs=device.host_buffer(3, max_num_batched_tokens, dtype=torch.int64),
         drawing=device.host_buffer(2, max_num_seqs, dtype=torch.int64),
+        numbers=device.host_buffer(NUMBERS_PER_ROW * max_num_seqs, dtype=torch.int64),
         tokens=device.host_buffer(max_num_seqs, dtype=torch.int64),
         highest=device.host_buffer(max_num_seqs, dtype=torch.float32),
     )

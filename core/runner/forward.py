@@ -217,9 +217,8 @@ def create_forward(
     if runtime is None or runtime.graphs == "off" or runtime.graphs == ():
         return eager
     is_given = runtime.graphs != "auto"
-    problem = _against_graphs(backends, hidden_layers)
     sizes = ladder_sizes(limits.max_num_seqs) if runtime.graphs == "auto" else list(runtime.graphs)
-    problem = problem or check_sizes(sizes, limits.max_num_seqs)
+    problem = check_sizes(sizes, limits.max_num_seqs) or _against_graphs(backends, hidden_layers)
     if problem is not None and is_given:
         raise ConfigError(f"executor.cuda_graphs {sizes}: {problem}")
     if problem is not None:

@@ -35,6 +35,9 @@ class PlainDevice(Device):
 
     def __init__(self, name: str):
         self.torch_device = torch.device(name)
+        if self.torch_device.type == "cuda" and self.torch_device.index is not None:
+            # Triton and NCCL go by the current device, whatever the tensors' is.
+            torch.cuda.set_device(self.torch_device)
 
     def launch(self, work: Work, *, stream: Stream | None = None, after: Sequence[Event] = ()) -> None:
         """Does it now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +21,79 @@ NOTHING_LEFT = (
     "mask the whole vocabulary; relax one of them"
 )
 NOT_FINITE = "the model's logits hold NaN or infinity; its weights may be damaged, or overflow in this dtype"
+
+NUMBERS_PER_ROW = 7
+"""int64 of `DrawNumbers` for each row."""
+
+
+@dataclass(frozen=True)
+class DrawNumbers:
+    """What the rows that are not greedy are drawn with: gathered on the host in one piece, so that it reaches a device
+    in one copy, for which nobody waits if it starts in pinned memory."""
+
+    packed: Tensor
+    """int64 [7, n]: row of the logits; temperature and min_p (float32, in the first half of their line); top_k; top_p
+    and the uniforms (the bits of float64); and first in the last line, `shortened`."""
+    shortened: NDArray[np.int64]
+    """int64 [m], ascending: which of the n rows top_k or top_p shorten. On the host, to know how many they are."""
+
+    @property
+    def places(self) -> Tensor:
+        """int64 [n]: rows of the logits."""
+        return self.packed[0]
+
+    def truncation(self, start: int, end: int) -> Truncation:
+        """Of the rows from `start` to `end` of the n."""
+        return Truncation(
+            temperature=self.packed[1].view(torch.float32)[start:end],
+            min_p=self.packed[2].view(torch.float32)[start:end],
+            top_k=self.packed[3, start:end],
+            top_p=self.packed[4].view(torch.float64)[start:end],
+        )
+
+    def uniforms(self, start: int, end: int) -> Tensor:
+        """float64 [end - start]."""
+        return self.packed[5].view(torch.float64)[start:end]
+
+    def truncated(self, start: int, end: int) -> Tensor | None:
+        """As `truncated_weights` takes it for the rows from `start` to `end`."""
+        first, last = np.searchsorted(self.shortened, (start, end)).tolist()
+        return self.packed[6, first:last] - start if first < last else None
+
+    def copied_to(self, target: Tensor) -> DrawNumbers:
+        """The same in `target`, int64 with room for 7 n; the host does not wait, so `packed` has to stand still."""
+        packed = target[: self.packed.numel()].view(self.packed.shape)
+        packed.copy_(self.packed, non_blocking=True)
+        return replace(self, packed=packed)
+
+    def on(self, device: torch.device) -> DrawNumbers:
+        """The same on a device, which may be waited for."""
+        return replace(self, packed=self.packed.to(device))
+
+
+def gather_numbers(
+    rows: NDArray[np.void], positions: NDArray[np.int64] | None, vocab_size: int, host: Tensor | None = None
+) -> DrawNumbers:
+    """The numbers of a step's rows, in host memory: in `host` (int64, room for 7 of each row) where it is given.
+
+    `positions`: int64 [len(rows)], of the tokens to draw; None where only distributions are wanted.
+    """
+    sampled = np.flatnonzero(rows["temperature"])
+    count = len(sampled)
+    if host is None:
+        host = torch.empty(NUMBERS_PER_ROW * count, dtype=torch.int64)
+    packed = host[: NUMBERS_PER_ROW * count].view(NUMBERS_PER_ROW, count)
+    lines, part = packed.numpy(), rows[sampled]
+    shortened = np.flatnonzero((part["top_k"] < vocab_size) | (part["top_p"] < 1))
+    lines[0] = sampled
+    lines[1].view(np.float32)[:count] = part["temperature"]
+    lines[2].view(np.float32)[:count] = part["min_p"]
+    lines[3] = part["top_k"]
+    lines[4].view(np.float64)[:] = part["top_p"]
+    if positions is not None and count:
+        lines[5].view(np.float64)[:] = uniforms(part["seed"], SAMPLE, positions[sampled])
+    lines[6, : len(shortened)] = shortened
+    return DrawNumbers(packed, shortened)
 
 
 class TargetRows:
@@ -52,7 +126,8 @@ class TargetRows:
         """[M]; of the whole batch, which takes one transfer from the device."""
         drawn = self._best
         if self._rows is not None:
-            drawn = _drawn(drawn, self._logits, self._rows, self._positions, self._operators)
+            numbers = gather_numbers(self._rows, self._positions, self._logits.shape[1]).on(self._logits.device)
+            drawn = _drawn(drawn, self._logits, numbers, self._operators)
         tokens: list[int] = drawn.tolist()
         return tokens
 
@@ -61,7 +136,8 @@ class TargetRows:
         greedy one, zeros for rows that failed."""
         logits = self._logits[start:end]
         if self._rows is not None and self._rows["temperature"][start]:
-            found = normalized(_weights(logits, self._rows[start:end]))
+            numbers = gather_numbers(self._rows[start:end], None, logits.shape[1]).on(logits.device)
+            found = normalized(_weights(logits, numbers, 0, end - start))
         else:
             found = torch.zeros(logits.shape, dtype=torch.float32, device=logits.device)
             found.scatter_(1, self._best[start:end, None], 1.0)
@@ -71,35 +147,30 @@ class TargetRows:
         return found
 
 
-def choose(
-    logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64], operators: Operators
-) -> tuple[Tensor, Tensor]:
-    """The token of each row, and each row's highest logit: int64 [n], [n]."""
+def choose(logits: Tensor, numbers: DrawNumbers, operators: Operators) -> tuple[Tensor, Tensor]:
+    """The token of each row, and each row's highest logit: int64 [n], [n]. `numbers` are on the logits' device."""
     highest, best = row_max(logits)
-    return _drawn(best, logits, rows, positions, operators), highest
+    return _drawn(best, logits, numbers, operators), highest
 
 
-def _drawn(
-    best: Tensor, logits: Tensor, rows: NDArray[np.void], positions: NDArray[np.int64], operators: Operators
-) -> Tensor:
+def _drawn(best: Tensor, logits: Tensor, numbers: DrawNumbers, operators: Operators) -> Tensor:
     """The token of each row, int64 [n]: the `best` one of greedy rows, a draw for others."""
     tokens = best
-    sampled = np.flatnonzero(rows["temperature"])
-    for start in range(0, len(sampled), step := _rows_at_once(logits)):
-        part = sampled[start : start + step]
-        index = torch.from_numpy(part).to(logits.device)
-        selected = logits if len(part) == len(rows) else logits[index]
-        chosen = uniforms(rows["seed"][part], SAMPLE, positions[part])
-        drawn = _draw(selected, rows[part], torch.from_numpy(chosen).to(logits.device), operators)
-        tokens = drawn if len(part) == len(rows) else tokens.index_copy(0, index, drawn)
+    count = len(numbers.places)
+    for start in range(0, count, step := _rows_at_once(logits)):
+        end = min(start + step, count)
+        index = numbers.places[start:end]
+        is_every_row = end - start == len(logits)
+        drawn = _draw(logits if is_every_row else logits[index], numbers, start, end, operators)
+        tokens = drawn if is_every_row else tokens.index_copy(0, index, drawn)
     return tokens
 
 
-def _draw(logits: Tensor, rows: NDArray[np.void], chosen: Tensor, operators: Operators) -> Tensor:
-    """Tokens of rows that are not greedy: int64 [n]."""
-    truncation = _truncation(rows, logits.device)
+def _draw(logits: Tensor, numbers: DrawNumbers, start: int, end: int, operators: Operators) -> Tensor:
+    """Tokens of the rows from `start` to `end` of those that are not greedy: int64 [end - start]."""
+    truncation, chosen = numbers.truncation(start, end), numbers.uniforms(start, end)
     drawn = operators.draw(logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, chosen)
-    return draw(_weights(logits, rows), chosen) if drawn is None else drawn
+    return draw(_weights(logits, numbers, start, end), chosen) if drawn is None else drawn
 
 
 def _rows_at_once(logits: Tensor) -> int:
@@ -108,20 +179,9 @@ def _rows_at_once(logits: Tensor) -> int:
     return max(1, 2**20 // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
 
 
-def _weights(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-    """Weights of rows that are not greedy: float32 [n, vocab_size]."""
-    device, vocab_size = logits.device, logits.shape[1]
-    truncation = _truncation(rows, device)
-    truncated = np.flatnonzero((rows["top_k"] < vocab_size) | (rows["top_p"] < 1))
-    index = torch.from_numpy(truncated).to(device) if len(truncated) else None
-    return truncated_weights(logits.float(), truncation, index)
-
-
-def _truncation(rows: NDArray[np.void], device: torch.device) -> Truncation:
-    def column(name: str) -> Tensor:
-        return torch.from_numpy(rows[name].copy()).to(device, non_blocking=True)
-
-    return Truncation(column("temperature"), column("min_p"), column("top_k"), column("top_p"))
+def _weights(logits: Tensor, numbers: DrawNumbers, start: int, end: int) -> Tensor:
+    """Weights of the rows from `start` to `end` of those that are not greedy: float32 [end - start, vocab_size]."""
+    return truncated_weights(logits.float(), numbers.truncation(start, end), numbers.truncated(start, end))
 
 
 def on_host(highest: Tensor) -> NDArray[np.float32]:

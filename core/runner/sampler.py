@@ -20,7 +20,7 @@ from dovetail.nn.row_max import row_max
 from dovetail.runner.logits_edits import EditRow, apply_edits
 from dovetail.runner.logprobs import token_logprobs
 from dovetail.runner.random_streams import DRAFT, uniforms
-from dovetail.runner.row_draws import TargetRows, choose, on_host, unusable
+from dovetail.runner.row_draws import DrawNumbers, TargetRows, choose, gather_numbers, on_host, unusable
 from dovetail.runner.sampling_state import (
     NO_LOGPROBS,
     ROW,
@@ -54,11 +54,17 @@ class DeferredDraw:
 
     rows: NDArray[np.void]
     positions: NDArray[np.int64]
+    vocab_size: int
     operators: Operators
 
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The token of each row and its highest logit: int64 [N], float32 [N], on the device."""
-        tokens, highest = choose(logits, self.rows, self.positions, self.operators)
+    def gather(self, host: Tensor) -> DrawNumbers:
+        """The numbers that `choose` takes, written to `host`: int64, room for `NUMBERS_PER_ROW` of each row."""
+        return gather_numbers(self.rows, self.positions, self.vocab_size, host)
+
+    def choose(self, logits: Tensor, numbers: DrawNumbers) -> tuple[Tensor, Tensor]:
+        """The token of each row and its highest logit: int64 [N], float32 [N], on the device, where `numbers` are: a
+        copy from the host here would wait for the whole forward pass."""
+        tokens, highest = choose(logits, numbers, self.operators)
         return tokens, highest.float()
 
     def output(self, token_ids: NDArray[np.int64], highest: NDArray[np.float32]) -> SampleOutput:
@@ -156,7 +162,7 @@ class Sampler:
         rows = self._rows(keys)
         if (rows["has_edits"] | rows["is_broken"] | (rows["min_tokens"] > 0) | (rows["logprobs"] != NO_LOGPROBS)).any():
             return None
-        return DeferredDraw(rows, positions, self._operators)
+        return DeferredDraw(rows, positions, self.vocab_size, self._operators)
 
     def sample(self, logits: Tensor, keys: Sequence[int], positions: NDArray[np.int64]) -> SampleOutput:
         """Draws one token for each row.
@@ -170,7 +176,8 @@ class Sampler:
             return _most_likely(logits)
         rows = self._rows(keys)
         edited, failed = self._edited(logits, rows, keys, positions, None)
-        tokens, highest = choose(edited, rows, positions, self._operators)
+        numbers = gather_numbers(rows, positions, self.vocab_size).on(logits.device)
+        tokens, highest = choose(edited, numbers, self._operators)
         failed = unusable(on_host(highest)) | failed
         token_ids = tokens.cpu().numpy()
         if failed:

@@ -16,6 +16,12 @@ from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._threads import TorchThreads
 
 _MIN_CAPABILITY = (7, 0)
+_MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that record graphs themselves, which cannot stand inside a captured graph."""
+_LOST = ("CUDA error:", "CUDA driver error:", "Triton Error [CUDA]:", "CUBLAS_STATUS_")
+"""What Triton and torch's libraries write into plain RuntimeErrors when the device fails under them."""
+_OUT_OF_MEMORY = ("Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Of these, what memory that ran out looks like; the device goes on."""
 
 
 class GPUOptions(PluginOptions):
@@ -26,7 +32,8 @@ class GPUOptions(PluginOptions):
     index: int = Field(default=0, ge=0)
     """Which GPU."""
     cuda_graphs: Literal["auto", "off"] | tuple[int, ...] = "auto"
-    """Batch sizes at which decode and verify steps are captured; "off", or executor.enforce_eager: none."""
+    """Batch sizes at which decode and verify steps are captured; "off", or executor.enforce_eager: none;
+    "auto" none either where `compile` records graphs of its own."""
     compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
     """Mode of torch.compile for the model's forward pass; null: not compiled."""
     null_order: Literal["at once", "late", "early"] = "at once"
@@ -43,6 +50,13 @@ class GPUOptions(PluginOptions):
         if value is False:  # what YAML makes of off
             return "off"
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("cuda_graphs")
+    @classmethod
+    def _sizes_are_requests(cls, value: str | tuple[int, ...]) -> str | tuple[int, ...]:
+        if isinstance(value, tuple) and any(size < 1 for size in value):
+            raise ValueError(f"{min(value)} is no number of requests: sizes start at 1; off captures nothing")
+        return value
 
 
 class StepFuture(Future[StepResult]):
@@ -95,6 +109,12 @@ class GPUExecutor(Executor):
     def check(cls, need: ExecutorNeed, options: GPUOptions, environment: Environment) -> list[str]:
         """One GPU that torch can use, or none at all where `device` is null."""
         reasons = []
+        if isinstance(_graphs(need, options), tuple) and options.compile in _MODES_WITH_GRAPHS:
+            reasons.append(
+                f"executor.compile {options.compile} records graphs of its own, which executor.cuda_graphs "
+                f"{list(options.cuda_graphs)} cannot capture: set compile to max-autotune-no-cudagraphs or default, or "
+                "cuda_graphs to off"
+            )
         if need.tensor_parallel > 1 or need.pipeline_parallel > 1:
             reasons.append("gpu has one worker: use multiproc for tensor_parallel above 1")
         if options.device == "null":
@@ -153,7 +173,7 @@ class GPUExecutor(Executor):
 
     def _placement(self) -> Placement:
         options = self.options
-        graphs = "off" if self.need.enforce_eager else options.cuda_graphs
+        graphs = _graphs(self.need, options)
         if options.device == "null":
             from dovetail.executors.gpu import host
 
@@ -178,18 +198,28 @@ class GPUExecutor(Executor):
         return error
 
 
+def _graphs(need: ExecutorNeed, options: GPUOptions) -> Literal["auto", "off"] | tuple[int, ...]:
+    """What is captured: `executor.cuda_graphs`, as far as other settings leave it to the executor."""
+    if need.enforce_eager or options.cuda_graphs == ():
+        return "off"
+    if options.cuda_graphs == "auto" and options.compile in _MODES_WITH_GRAPHS:
+        return "off"
+    return options.cuda_graphs
+
+
 def _translated(error: Exception) -> Exception:
     """What the engine should know of an error: memory ran out, which concerns one step; or the device is lost."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError):
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _OUT_OF_MEMORY):
         told = CapacityError(
             f"the device ran out of memory in this step: lower cache.memory_fraction or "
             f"scheduler.max_num_batched_tokens ({error})"
         )
         told.__cause__ = error
         return told
-    if isinstance(error, torch.AcceleratorError):
+    if isinstance(error, torch.AcceleratorError) or any(part in text for part in _LOST):
         lost = WorkerError(f"the device failed, and this process cannot use it any more: {error}", rank=0)
         lost.__cause__ = error
         return lost

@@ -199,8 +199,10 @@ def test_captured_steps_give_the_same_tokens(
 def test_sizes_that_cannot_be_captured_are_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="ReferenceBackend cannot be captured"):
         LLMEngine.from_config(sections(model, null(cuda_graphs=[2])))
-    with pytest.raises(ConfigError, match="max_num_seqs is 4"):
-        LLMEngine.from_config(sections(model, null(cuda_graphs=[8]), attention=CAPTURED, scheduler={"max_num_seqs": 4}))
+    for attention in (CAPTURED, "reference"):  # the size is named first, also where nothing can be captured
+        options = sections(model, null(cuda_graphs=[8]), attention=attention, scheduler={"max_num_seqs": 4})
+        with pytest.raises(ConfigError, match="max_num_seqs is 4"):
+            LLMEngine.from_config(options)
 
 
 @pytest.mark.parametrize("level", [1, 2])

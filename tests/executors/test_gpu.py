@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.errors import CapacityError
-from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.errors import CapacityError, WorkerError
+from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.executors.gpu.executor import GPUExecutor, GPUOptions
 from dovetail.testing.executor_suite import ExecutorSuite
-from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
+from dovetail.testing.toy_worker import Fault, ToySpec, ToyWorker, expected_result, toy_plan
 
 NULL = GPUOptions(device="null")
 GPU = DeviceInfo("a GPU", 80 * 2**30, (9, 0))
@@ -49,6 +49,42 @@ def test_memory_that_runs_out_in_a_step_fails_that_step() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+        "CUDA error: unspecified launch failure",
+    ],
+)
+def test_a_device_that_failed_under_a_library_is_lost(text: str) -> None:
+    """Triton and cuBLAS raise plain RuntimeErrors."""
+    executor = GPUExecutor(NULL, ToySpec(faults=(Fault(0, 1, "raise", RuntimeError(text)),)), ExecutorNeed("cpu"))
+    executor.start()
+    with pytest.raises(WorkerError, match="cannot use it any more"):
+        executor.execute(toy_plan(1)).result()
+    with pytest.raises(WorkerError, match="cannot use it any more"):
+        executor.execute(toy_plan(2))
+    executor.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", CapacityError),
+        ("Triton Error [CUDA]: out of memory", CapacityError),
+        ("a plugin's own fault", RuntimeError),
+    ],
+)
+def test_other_errors_of_a_step_do_not_end_the_executor(text: str, expected: type[Exception]) -> None:
+    executor = GPUExecutor(NULL, ToySpec(faults=(Fault(0, 1, "raise", RuntimeError(text)),)), ExecutorNeed("cpu"))
+    executor.start()
+    with pytest.raises(expected):
+        executor.execute(toy_plan(1)).result()
+    assert executor.execute(toy_plan(2)).result() == expected_result(toy_plan(2), 1)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize(
     ("need", "options", "devices", "reason"),
     [
         (ExecutorNeed("cpu"), {}, (), "the device is cpu"),
@@ -64,6 +100,41 @@ def test_refusals_say_why(
     chosen = GPUOptions.model_validate(options)
     (answer,) = GPUExecutor.check(need, chosen, environment(need.device_type, *devices))
     assert reason in answer
+
+
+@pytest.mark.parametrize("sizes", [[0], [4, -1]])
+def test_graphs_of_no_requests_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match="sizes start at 1"):
+        GPUOptions.model_validate({"cuda_graphs": sizes})
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_graphs_inside_graphs_are_refused(mode: str) -> None:
+    options = GPUOptions.model_validate({"compile": mode, "cuda_graphs": [1, 8]})
+    (answer,) = GPUExecutor.check(ExecutorNeed("cuda"), options, environment("cuda", GPU))
+    assert "max-autotune-no-cudagraphs or default, or cuda_graphs to off" in answer
+    assert GPUExecutor.check(ExecutorNeed("cuda", enforce_eager=True), options, environment("cuda", GPU)) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "graphs"),
+    [("reduce-overhead", "off"), ("max-autotune", "off"), ("max-autotune-no-cudagraphs", "auto"), (None, "auto")],
+)
+def test_auto_captures_nothing_where_compile_records_graphs(mode: str | None, graphs: str) -> None:
+    placements: list[Placement] = []
+
+    class Spec(ToySpec):
+        def create(self, placement: Placement) -> ToyWorker:
+            placements.append(placement)
+            return super().create(placement)
+
+    options = GPUOptions.model_validate({"device": "null", "compile": mode})
+    assert GPUExecutor.check(ExecutorNeed("cpu"), options, environment("cpu")) == []
+    executor = GPUExecutor(options, Spec(), ExecutorNeed("cpu"))
+    executor.start()
+    executor.shutdown()
+    assert placements[0].runtime is not None
+    assert placements[0].runtime.graphs == graphs
 
 
 def test_it_serves_a_gpu_and_the_null_device() -> None:

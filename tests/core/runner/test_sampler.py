@@ -9,11 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dovetail.contracts.logits import LogitsProcessor, LogitsRequest, LogitsRow, LogitsSetup
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest
+from dovetail.runner.row_draws import NUMBERS_PER_ROW
 from dovetail.runner.sampler import Sampler
 from dovetail.testing.draft_suite import SIGNIFICANCE, chi_square_p
 
@@ -431,3 +434,47 @@ def test_draft_uniforms_of_a_request_do_not_depend_on_the_batch() -> None:
     for key, position in enumerate([4, 9, 4]):
         alone = sampler.draft_uniforms([key], np.array([position]), 2)
         assert alone[0].tolist() == together[key, :2].tolist()
+
+
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operations that touch a tensor in host memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.device.type == "cpu" for tensor in tensors):
+            self.found.append(str(func))
+        return result
+
+
+def test_a_deferred_draw_reads_nothing_from_the_host() -> None:
+    """A copy from memory that is not pinned would wait for the forward pass before it."""
+    sampler = Sampler(VOCAB, 3)
+    requests = [new_request(0, temperature=0), new_request(1, temperature=0.8), new_request(2, temperature=1.2)]
+    for request in requests:
+        sampler.add(request)
+    draw = sampler.defer([0, 1, 2], positions(*requests))
+    assert draw is not None
+    numbers = draw.gather(torch.zeros(3 * NUMBERS_PER_ROW, dtype=torch.int64)).on(torch.device("meta"))
+    with HostReads() as reads:
+        tokens, _ = draw.choose(torch.empty(3, VOCAB, device="meta"), numbers)
+    assert tokens.shape == (3,)
+    assert reads.found == []
+
+
+def test_the_numbers_of_a_deferred_draw_stand_in_the_buffer_that_it_was_given() -> None:
+    """Which lives until the step is done; what the device has not copied yet, it has not seen."""
+    sampler = Sampler(VOCAB, 1)
+    request = new_request(1, temperature=0.8, top_k=3)
+    sampler.add(request)
+    draw = sampler.defer([1], positions(request))
+    assert draw is not None
+    host, device = (torch.zeros(2 * NUMBERS_PER_ROW, dtype=torch.int64) for _ in range(2))
+    numbers = draw.gather(host)
+    assert numbers.truncation(0, 1).top_k.tolist() == [3]
+    host.fill_(5)
+    assert numbers.copied_to(device).truncation(0, 1).top_k.tolist() == [5]
