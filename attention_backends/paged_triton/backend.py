@@ -226,7 +226,7 @@ class PagedTritonBackend(AttentionBackend):
         arrays = self._arrays
         num_parts = create_items(
             batch,
-            create_tiles(batch, rows, tokens_per_tile, kind.window),
+            create_tiles(batch, rows, tokens_per_tile, kind.window, self.setup.block_size),
             width,
             most_extra,
             arrays.host(f"items_{name}")[:num_items],

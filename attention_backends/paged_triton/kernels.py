@@ -5,8 +5,9 @@ Arrays that kernels share with `plan.py` (int32 unless said otherwise):
 
     tokens [T, 4]   slot, position, begin of its row in `tree` or -1, unused
     table           block tables of all requests, flat
-    items [n, 8]    first token row, tokens (0: nothing to do), begin in `table`, first key, end of keys, keys before
-                    the query of the request, first token row of the request, part (-1: the only one)
+    items [n, 8]    first token row, tokens (0: nothing to do), begin in `table`, first key, end of keys (of those that
+                    are written, which tokens that fill up a graph stand behind), keys before the query of the
+                    request, first token row of the request, part (-1: the only one)
     visits          block-sparse only: for each item and key head, [offset, count] of the key blocks in `blocks`
     merges [n, 4]   first token row, tokens, first part, parts (0: nothing to do)
 
@@ -251,8 +252,9 @@ def attend(
                 PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES, SPARSE, True,
             )  # fmt: skip
     if part < 0:
-        # Every row of a whole range sees a key, itself at least; there is nothing behind the last row.
-        result = acc * (value_scale / tl.where(is_row, total, 1.0))[:, None]
+        # A row that fills up a graph stands behind the last key, and may see none at all: 0. All others see their own.
+        has_keys = (slots < end_key) | (total != 0.0)
+        result = acc * (value_scale / tl.where(has_keys, total, 1.0))[:, None]
         target = row_tokens[:, None] * (NUM_KV_HEADS * GROUP * HEAD) + row_heads[:, None] * HEAD + dims[None, :]
         tl.store(output + target, result.to(output.dtype.element_ty), mask=cells)
     else:

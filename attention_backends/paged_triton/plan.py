@@ -78,7 +78,7 @@ def token_records(batch: AttentionBatch, out: np.ndarray, tree: np.ndarray) -> i
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of one launch, each with the range of keys that some row of it sees."""
+    """Tiles of one launch, each with the range of keys that some row of it sees: empty where all rows only fill up."""
 
     request: np.ndarray
     """int32, as the rest: index in the batch."""
@@ -88,7 +88,19 @@ class Tiles:
     end_key: np.ndarray
 
 
-def create_tiles(batch: AttentionBatch, rows: Rows, tokens_per_tile: int, window: int | None) -> Tiles:
+def written_ends(batch: AttentionBatch, block_size: int) -> np.ndarray:
+    """int32 [R]: where the keys end that stand in pages of each request's own.
+
+    The keys of tokens that fill up a graph are in block 0. At their places in a sequence is what a former owner of the
+    page has left, and a NaN among that would go through a weight of 0 into the rows of real tokens.
+    """
+    if not batch.is_for_graph or len(batch.seq_lens) == 0:
+        return batch.seq_lens
+    is_filler = batch.slot_mapping < block_size
+    return batch.seq_lens - np.add.reduceat(is_filler, batch.query_start[:-1], dtype=np.int32)
+
+
+def create_tiles(batch: AttentionBatch, rows: Rows, tokens_per_tile: int, window: int | None, block_size: int) -> Tiles:
     """Cuts the queries of `rows` into tiles of at most `tokens_per_tile` tokens."""
     starts, ends = batch.query_start[rows.requests], batch.query_start[rows.requests + 1]
     num_cached = batch.seq_lens[rows.requests] - (ends - starts)
@@ -109,7 +121,10 @@ def create_tiles(batch: AttentionBatch, rows: Rows, tokens_per_tile: int, window
         is_tree = np.isin(request, list(batch.tree_masks))
         position = np.where(is_tree, num_cached[place], position)
         end_key = np.where(is_tree, batch.seq_lens[request], end_key)
-    first_key = np.zeros_like(position) if window is None else np.maximum(position - (window - 1), 0)
+    end_key = np.minimum(end_key, written_ends(batch, block_size)[request])
+    first_key = np.zeros_like(position)
+    if window is not None:
+        first_key = np.minimum(np.maximum(position - (window - 1), 0), end_key)
     return Tiles(request, first_token, count, first_key, end_key)
 
 
@@ -123,7 +138,8 @@ def create_items(
     """
     lengths = tiles.end_key - tiles.first_key
     chunk = max(MIN_SPLIT, int(lengths.sum()) / max(most_extra, 1))
-    splits = np.ceil(lengths / chunk).astype(np.int32)
+    # A tile without keys is an item too, which writes zeros.
+    splits = np.maximum(np.ceil(lengths / chunk), 1).astype(np.int32)
     place = np.argsort(-(lengths // splits), kind="stable")
     splits = splits[place]
     if (splits == 1).all():

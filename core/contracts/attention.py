@@ -138,8 +138,9 @@ class AttentionBatch:
     seq_lens: np.ndarray
     """[R] int32: keys that exist after this step, the query's own included."""
     block_table: np.ndarray
-    """[R, max_blocks] int32: block_table[r, j] holds positions j * block_size .. of request r. Entries beyond
-    the sequence, and those that a sliding window has freed, are 0 and must not be read."""
+    """[R, max_blocks] int32: block_table[r, j] holds positions j * block_size .. of request r. Pages beyond the
+    sequence, and those that a sliding window has freed, must not be read: entries are 0, or blocks that the request
+    holds already for later tokens."""
     slot_mapping: np.ndarray
     """[T] int64: where key and value of each query token are written: block id * block_size + offset."""
     max_query_len: int

@@ -70,6 +70,7 @@ class InputBatch:
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
         for table, blocks in zip(self.block_tables, request.block_ids, strict=True):
             table[row, : len(blocks)] = blocks
+            table[row, len(blocks) :] = 0  # the row's last request had others
 
     def remove(self, key: int) -> None:
         """A request leaves; unknown keys are passed over."""

@@ -158,7 +158,7 @@ def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_t
         num_tiles = max_tiles(rows, tokens_per_tile)
         items = np.full((num_tiles + most_extra, 8), -7, dtype=np.int32)
         merges = np.full((min(num_tiles, most_extra), 4), -7, dtype=np.int32)
-        tiles = create_tiles(batch, rows, tokens_per_tile, window)
+        tiles = create_tiles(batch, rows, tokens_per_tile, window, BLOCK_SIZE)
         num_parts = create_items(batch, tiles, 10, most_extra, items, merges)
         assert num_parts <= 2 * most_extra
         parts = []

@@ -242,6 +242,55 @@ def test_what_is_not_a_number_shows():
     assert torch.isnan(case.run_from_scratch(create(case))).all()
 
 
+def filled_up(case: AttentionCase) -> tuple[AttentionBatch, np.ndarray]:
+    """The step as a graph replays it, with one request that does not exist, and the places of its real tokens."""
+    batch = case.batch()
+    length, counts = batch.max_query_len, np.diff(batch.query_start)
+    num_requests = len(counts) + 1
+    places = np.concatenate([index * length + np.arange(count) for index, count in enumerate(counts)])
+    slots = np.zeros(num_requests * length, dtype=np.int64)
+    slots[places] = batch.slot_mapping
+    seq_lens = np.append(batch.seq_lens + (length - counts), length).astype(np.int32)
+    filled = replace(
+        batch,
+        query_start=np.arange(num_requests + 1, dtype=np.int32) * np.int32(length),
+        seq_lens=seq_lens,
+        block_table=np.concatenate((batch.block_table, np.zeros_like(batch.block_table[:1]))),
+        slot_mapping=slots,
+        max_seq_len=int(seq_lens.max()),
+        is_for_graph=True,
+    )
+    return filled, places
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+@pytest.mark.parametrize(("max_query", "window"), [(6, None), (6, 2), (40, None)])
+def test_nothing_behind_a_sequence_reaches_its_rows(max_query, window, is_filled):
+    """A former owner's NaN in a request's last page, in block 0 and in pages of others: zeros as weights do not hide
+    it. Tokens that fill up a graph stand at such places."""
+    case = random_case(5, CaseShape(block_size=16, head_size=16, max_requests=4, max_cached=40, max_query=max_query))
+    layer = replace(case.layer, window=window)
+    case = replace(case, setup=replace(case.setup, layers=(layer,), max_num_seqs=5))
+    assert len({request.query_len for request in case.requests}) > 1
+    backend = create(case)
+    kv_cache = case.make_cache(backend)
+    case.write_past(backend, kv_cache)
+    pages = kv_cache.view(case.num_blocks, layer.num_kv_heads, 2, 16, 16)
+    for request in case.requests:
+        pages[request.block_ids[-1], :, :, (request.seq_len - 1) % 16 + 1 :] = torch.nan
+    if not is_filled:
+        assert_same(case.run(backend, kv_cache), case.expected())
+        return
+    batch, places = filled_up(case)
+    inputs = [torch.ones(len(batch.slot_mapping), *tensor.shape[1:]) for tensor in case.inputs()]
+    for filled, real in zip(inputs, case.inputs(), strict=True):
+        filled[places] = real
+    backend.plan(batch)
+    output = backend.forward(layer, *inputs, kv_cache)
+    assert_same(output[places], case.expected())
+    assert output.isfinite().all()
+
+
 def test_a_step_without_rows():
     case = random_case(0, CaseShape())
     backend = create(case)
