@@ -103,8 +103,8 @@ class RepeatingForward(EagerForward):
 class GraphForward(ForwardPass):
     """Replays a graph where one of the ladder's shapes holds the step, and is eager elsewhere.
 
-    All graphs read token ids and positions from one place and write hidden states to another, and share the memory
-    of what stands between, so that the largest decides what they cost.
+    All graphs read token ids and positions from one place and share the memory of what stands between, so that the
+    largest decides what they cost; each has hidden states of its own.
     """
 
     def __init__(
