@@ -9,6 +9,7 @@ import argparse
 
 from dovetail.plugins.operators.triton import aot as operators
 from dovetail.plugins.quantization.int4 import aot as int4
+from dovetail.testing.triton_aot import compile_launch
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     print(f"{'arch':>4} {'kernel':26} {'registers':>9} {'shared':>7} {'stack':>6}")
     for arch in arguments.arch:
         for launch in [*operators.launches(arguments.dtype), *int4.launches(arguments.dtype)]:
-            used = launch.compile(arch)
+            used = compile_launch(launch, arch)
             print(
                 f"{arch:4} {launch.name:26} {used.registers:9} {used.shared_bytes:7} {used.stack_bytes:6}", flush=True
             )

@@ -20,7 +20,7 @@ from dovetail.contracts.model import CausalLM
 from dovetail.contracts.step import StepPlan, StepResult, StepTimes
 from dovetail.runner.forward import ForwardPass
 from dovetail.runner.input_batch import BatchRequest, InputBatch, StepInputs
-from dovetail.runner.row_draws import NUMBERS_PER_ROW, DrawNumbers
+from dovetail.runner.row_draws import DrawNumbers, numbers_room
 from dovetail.runner.sampler import DeferredDraw
 
 MAX_IN_FLIGHT = 2
@@ -36,7 +36,7 @@ class _HostBuffers:
     drawing: torch.Tensor
     """int64 [2, max_num_seqs]: for each token to draw, the row of the hidden states and the batch row."""
     numbers: torch.Tensor
-    """int64 [7 * max_num_seqs]: what rows that are not greedy are drawn with (`DrawNumbers`)."""
+    """int64 [numbers_room(max_num_seqs)]: what rows that are not greedy are drawn with (`DrawNumbers`)."""
     tokens: torch.Tensor
     """int64 [max_num_seqs]"""
     highest: torch.Tensor
@@ -112,7 +112,7 @@ class DeferredSteps:
         where = device.torch_device
         self._inputs = torch.zeros(3, max_num_batched_tokens, dtype=torch.int64, device=where)
         self._drawing = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=where)
-        self._numbers = torch.zeros(NUMBERS_PER_ROW * max_num_seqs, dtype=torch.int64, device=where)
+        self._numbers = torch.zeros(numbers_room(max_num_seqs), dtype=torch.int64, device=where)
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=where)
         """By batch row, the last token that was drawn."""
         self._on_device = np.zeros(max_num_seqs, dtype=bool)
@@ -232,7 +232,7 @@ def _create_buffers(device: Device, max_num_batched_tokens: int, max_num_seqs: i
     return _HostBuffers(
         inputs=device.host_buffer(3, max_num_batched_tokens, dtype=torch.int64),
         drawing=device.host_buffer(2, max_num_seqs, dtype=torch.int64),
-        numbers=device.host_buffer(NUMBERS_PER_ROW * max_num_seqs, dtype=torch.int64),
+        numbers=device.host_buffer(numbers_room(max_num_seqs), dtype=torch.int64),
         tokens=device.host_buffer(max_num_seqs, dtype=torch.int64),
         highest=device.host_buffer(max_num_seqs, dtype=torch.float32),
     )

@@ -22,8 +22,17 @@ NOTHING_LEFT = (
 )
 NOT_FINITE = "the model's logits hold NaN or infinity; its weights may be damaged, or overflow in this dtype"
 
-NUMBERS_PER_ROW = 7
-"""int64 of `DrawNumbers` for each row."""
+_LINES = 7
+
+
+def numbers_room(num_rows: int) -> int:
+    """How many int64 `DrawNumbers` of so many rows take."""
+    return _LINES * _line(num_rows)
+
+
+def _line(count: int) -> int:
+    # Even, so that each line starts at 16 bytes: Triton compiles a kernel anew for pointers that do not.
+    return count + count % 2
 
 
 @dataclass(frozen=True)
@@ -32,15 +41,17 @@ class DrawNumbers:
     in one copy, for which nobody waits if it starts in pinned memory."""
 
     packed: Tensor
-    """int64 [7, n]: row of the logits; temperature and min_p (float32, in the first half of their line); top_k; top_p
-    and the uniforms (the bits of float64); and first in the last line, `shortened`."""
+    """int64 [7, n or n + 1]: row of the logits; temperature and min_p (float32, in the first half of their line);
+    top_k; top_p and the uniforms (the bits of float64); and first in the last line, `shortened`."""
+    count: int
+    """n"""
     shortened: NDArray[np.int64]
     """int64 [m], ascending: which of the n rows top_k or top_p shorten. On the host, to know how many they are."""
 
     @property
     def places(self) -> Tensor:
         """int64 [n]: rows of the logits."""
-        return self.packed[0]
+        return self.packed[0, : self.count]
 
     def truncation(self, start: int, end: int) -> Truncation:
         """Of the rows from `start` to `end` of the n."""
@@ -61,7 +72,7 @@ class DrawNumbers:
         return self.packed[6, first:last] - start if first < last else None
 
     def copied_to(self, target: Tensor) -> DrawNumbers:
-        """The same in `target`, int64 with room for 7 n; the host does not wait, so `packed` has to stand still."""
+        """The same in `target`, int64 [>= numbers_room(n)]; the host does not wait, so `packed` has to stand still."""
         packed = target[: self.packed.numel()].view(self.packed.shape)
         packed.copy_(self.packed, non_blocking=True)
         return replace(self, packed=packed)
@@ -74,26 +85,26 @@ class DrawNumbers:
 def gather_numbers(
     rows: NDArray[np.void], positions: NDArray[np.int64] | None, vocab_size: int, host: Tensor | None = None
 ) -> DrawNumbers:
-    """The numbers of a step's rows, in host memory: in `host` (int64, room for 7 of each row) where it is given.
+    """The numbers of a step's rows, in host memory: in `host` (int64, `numbers_room`) where it is given.
 
     `positions`: int64 [len(rows)], of the tokens to draw; None where only distributions are wanted.
     """
     sampled = np.flatnonzero(rows["temperature"])
     count = len(sampled)
     if host is None:
-        host = torch.empty(NUMBERS_PER_ROW * count, dtype=torch.int64)
-    packed = host[: NUMBERS_PER_ROW * count].view(NUMBERS_PER_ROW, count)
+        host = torch.empty(numbers_room(count), dtype=torch.int64)
+    packed = host[: numbers_room(count)].view(_LINES, _line(count))
     lines, part = packed.numpy(), rows[sampled]
     shortened = np.flatnonzero((part["top_k"] < vocab_size) | (part["top_p"] < 1))
-    lines[0] = sampled
+    lines[0, :count] = sampled
     lines[1].view(np.float32)[:count] = part["temperature"]
     lines[2].view(np.float32)[:count] = part["min_p"]
-    lines[3] = part["top_k"]
-    lines[4].view(np.float64)[:] = part["top_p"]
+    lines[3, :count] = part["top_k"]
+    lines[4].view(np.float64)[:count] = part["top_p"]
     if positions is not None and count:
-        lines[5].view(np.float64)[:] = uniforms(part["seed"], SAMPLE, positions[sampled])
+        lines[5].view(np.float64)[:count] = uniforms(part["seed"], SAMPLE, positions[sampled])
     lines[6, : len(shortened)] = shortened
-    return DrawNumbers(packed, shortened)
+    return DrawNumbers(packed, count, shortened)
 
 
 class TargetRows:
@@ -156,9 +167,8 @@ def choose(logits: Tensor, numbers: DrawNumbers, operators: Operators) -> tuple[
 def _drawn(best: Tensor, logits: Tensor, numbers: DrawNumbers, operators: Operators) -> Tensor:
     """The token of each row, int64 [n]: the `best` one of greedy rows, a draw for others."""
     tokens = best
-    count = len(numbers.places)
-    for start in range(0, count, step := _rows_at_once(logits)):
-        end = min(start + step, count)
+    for start in range(0, numbers.count, step := _rows_at_once(logits)):
+        end = min(start + step, numbers.count)
         index = numbers.places[start:end]
         is_every_row = end - start == len(logits)
         drawn = _draw(logits if is_every_row else logits[index], numbers, start, end, operators)

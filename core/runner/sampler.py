@@ -58,7 +58,7 @@ class DeferredDraw:
     operators: Operators
 
     def gather(self, host: Tensor) -> DrawNumbers:
-        """The numbers that `choose` takes, written to `host`: int64, room for `NUMBERS_PER_ROW` of each row."""
+        """The numbers that `choose` takes, written to `host`: int64, with `numbers_room` of the rows."""
         return gather_numbers(self.rows, self.positions, self.vocab_size, host)
 
     def choose(self, logits: Tensor, numbers: DrawNumbers) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,11 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from dovetail.nn.triton_launch import Launch
 
 
 @dataclass(frozen=True)
@@ -23,20 +25,9 @@ class KernelResources:
     """Per thread, in local memory: spilled registers, among other things."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel with the types and constants of one launch."""
-
-    name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    """Triton type of each argument that is no constant."""
-    constants: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def compile(self, arch: int) -> KernelResources:
-        """As `compile_kernel`."""
-        return compile_kernel(self.kernel, self.signature, self.constants, arch, **self.options)
+def compile_launch(launch: Launch, arch: int) -> KernelResources:
+    """`compile_kernel` for one launch."""
+    return compile_kernel(launch.kernel, launch.signature, launch.constants, arch, **launch.options)
 
 
 def compile_kernel(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dovetail.nn.triton_launch import Launch
 from dovetail.plugins.operators.triton import accepting, drawing, grouped, rows
-from dovetail.testing.triton_aot import Launch
 
 
 def launches(dtype: str = "bf16") -> list[Launch]:

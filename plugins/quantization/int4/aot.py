@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dovetail.nn.triton_launch import Launch
 from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel
 from dovetail.plugins.quantization.int4.method import COLUMNS, PAIRS, TILE_ROWS
-from dovetail.testing.triton_aot import Launch
 
 
 def launches(dtype: str = "bf16") -> list[Launch]:

@@ -21,6 +21,7 @@ def test_the_gpu_of_a_rank_is_the_current_one_before_ranks_meet(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: calls.append(backend))
     monkeypatch.setattr(worker, "bootstrap", lambda *_: None)
+    monkeypatch.setattr(worker, "TorchDistributed", lambda: None)
     config = SimpleNamespace(components=tuple, plugin_hash="")
     worker.ModelWorker(cast(ResolvedConfig, config), Placement(1, 2, "cuda:1", "file:///unused"))
     assert calls == ["cuda:1", "nccl"]

@@ -16,7 +16,7 @@ from dovetail.contracts.logits import LogitsProcessor, LogitsRequest, LogitsRow,
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest
-from dovetail.runner.row_draws import NUMBERS_PER_ROW
+from dovetail.runner.row_draws import numbers_room
 from dovetail.runner.sampler import Sampler
 from dovetail.testing.draft_suite import SIGNIFICANCE, chi_square_p
 
@@ -459,7 +459,7 @@ def test_a_deferred_draw_reads_nothing_from_the_host() -> None:
         sampler.add(request)
     draw = sampler.defer([0, 1, 2], positions(*requests))
     assert draw is not None
-    numbers = draw.gather(torch.zeros(3 * NUMBERS_PER_ROW, dtype=torch.int64)).on(torch.device("meta"))
+    numbers = draw.gather(torch.zeros(numbers_room(3), dtype=torch.int64)).on(torch.device("meta"))
     with HostReads() as reads:
         tokens, _ = draw.choose(torch.empty(3, VOCAB, device="meta"), numbers)
     assert tokens.shape == (3,)
@@ -473,7 +473,7 @@ def test_the_numbers_of_a_deferred_draw_stand_in_the_buffer_that_it_was_given() 
     sampler.add(request)
     draw = sampler.defer([1], positions(request))
     assert draw is not None
-    host, device = (torch.zeros(2 * NUMBERS_PER_ROW, dtype=torch.int64) for _ in range(2))
+    host, device = (torch.zeros(numbers_room(1), dtype=torch.int64) for _ in range(2))
     numbers = draw.gather(host)
     assert numbers.truncation(0, 1).top_k.tolist() == [3]
     host.fill_(5)
