@@ -61,12 +61,17 @@ class KeySource:
     """Keys and values in `pages` that take part, each [n, num_kv_heads, tokens, head_size]."""
     run: slice | None
     """The slots that hold those tokens, where one request's pages lie one after another."""
+    stale: torch.Tensor | None = None
+    """int64: which tokens of `pages` no request of the call has written. They are masked, but what a former owner of the
+    page has left may be NaN, which a weight of 0 does not keep out."""
 
     def read(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each [n, num_kv_heads, tokens, head_size]: views of the cache or of the gather buffer."""
         if self.run is not None and kv_cache.is_contiguous():
             return split_tokens(kv_cache.view(-1, *kv_cache.shape[2:])[None, self.run])
         torch.index_select(kv_cache, 0, self.blocks, out=self.pages)
+        if self.stale is not None:
+            self.pages.flatten(0, 1).index_fill_(0, self.stale, 0)
         return self.gathered
 
 
@@ -271,7 +276,7 @@ class Planner:
         first_blocks = first_keys // self.block_size
         starts = first_blocks * self.block_size
         num_blocks = -(-batch.seq_lens[requests] // self.block_size) - first_blocks
-        # Shorter requests repeat their last page: what it holds is finite, and masked.
+        # Shorter requests repeat their last page.
         columns = first_blocks[:, None] + np.minimum(np.arange(num_blocks.max()), num_blocks[:, None] - 1)
         blocks = batch.block_table[requests[:, None], columns].astype(np.int64)
         lengths = batch.seq_lens[requests] - starts
@@ -285,7 +290,12 @@ class Planner:
         gathered.reset()
         pages = gathered.take(blocks.size, *self.page_shape)
         views = split_tokens(pages.view(len(requests), -1, *self.page_shape[1:])[:, keys])
-        return KeySource(torch.from_numpy(blocks.reshape(-1)), pages, views, run), starts + keys.start
+        tokens = np.arange(columns.shape[1] * self.block_size)
+        stale = np.flatnonzero((tokens >= lengths[:, None]) & (tokens < keys.stop))
+        source = KeySource(
+            torch.from_numpy(blocks.reshape(-1)), pages, views, run, torch.from_numpy(stale) if len(stale) else None
+        )
+        return source, starts + keys.start
 
     def _short_call(
         self, batch: AttentionBatch, requests: np.ndarray, first_keys: np.ndarray, query_len: int, gathered: Buffer

@@ -65,14 +65,15 @@ def _attend(layer: AttentionLayer, call: Call, query: torch.Tensor, kv_cache: to
     num_kv_heads, group = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
     shape = (call.num_units, call.count, num_kv_heads, group, layer.head_size)
     matrices = query.reshape(shape).transpose(1, 2).reshape(call.num_units, num_kv_heads, -1, layer.head_size)
-    keys, values = (_gather(call.pages, kv_cache, half, layer.head_size).to(query.dtype) for half in (0, 1))
+    keys, values = (_gather(call, kv_cache, half, layer.head_size).to(query.dtype) for half in (0, 1))
     attended = F.scaled_dot_product_attention(matrices, keys, values, attn_mask=call.mask, scale=layer.scale)
     by_token = attended.view(call.num_units, num_kv_heads, call.count, group, layer.head_size).transpose(1, 2)
     return by_token.reshape(query.shape)
 
 
-def _gather(pages: torch.Tensor, kv_cache: torch.Tensor, half: int, head_size: int) -> torch.Tensor:
-    """Keys (half 0) or values of `pages` [n, num_kv_heads, p] -> [n, num_kv_heads, p * block_size, head_size]."""
+def _gather(call: Call, kv_cache: torch.Tensor, half: int, head_size: int) -> torch.Tensor:
+    """Keys (half 0) or values of the call's pages -> [n, num_kv_heads, keys, head_size], 0 where nobody looks."""
+    pages = call.pages
     num_units, num_kv_heads = pages.shape[:2]
     elements = kv_cache.shape[3]
     heads = torch.arange(num_kv_heads)[:, None]
@@ -85,4 +86,5 @@ def _gather(pages: torch.Tensor, kv_cache: torch.Tensor, half: int, head_size: i
         num_rows = (len(kv_cache) - 1) * per_page + 2 * num_kv_heads
         rows = kv_cache.as_strided((num_rows, elements), (elements, 1), kv_cache.storage_offset())
         gathered = rows.index_select(0, (pages * per_page + heads * 2 + half).view(-1))
+    gathered.view(-1, head_size).index_fill_(0, call.unseen, 0)
     return gathered.view(num_units, num_kv_heads, -1, head_size)

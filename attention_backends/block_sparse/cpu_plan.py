@@ -28,6 +28,9 @@ class Call:
     """int64 [n, num_kv_heads, pages]: what each key head gathers; repeated pages are masked."""
     mask: torch.Tensor
     """[n, 1 or num_kv_heads, count * (1 or group), keys], 0 or -inf; rows of a key head are query heads by token."""
+    unseen: torch.Tensor
+    """int64: which of the gathered [n, num_kv_heads, keys] no row of their unit sees. What a former owner of the page has
+    left there may be NaN, which a weight of 0 does not keep out."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,14 @@ class CPUPlanner:
         pages = self._pages(batch, request, position + count, blocks)
         every_head = np.broadcast_to(pages, (len(chosen), self._visible.num_kv_heads, pages.shape[2]))
         hidden = torch.from_numpy(self._hidden(position, count, blocks))
+        unseen = hidden.all(dim=2).expand(-1, self._visible.num_kv_heads, -1)
         return Call(
             slice(int(rows[0]), int(rows[-1]) + 1) if is_range else torch.from_numpy(rows),
             len(chosen),
             count,
             torch.from_numpy(every_head.copy()),
             torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf),
+            unseen.reshape(-1).nonzero()[:, 0],
         )
 
     def _blocks(self, position: np.ndarray) -> np.ndarray:
@@ -120,7 +125,7 @@ class CPUPlanner:
         """int64 [n, 1 or num_kv_heads, pages]"""
         per_block = self._visible.pattern.block_size // self._block_size
         columns = (blocks[..., None] * per_block + np.arange(per_block)).reshape(*blocks.shape[:2], -1)
-        # What lies behind the sequence, or behind the last block, is the last page again: finite, and masked.
+        # What lies behind the sequence, or behind the last block, is the last page again, and masked.
         last = ((end_key - 1) // self._block_size)[:, None, None]
         columns = np.where((columns < 0) | (columns > last), last, columns)
         return batch.block_table[request[:, None, None], columns].astype(np.int64)

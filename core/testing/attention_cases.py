@@ -17,9 +17,6 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 
-JUNK = 100.0
-
-
 @dataclass(frozen=True)
 class CaseShape:
     """What a random case is drawn for. None: drawn too."""
@@ -120,11 +117,10 @@ class AttentionCase:
         return storage.as_strided(shape, (page + padding, *strides))
 
     def write_past(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
-        """Fills the pages with the past of all requests, in chunks, through the backend itself."""
-        owned = sorted({block for request in self.requests for block in request.block_ids})
+        """Fills the pages with the past of all requests, in chunks, through the backend itself. Slots that no request
+        has written hold NaN, in pages of theirs too: a former owner may have left it there."""
         unreadable = unreadable_number(kv_cache.dtype)
         kv_cache.fill_(unreadable)
-        kv_cache[torch.tensor(owned, device=kv_cache.device)] = JUNK
         for request in self.requests:
             middle = (request.num_shared + request.num_cached) // 2
             for start, stop in ((request.num_shared, middle), (middle, request.num_cached)):
