@@ -17,6 +17,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionLayer, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 
+
 @dataclass(frozen=True)
 class CaseShape:
     """What a random case is drawn for. None: drawn too."""
