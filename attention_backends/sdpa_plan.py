@@ -62,8 +62,8 @@ class KeySource:
     run: slice | None
     """The slots that hold those tokens, where one request's pages lie one after another."""
     stale: torch.Tensor | None = None
-    """int64: which tokens of `pages` no request of the call has written. They are masked, but what a former owner of the
-    page has left may be NaN, which a weight of 0 does not keep out."""
+    """int64: which tokens of `pages` no request of the call has written. They are masked, but what a former owner of
+    the page has left may be NaN, which a weight of 0 does not keep out."""
 
     def read(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, each [n, num_kv_heads, tokens, head_size]: views of the cache or of the gather buffer."""

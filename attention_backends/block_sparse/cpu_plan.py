@@ -29,8 +29,8 @@ class Call:
     mask: torch.Tensor
     """[n, 1 or num_kv_heads, count * (1 or group), keys], 0 or -inf; rows of a key head are query heads by token."""
     unseen: torch.Tensor
-    """int64: which of the gathered [n, num_kv_heads, keys] no row of their unit sees. What a former owner of the page has
-    left there may be NaN, which a weight of 0 does not keep out."""
+    """int64: which of the gathered [n, num_kv_heads, keys] no row of their unit sees. What a former owner of the page
+    has left there may be NaN, which a weight of 0 does not keep out."""
 
 
 @dataclass(frozen=True)
