@@ -253,8 +253,7 @@ def attend(
             )  # fmt: skip
     if part < 0:
         # A row that fills up a graph stands behind the last key, and may see none at all: 0. All others see their own.
-        has_keys = (slots < end_key) | (total != 0.0)
-        result = acc * (value_scale / tl.where(has_keys, total, 1.0))[:, None]
+        result = acc * (value_scale / tl.where(total == 0.0, 1.0, total))[:, None]
         target = row_tokens[:, None] * (NUM_KV_HEADS * GROUP * HEAD) + row_heads[:, None] * HEAD + dims[None, :]
         tl.store(output + target, result.to(output.dtype.element_ty), mask=cells)
     else:
