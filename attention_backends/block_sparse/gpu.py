@@ -13,7 +13,7 @@ from dovetail.attention_backends.block_sparse.pattern import (
     VisibleBlocks,
     head_shifts,
 )
-from dovetail.attention_backends.paged_triton.backend import check_setup, dense_vectors, device_facts
+from dovetail.attention_backends.paged_triton.backend import check_setup, device_facts
 from dovetail.attention_backends.paged_triton.buffers import StepArrays
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
 from dovetail.attention_backends.paged_triton.launch import Arrays, Launcher, Pattern
@@ -90,9 +90,7 @@ class GPUKernels:
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """As `AttentionBackend.forward`."""
-        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
-        if len(query):
-            self._launcher.write(layer, key, value, kv_cache, self._arrays.device["tokens"])
+        query = self._launcher.write(layer, query, key, value, kv_cache, self._arrays.device["tokens"])
         return self._attend(layer, query, kv_cache)
 
     def rotate_and_forward(
@@ -106,9 +104,7 @@ class GPUKernels:
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """As `AttentionBackend.rotate_and_forward`."""
-        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
-        if len(query):
-            self._launcher.rotate_and_write(layer, query, key, value, cos, sin, kv_cache, self._arrays.device["tokens"])
+        query = self._launcher.write(layer, query, key, value, kv_cache, self._arrays.device["tokens"], (cos, sin))
         return self._attend(layer, query, kv_cache)
 
     def _attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:

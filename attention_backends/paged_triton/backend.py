@@ -162,9 +162,7 @@ class PagedTritonBackend(AttentionBackend):
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """Writes the new tokens, then launches what was planned."""
-        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
-        if len(query):
-            self._launcher.write(layer, key, value, kv_cache, self._arrays.device["tokens"])
+        query = self._launcher.write(layer, query, key, value, kv_cache, self._arrays.device["tokens"])
         return self._attend(layer, query, kv_cache)
 
     def rotate_and_forward(
@@ -178,9 +176,7 @@ class PagedTritonBackend(AttentionBackend):
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """As `forward`; the launch that writes turns as well."""
-        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
-        if len(query):
-            self._launcher.rotate_and_write(layer, query, key, value, cos, sin, kv_cache, self._arrays.device["tokens"])
+        query = self._launcher.write(layer, query, key, value, kv_cache, self._arrays.device["tokens"], (cos, sin))
         return self._attend(layer, query, kv_cache)
 
     def _attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
@@ -381,8 +377,3 @@ def move_tokens(setup: AttentionSetup, kv_cache: torch.Tensor, source: torch.Ten
     if setup.spec.dtype == "int8":
         scales = kv_cache[..., block_size * size :].view(pages, heads, 2, block_size, 2)
         scales[new_page, :, :, new_offset] = scales[page, :, :, offset]
-
-
-def dense_vectors(tensor: torch.Tensor) -> torch.Tensor:
-    """[T, heads, size] whose vectors are contiguous; slices of one projection are already."""
-    return tensor if tensor.stride(2) == 1 else tensor.contiguous()

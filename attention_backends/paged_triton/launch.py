@@ -108,45 +108,28 @@ class Launcher:
     def write(
         self,
         layer: AttentionLayer,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        tokens: torch.Tensor,
-    ) -> None:
-        """New keys and values into their slots."""
-        self._write(layer, key, key, value, key, key, kv_cache, tokens, rotary=0)
-
-    def rotate_and_write(
-        self,
-        layer: AttentionLayer,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
         kv_cache: torch.Tensor,
         tokens: torch.Tensor,
-    ) -> None:
-        """`write` of keys that are turned on their way; queries are turned where they stand. Angles as those of
-        `Operators.rotate`."""
-        if len(cos) != len(query) or cos.shape[2] > layer.head_size:
-            raise ValueError(f"angles {list(cos.shape)} for queries {list(query.shape)}")
-        if cos.stride(2) != 1 or sin.stride() != cos.stride():
-            cos, sin = cos.contiguous(), sin.contiguous()
-        self._write(layer, query, key, value, cos, sin, kv_cache, tokens, rotary=cos.shape[2])
+        angles: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """New keys and values into their slots; returns the queries with contiguous vectors.
 
-    def _write(
-        self,
-        layer: AttentionLayer,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        kv_cache: torch.Tensor,
-        tokens: torch.Tensor,
-        rotary: int,
-    ) -> None:
+        `angles` are cos and sin of `Operators.rotate`: keys are turned on their way, and queries where they stand.
+        """
+        query, key, value = (_dense_vectors(tensor) for tensor in (query, key, value))
+        if not len(query):
+            return query
+        rotary = 0
+        cos, sin = angles or (key, key)  # not looked at without
+        if angles is not None:
+            rotary = cos.shape[2]
+            if len(cos) != len(query) or rotary > layer.head_size:
+                raise ValueError(f"angles {list(cos.shape)} for queries {list(query.shape)}")
+            if cos.stride(2) != 1 or sin.stride() != cos.stride():
+                cos, sin = cos.contiguous(), sin.contiguous()
         spec = self._setup.spec
         num_programs, sizes = write_sizes(layer.num_heads if rotary else 0, spec.num_kv_heads, self.head_pad, rotary)
         write_pages[(len(key), num_programs)](
@@ -178,6 +161,7 @@ class Launcher:
             num_warps=4,
             enable_fp_fusion=False,  # a product that is added without being rounded first
         )
+        return query
 
     def attend(
         self,
@@ -270,3 +254,8 @@ class Launcher:
     def _scales(self, kv_cache: torch.Tensor) -> torch.Tensor:
         """The scales of int8 pages lie between the vectors: the same memory, read as float16."""
         return kv_cache.view(torch.float16) if self._is_int8 else kv_cache
+
+
+def _dense_vectors(tensor: torch.Tensor) -> torch.Tensor:
+    """[T, heads, size] whose vectors are contiguous; slices of one projection are already."""
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()

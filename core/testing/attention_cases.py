@@ -136,6 +136,12 @@ class AttentionCase:
         freed = sorted(set(range(self.num_blocks)) - (readable - {0}))
         kv_cache[torch.tensor(freed, device=kv_cache.device)] = unreadable
 
+    def filled_cache(self, backend: AttentionBackend, padding: int = 0) -> torch.Tensor:
+        """A cache that holds the past."""
+        kv_cache = self.make_cache(backend, padding)
+        self.write_past(backend, kv_cache)
+        return kv_cache
+
     def run(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> torch.Tensor:
         """The step itself, over a cache that holds the past: [T, num_heads, head_size]."""
         backend.plan(self.batch())
@@ -143,9 +149,7 @@ class AttentionCase:
 
     def run_from_scratch(self, backend: AttentionBackend, padding: int = 0) -> torch.Tensor:
         """Makes a cache, fills it and runs the step."""
-        kv_cache = self.make_cache(backend, padding)
-        self.write_past(backend, kv_cache)
-        return self.run(backend, kv_cache)
+        return self.run(backend, self.filled_cache(backend, padding))
 
     def expected(self) -> torch.Tensor:
         """What the contract says comes out, pair by pair in float64: [T, num_heads, head_size]."""

@@ -129,8 +129,7 @@ class AttentionBackendSuite:
         operators = torch_operators()
         rotated = case.with_inputs(operators.rotate(query, cos, sin), operators.rotate(key, cos, sin))
         backend = self.create(case)
-        kv_cache = case.make_cache(backend)
-        case.write_past(backend, kv_cache)
+        kv_cache = case.filled_cache(backend)
         backend.plan(case.batch())
         fused = torch.cat((query, key, value), dim=1)
         queries, keys, values = torch.split(fused, [query.shape[1], key.shape[1], value.shape[1]], dim=1)
@@ -199,8 +198,7 @@ class AttentionBackendSuite:
     def test_inputs_are_not_changed(self) -> None:
         case = self.case(0)
         backend = self.create(case)
-        kv_cache = case.make_cache(backend)
-        case.write_past(backend, kv_cache)
+        kv_cache = case.filled_cache(backend)
         backend.plan(case.batch())
         inputs = case.inputs()
         copies = [tensor.clone() for tensor in inputs]
@@ -211,8 +209,7 @@ class AttentionBackendSuite:
         """Query, key and value as they come out of a fused projection: rows that are not contiguous."""
         case = self.case(1)
         backend = self.create(case)
-        kv_cache = case.make_cache(backend)
-        case.write_past(backend, kv_cache)
+        kv_cache = case.filled_cache(backend)
         backend.plan(case.batch())
         query, key, value = case.inputs()
         fused = torch.cat((query, key, value), dim=1)
@@ -226,8 +223,7 @@ class AttentionBackendSuite:
         """The host overwrites its arrays after `plan`."""
         case = self.case(2)
         backend = self.create(case)
-        kv_cache = case.make_cache(backend)
-        case.write_past(backend, kv_cache)
+        kv_cache = case.filled_cache(backend)
         batch = case.batch()
         backend.plan(batch)
         for array in (batch.query_start, batch.seq_lens, batch.block_table, batch.slot_mapping):
@@ -298,8 +294,7 @@ class AttentionBackendSuite:
         """Copying dimension 0 moves all that a page holds, as swapping and copy-on-write do."""
         case = self.case(4)
         backend = self.create(case)
-        kv_cache = case.make_cache(backend)
-        case.write_past(backend, kv_cache)
+        kv_cache = case.filled_cache(backend)
         size = case.num_blocks
         moved = replace(
             case,
@@ -322,8 +317,7 @@ class AttentionBackendSuite:
             case = self.case(5, max_requests=1)
             request = case.requests[0]
             backend = self.create(case)
-            kv_cache = case.make_cache(backend, padding)
-            case.write_past(backend, kv_cache)
+            kv_cache = case.filled_cache(backend, padding)
             block_size = case.setup.block_size
             slots = torch.tensor(
                 [request.block_ids[j // block_size] * block_size + j % block_size for j in range(request.num_cached)],

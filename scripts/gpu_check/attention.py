@@ -144,9 +144,7 @@ def compare_rotation(dtype: str, kv_dtype: str) -> Check | None:
         backend, rotate = PagedTritonBackend(options, case.setup), torch_operators().rotate
         query, key, value = case.inputs()
         cos, sin = torch.randn(len(query), 2, 1, rotary, device=DEVICE).to(query.dtype).unbind(1)
-        caches = [case.make_cache(backend) for _ in range(2)]
-        for cache in caches:
-            case.write_past(backend, cache)
+        caches = [case.filled_cache(backend) for _ in range(2)]
         backend.plan(case.batch())
         expected = backend.forward(case.layer, rotate(query, cos, sin), rotate(key, cos, sin), value, caches[0])
         actual = backend.rotate_and_forward(case.layer, query, key, value, cos, sin, caches[1])
@@ -307,10 +305,10 @@ def writing(tokens: int, bandwidth: float) -> Iterator[Speed]:
 
     def apart() -> None:
         operators.rotate(heads[:, :40], cos, sin)
-        launcher.write(layer, key, value, cache, slots)
+        launcher.write(layer, query, key, value, cache, slots)
 
     def fused() -> None:
-        launcher.rotate_and_write(layer, query, key, value, cos, sin, cache, slots)
+        launcher.write(layer, query, key, value, cache, slots, (cos, sin))
 
     for what, step, goal in (("rotate, then write", apart, 0.0), ("rotate and write", fused, GOALS["write"])):
         took = time_us(captured(step))

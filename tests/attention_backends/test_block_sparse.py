@@ -105,8 +105,7 @@ def test_what_is_outside_of_the_pattern_is_not_read(heads):
     case = random_case(5, CaseShape(block_size=8, head_size=16, max_requests=1, max_cached=400, max_query=1))
     request, layer = case.requests[0], case.layer
     backend = create(case, **chosen)
-    kv_cache = case.make_cache(backend)
-    case.write_past(backend, kv_cache)
+    kv_cache = case.filled_cache(backend)
     own = request.seq_len - 1
     shifts = {shift_of(case, chosen, head) for head in range(layer.num_heads)}
     unseen = [

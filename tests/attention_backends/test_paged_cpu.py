@@ -213,8 +213,7 @@ def test_layers_of_one_group_may_differ():
     layers = (wide, replace(wide, layer_id=98, window=5), replace(wide, layer_id=99, soft_cap=1.5), more_heads)
     case = replace(case, setup=replace(case.setup, layers=layers))
     backend = paged(case)
-    kv_cache = case.make_cache(backend)
-    case.write_past(backend, kv_cache)
+    kv_cache = case.filled_cache(backend)
     backend.plan(case.batch())
     for layer in layers:
         query, key, value = case.inputs()

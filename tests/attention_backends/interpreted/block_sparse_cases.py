@@ -64,8 +64,7 @@ def test_rotating_while_writing_is_rotating_first(seed, shape, options, rotary):
     rotated = case.with_inputs(*(torch_operators().rotate(heads, cos, sin) for heads in (query, key)))
     backend = InterpretedBackend(options, case.setup)
     expected = rotated.run_from_scratch(backend)
-    kv_cache = case.make_cache(backend)
-    case.write_past(backend, kv_cache)
+    kv_cache = case.filled_cache(backend)
     backend.plan(case.batch())
     assert torch.equal(backend.rotate_and_forward(case.layer, query, key, value, cos, sin, kv_cache), expected)
 
@@ -76,8 +75,7 @@ def test_pages_outside_of_the_pattern_are_not_read():
     cases = (random_case(seed, shape) for seed in range(99))
     case = next(case for case in cases if case.requests[0].seq_len > 48 and case.requests[0].query_len == 1)
     backend = InterpretedBackend(options, case.setup)
-    kv_cache = case.make_cache(backend)
-    case.write_past(backend, kv_cache)
+    kv_cache = case.filled_cache(backend)
     expected = case.run(backend, kv_cache)
     kv_cache[torch.tensor(case.requests[0].block_ids[1:-1])] = torch.nan
     assert torch.equal(case.run(backend, kv_cache), expected)

@@ -90,8 +90,7 @@ def rotated_and_written(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The step's result and the bytes of its pages, rotated by the backend or by the default operators before it."""
     backend = backend or create(case)
-    kv_cache = case.make_cache(backend)
-    case.write_past(backend, kv_cache)
+    kv_cache = case.filled_cache(backend)
     backend.plan(case.batch())
     query, key, value = case.inputs()
     random = torch.rand(len(query), 2, 1, rotary, generator=torch.Generator().manual_seed(1)) * 2 - 1
@@ -223,8 +222,7 @@ def test_layers_of_one_group_may_differ():
     layers = (wide, replace(wide, layer_id=98, window=5), replace(wide, layer_id=99, soft_cap=1.5), more_heads)
     case = replace(case, setup=replace(case.setup, layers=layers))
     backend = create(case)
-    kv_cache = case.make_cache(backend)
-    case.write_past(backend, kv_cache)
+    kv_cache = case.filled_cache(backend)
     backend.plan(case.batch())
     for layer in layers:
         query, key, value = case.inputs()
@@ -273,8 +271,7 @@ def test_nothing_behind_a_sequence_reaches_its_rows(max_query, window, is_filled
     case = replace(case, setup=replace(case.setup, layers=(layer,), max_num_seqs=5))
     assert len({request.query_len for request in case.requests}) > 1
     backend = create(case)
-    kv_cache = case.make_cache(backend)
-    case.write_past(backend, kv_cache)
+    kv_cache = case.filled_cache(backend)
     pages = kv_cache.view(case.num_blocks, layer.num_kv_heads, 2, 16, 16)
     for request in case.requests:
         pages[request.block_ids[-1], :, :, (request.seq_len - 1) % 16 + 1 :] = torch.nan
