@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import ctranslate2
+import numpy as np
 
-from .base import Engine, EngineSpec, Prompts
+from .base import EngineSpec, Prompts, ScoringEngine
 
 
-class CTranslate2Engine(Engine):
+class CTranslate2Engine(ScoringEngine):
     """One batch per call."""
 
     def __init__(self, spec: EngineSpec):
@@ -40,3 +42,9 @@ class CTranslate2Engine(Engine):
             end_token=["<repo_name>"],
         )
         return [list(result.sequences_ids[0]) for result in results]
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """One `forward_batch`."""
+        pieces = [self._pieces[token] for token in token_ids]
+        result: np.ndarray = np.array(self._generator.forward_batch([pieces]), dtype=np.float32)[0]
+        return result

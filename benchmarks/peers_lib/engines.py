@@ -88,44 +88,42 @@ def _vllm(home: Path) -> list[Contender]:
     ]
 
 
+def _openvino(home: Path) -> Contender:
+    model, python = home / "models" / "ov-int8", home / "ov" / "bin" / "python"
+    return Contender("openvino int8", "openvino", str(model), python, weights="int8, a scale per output channel")
+
+
+def _transformers(home: Path, dtype: str, model: str, weights: str = "") -> Contender:
+    python = home / "hf" / "bin" / "python"
+    options = {"dtype": dtype}
+    return Contender(
+        f"transformers {dtype}", "transformers", str(home / "models" / model), python, options, weights=weights
+    )
+
+
+def _ctranslate2(home: Path) -> Contender:
+    model, python = home / "models" / "ct2-int8", home / "ct2" / "bin" / "python"
+    options = {"compute_type": "int8_float32"}
+    weights = "int8, a scale per output channel"
+    return Contender("ctranslate2 int8", "ctranslate2", str(model), python, options, weights=weights)
+
+
 def peers(home: Path) -> list[Contender]:
     """Every peer for speed."""
-    models = home / "models"
     return [
         *_llama_cpp(home),
-        Contender("openvino int8", "openvino", str(models / "ov-int8"), home / "ov" / "bin" / "python"),
+        _openvino(home),
         *_vllm(home),
-        *(
-            Contender(
-                f"transformers {dtype}",
-                "transformers",
-                str(models / "hf-bfloat16"),
-                home / "hf" / "bin" / "python",
-                {"dtype": dtype},
-            )
-            for dtype in ("bfloat16", "float32")
-        ),
-        Contender(
-            "ctranslate2 int8",
-            "ctranslate2",
-            str(models / "ct2-int8"),
-            home / "ct2" / "bin" / "python",
-            {"compute_type": "int8_float32"},
-        ),
+        _transformers(home, "bfloat16", "hf-bfloat16"),
+        _transformers(home, "float32", "hf-bfloat16"),
+        _ctranslate2(home),
     ]
 
 
 def scoring_peers(home: Path) -> list[Contender]:
     """Peers that tell whole distributions."""
-    transformers = Contender(
-        "transformers float32",
-        "transformers",
-        str(home / "models" / "hf-float32"),
-        home / "hf" / "bin" / "python",
-        {"dtype": "float32"},
-        weights="the source in float32: checks the reference",
-    )
-    return [*_llama_cpp(home), transformers]
+    reference = _transformers(home, "float32", "hf-float32", "the source in float32: checks the reference")
+    return [*_llama_cpp(home), _openvino(home), _ctranslate2(home), reference]
 
 
 def chosen(contenders: Sequence[Contender], patterns: Sequence[str]) -> list[Contender]:
