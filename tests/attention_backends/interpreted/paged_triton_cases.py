@@ -68,7 +68,7 @@ shapes = st.builds(
     dtype=st.sampled_from(sorted(DTYPES)),
     block_size=st.sampled_from([16, 32, 64, 128]),
     head_size=st.sampled_from([32, 80, 112, 128]),
-    max_requests=st.just(3),
+    max_requests=st.just(2),
     max_query=st.sampled_from([1, 6, 40]),
     has_window=st.booleans(),
     has_soft_cap=st.booleans(),
@@ -77,7 +77,7 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32 - 1), shapes, st.sampled_from([0, 16]))
 def test_equals_reference(seed, shape, padding):
     case = random_case(seed, shape)
@@ -106,7 +106,7 @@ def rotated_and_written(
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 2**32 - 1), shapes, st.sampled_from([1, 2, 3, 32]))
 def test_rotating_while_writing_equals_reference(seed, shape, divisor):
-    case = random_case(seed, replace(shape, max_requests=2, max_cached=20))
+    case = random_case(seed, replace(shape, max_cached=20))
     rotary = shape.head_size // divisor // 2 * 2
     output, _ = rotated_and_written(case, max(2, rotary), fused=True)
     expected, _ = rotated_and_written(case, max(2, rotary), fused=False, backend=reference(case))
@@ -146,10 +146,9 @@ def test_angles_that_do_not_fit_are_refused():
         rotated_and_written(case, 18, fused=True)
 
 
-@pytest.mark.parametrize("has_window", [False, True])
-@pytest.mark.parametrize("max_query", [1, 7, 40])
+@pytest.mark.parametrize(("max_query", "has_window"), [(1, False), (7, True), (40, False)])
 def test_long_keys_are_cut_and_put_together(max_query, has_window):
-    shape = CaseShape(max_requests=2, max_query=max_query, max_cached=1400, head_size=16, has_window=has_window)
+    shape = CaseShape(max_requests=2, max_query=max_query, max_cached=800, head_size=16, has_window=has_window)
     case = random_case(2, replace(shape, has_trees=True))
     assert_same(case.run_from_scratch(create(case)), case.expected())
 
@@ -216,7 +215,7 @@ def test_what_fp8_cannot_hold_is_clamped():
 
 def test_layers_of_one_group_may_differ():
     """In query heads, window and soft cap: the pages are kept for the one that sees most."""
-    case = random_case(11, CaseShape())
+    case = random_case(11, CaseShape(max_requests=3))
     wide = case.layer
     more_heads = replace(wide, layer_id=97, num_heads=2 * wide.num_heads)
     layers = (wide, replace(wide, layer_id=98, window=5), replace(wide, layer_id=99, soft_cap=1.5), more_heads)
