@@ -20,7 +20,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def main() -> None:
     text = arguments.text.read_text() if arguments.text else texts.python_topics()
     name = str(arguments.text) if arguments.text else "pydoc_data/topics.py of Python " + sys.version.split()[0]
     material = cut(texts.token_ids(arguments.model, text), arguments)
-    contenders = ours(arguments.model, arguments.variant)
+    contenders = of_length(ours(arguments.model, arguments.variant), arguments)
     if arguments.peers_home:
         contenders += scoring_peers(arguments.peers_home.absolute())
     contenders = chosen(contenders, arguments.only)
@@ -181,6 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers-home", type=Path, help="where peers_setup.sh installed; without it, ours alone")
     parser.add_argument("--tokens", type=int, default=20_480, help="tokens of text, in whole windows")
     parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--max-model-len", type=int, help="ours, for a model of less than 2,048 tokens")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--greedy", type=int, default=64, help="greedy tokens per prompt")
     parser.add_argument("--threads", type=int, default=2)
@@ -190,6 +191,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder for a window's distributions (default: a temporary one)")
     parser.add_argument("--output", type=Path, help="file for the figures of every format, as JSON")
     return parser.parse_args()
+
+
+def of_length(contenders: Sequence[Contender], arguments: argparse.Namespace) -> list[Contender]:
+    """Ours with the longest sequence that was asked for."""
+    if arguments.max_model_len is None:
+        return list(contenders)
+    length = {"max_model_len": arguments.max_model_len}
+    return [replace(contender, options={**contender.options, **length}) for contender in contenders]
 
 
 def cut(ids: list[int], arguments: argparse.Namespace) -> Material:
@@ -225,7 +234,7 @@ def judge_all(
     """A row for each format, those that fail with their error; and the figures behind them."""
     rows: list[list[str]] = []
     figures: dict[str, Any] = {}
-    reference = ours(arguments.model, [REFERENCE])[-1]
+    reference = of_length(ours(arguments.model, [REFERENCE])[-1:], arguments)[0]
     if arguments.work:
         arguments.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work) as name:

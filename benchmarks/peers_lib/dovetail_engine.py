@@ -1,4 +1,4 @@
-"""Dovetail. Options: `overrides`, a list of `key=value` as `-o` takes them."""
+"""Dovetail. Options: `overrides`, a list of `key=value` as `-o` takes them, and `max_model_len`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DovetailEngine(ScoringEngine):
     def __init__(self, spec: EngineSpec):
         self.version = dovetail.__version__
         self._llm = LLM(
-            model={"path": spec.model, "max_model_len": MAX_MODEL_LEN},
+            model={"path": spec.model, "max_model_len": spec.options.get("max_model_len", MAX_MODEL_LEN)},
             executor={"threads": spec.threads},
             options=spec.options["overrides"],
         )

@@ -81,10 +81,18 @@ def _vllm(home: Path) -> list[Contender]:
     wanted = [ctypes.util.find_library("tcmalloc_minimal"), str(home / "vllm" / "lib" / "libiomp5.so")]
     preload = ":".join(name for name in wanted if name and (not name.startswith("/") or Path(name).exists()))
     environment = {"LD_PRELOAD": preload} if preload else {}
-    model, python = str(home / "models" / "hf-bfloat16"), home / "vllm" / "bin" / "python"
+    python = home / "vllm" / "bin" / "python"
     return [
-        Contender(f"vllm bfloat16 {mode}", "vllm", model, python, {"dtype": "bfloat16", "eager": eager}, environment)
-        for mode, eager in (("eager", True), ("compiled", False))
+        Contender(
+            f"vllm {dtype} {mode}",
+            "vllm",
+            str(home / "models" / "hf-bfloat16"),
+            python,
+            {"dtype": dtype, "eager": mode == "eager"},
+            environment,
+        )
+        # float32: what a CPU without bfloat16 instructions computes at all.
+        for dtype, mode in (("bfloat16", "eager"), ("bfloat16", "compiled"), ("float32", "eager"))
     ]
 
 

@@ -28,9 +28,10 @@ class OpenVINOEngine(ScoringEngine):
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(spec.model, scheduler, "CPU", self._properties)
 
     def generate(self, prompts: Prompts, num_tokens: int, num_shared: int = 0) -> list[list[int]]:
-        """Its prefix cache serves what finished requests computed: with a shared prefix one request goes first."""
+        """Its prefix cache serves what finished requests computed: a shared prefix is asked for once, for one token,
+        before the requests go together."""
         if num_shared:
-            return self._generate(prompts[:1], num_tokens) + self._generate(prompts[1:], num_tokens)
+            self._generate(prompts[:1], 1)
         return self._generate(prompts, num_tokens)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
