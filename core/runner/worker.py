@@ -220,23 +220,30 @@ class ModelWorker:
     def _sleep(self, level: int) -> int:
         assert self._model is not None
         assert self._storage is not None
+        assert self._forward is not None
         if self._sleeper is not None:
             raise ConfigError("the worker sleeps already: call wake_up first")
         self._runtime_device.synchronize()
         self._sleeper = Sleeper(self._model, self._storage.lanes, self._runtime_device, level)
+        self._forward.release()  # graphs hold memory of their own, and addresses that will not be right any more
         return self._sleeper.sleep()
 
     def _wake_up(self) -> None:
         if self._sleeper is None:
             raise ConfigError("the worker is awake")
-        assert self._model is not None
         assert self._forward is not None
-        if self._sleeper.wake_up():
-            assert self._context is not None
-            files = self._config.model.files
-            read_weights(self._plugins, self._model, self._context, self._config.weight_format, files)
-        self._sleeper = None
+        # Handed over like steps: the calling thread may have another current stream than theirs.
+        self._runtime_device.launch(partial(self._fill_again, self._sleeper))
+        self._runtime_device.synchronize()
         self._forward.prepare()
+        self._sleeper = None
+
+    def _fill_again(self, sleeper: Sleeper) -> None:
+        assert self._model is not None
+        assert self._context is not None
+        if sleeper.wake_up():
+            config = self._config
+            read_weights(self._plugins, self._model, self._context, config.weight_format, config.model.files)
 
     def _create_batch(self, layout: KVLayout) -> InputBatch:
         config = self._config
