@@ -221,7 +221,7 @@ def create_forward(
     if may_repeat and runtime is None and device.torch_device.type == "cpu":
         return RepeatingForward(model.forward, backends)
     forward: ModelForward = compiled(model, model.forward, mode)
-    eager = EagerForward(forward, backends, _layered(model, hidden_layers, mode) if hidden_layers else None)
+    eager = EagerForward(forward, backends, layered_forward(model, hidden_layers, mode))
     if runtime is None or runtime.graphs == "off" or runtime.graphs == ():
         return eager
     is_given = runtime.graphs != "auto"
@@ -262,7 +262,10 @@ def compiled(model: CausalLM, function: Callable[..., Any], mode: str | None) ->
     return made
 
 
-def _layered(model: CausalLM, hidden_layers: Sequence[int], mode: str | None) -> LayeredForward:
+def layered_forward(model: CausalLM, hidden_layers: Sequence[int], mode: str | None = None) -> LayeredForward | None:
+    """The pass that hands out the states that enter `hidden_layers`, compiled or not; None where nobody wants any."""
+    if not hidden_layers:
+        return None
     # Resolution saw to it that the target's family is one that hands them out.
     function = cast(LayeredCausalLM, model).forward_with_layers
     return partial(compiled(model, function, mode), layers=tuple(hidden_layers))
