@@ -62,7 +62,7 @@ class RejectionRule(AcceptanceRule):
         rest = [i for i in range(len(requests)) if i not in judged]
         if rest:
             walked = [requests[i] for i in rest]
-            targets = targets_of(walked).split([len(request.draft.token_ids) + 1 for request in walked])
+            targets = torch.split(targets_of(walked), [len(request.draft.token_ids) + 1 for request in walked])
             judged |= {i: self._sample_tree(requests[i], target) for i, target in zip(rest, targets, strict=True)}
         return [judged[i] for i in range(len(requests))]
 

@@ -45,7 +45,7 @@ class TypicalRule(AcceptanceRule):
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         if not requests:
             return []
-        targets = targets_of(requests).split([len(request.draft.token_ids) + 1 for request in requests])
+        targets = torch.split(targets_of(requests), [len(request.draft.token_ids) + 1 for request in requests])
         paths = [self._longest_path(request.draft, target) for request, target in zip(requests, targets, strict=True)]
         return [
             Verdict(path, request.target_tokens[path[-1] + 1 if path else 0])
