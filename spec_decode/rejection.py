@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
+from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest, targets_of
 
 
 class RejectionRule(AcceptanceRule):
@@ -31,7 +31,7 @@ class RejectionRule(AcceptanceRule):
     probability, and a seeded request keeps its tokens whether drafts are guessed for it or not.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 4)
     preference: ClassVar[int] = 10
     lossless = True
     trees = True
@@ -45,31 +45,40 @@ class RejectionRule(AcceptanceRule):
         self._operators = operators if operators.accepts_chains else None
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
+        # Drafts that were chosen rather than drawn, and a target whose tokens are certain, need no distributions.
+        drawn = [i for i, request in enumerate(requests) if is_drawn(request)]
+        verdicts = dict(zip(drawn, self._judge_drawn([requests[i] for i in drawn]), strict=True))
+        return [
+            verdicts[i] if i in verdicts else matching_path(request.draft, request.target_tokens)
+            for i, request in enumerate(requests)
+        ]
+
+    def _judge_drawn(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Verdicts of drafts that were drawn: of chains by operators, where there are such, and of the rest here."""
         judged: dict[int, Verdict] = {}
         if self._operators is not None:
-            chains = [i for i, request in enumerate(requests) if is_drawn_chain(request)]
+            chains = [i for i, request in enumerate(requests) if not request.draft.is_tree]
             judged = dict(zip(chains, accept_chains([requests[i] for i in chains], self._operators), strict=True))
-        return [judged[i] if i in judged else self._judge(request) for i, request in enumerate(requests)]
-
-    def _judge(self, request: VerifyRequest) -> Verdict:
-        # Drafts that were chosen rather than drawn, or a target whose tokens are certain anyway.
-        if request.draft.probs is None or request.sampling.is_greedy:
-            return matching_path(request.draft, request.target_tokens)
-        return self._sample_tree(request)
+        rest = [i for i in range(len(requests)) if i not in judged]
+        if rest:
+            walked = [requests[i] for i in rest]
+            targets = torch.split(targets_of(walked), [len(request.draft.token_ids) + 1 for request in walked])
+            judged |= {i: self._sample_tree(requests[i], target) for i, target in zip(rest, targets, strict=True)}
+        return [judged[i] for i in range(len(requests))]
 
     def accepts(self, p: float, q: float, uniform: float) -> bool:
         """Whether a draft stands that has probability `p` in what is left of the target's distribution, and
         `q` in the one that it was drawn from: with probability min(1, p / q). Not asked for what operators judge."""
         return uniform * q < p
 
-    def _sample_tree(self, request: VerifyRequest) -> Verdict:
-        """Multi-step speculative sampling. Siblings are tried in order; each that is refused leaves the target's
-        distribution p with what the draft's distribution q has not covered."""
+    def _sample_tree(self, request: VerifyRequest, target: Tensor) -> Verdict:
+        """Multi-step speculative sampling; `target` is the request's. Siblings are tried in order; each that is refused
+        leaves the target's distribution p with what the draft's distribution q has not covered."""
         draft, probs = request.draft, request.draft.probs
         assert probs is not None
         children = _children(draft)
         path: list[int] = []
-        p = request.target[0]
+        p = target[0]
         while True:
             accepted = None
             for node in children[path[-1] + 1 if path else 0]:
@@ -81,13 +90,12 @@ class RejectionRule(AcceptanceRule):
             if accepted is None:
                 return Verdict(path, int(draw(p[None], request.recover_uniforms[len(path)].reshape(1))))
             path.append(accepted)
-            p = request.target[accepted + 1]
+            p = target[accepted + 1]
 
 
-def is_drawn_chain(request: VerifyRequest) -> bool:
-    """Whether `Operators.accept_chains` serves these drafts."""
-    draft = request.draft
-    return draft.probs is not None and not draft.is_tree and not request.sampling.is_greedy
+def is_drawn(request: VerifyRequest) -> bool:
+    """Whether its drafts were drawn, and its target's tokens will be."""
+    return request.draft.probs is not None and not request.sampling.is_greedy
 
 
 def accept_chains(requests: Sequence[VerifyRequest], operators: Operators) -> list[Verdict]:
@@ -97,16 +105,12 @@ def accept_chains(requests: Sequence[VerifyRequest], operators: Operators) -> li
     probs = [request.draft.probs for request in requests if request.draft.probs is not None]
     draft = torch.cat(probs)
     starts = np.cumsum([0, *(len(rows) for rows in probs)], dtype=np.int32)
-    target = draft.new_empty(len(draft) + len(requests), draft.shape[1])
-    for r, request in enumerate(requests):
-        # Not `request.target`, which would keep these rows a second time.
-        target[starts[r] + r : starts[r + 1] + r + 1] = request.compute_target()
 
     def together(parts: Sequence[object], dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(np.concatenate([np.asarray(part, dtype) for part in parts])).to(draft.device)
 
     accepted, tokens = operators.accept_chains(
-        target,
+        targets_of(requests),
         draft,
         together([request.draft.token_ids for request in requests], np.int64),
         torch.from_numpy(starts).to(draft.device),

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceRule, Verdict, VerifyRequest
+from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest, targets_of
 
 
 class TypicalOptions(PluginOptions):
@@ -35,7 +35,7 @@ class TypicalRule(AcceptanceRule):
     case: a draft of probability 0.05 stands there once in twenty times, here never where the target is sure.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 4)
     Options = TypicalOptions
     preference: ClassVar[int] = -10
     options: TypicalOptions
@@ -43,18 +43,20 @@ class TypicalRule(AcceptanceRule):
     trees = True
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
-        paths = [self._longest_path(request) for request in requests]
+        if not requests:
+            return []
+        targets = torch.split(targets_of(requests), [len(request.draft.token_ids) + 1 for request in requests])
+        paths = [self._longest_path(request.draft, target) for request, target in zip(requests, targets, strict=True)]
         return [
             Verdict(path, request.target_tokens[path[-1] + 1 if path else 0])
             for request, path in zip(requests, paths, strict=True)
         ]
 
-    def _longest_path(self, request: VerifyRequest) -> list[int]:
-        draft = request.draft
+    def _longest_path(self, draft: Draft, target: Tensor) -> list[int]:
         parents = draft.parent_indices
         if not parents:
             return []
-        before = request.target[[parent + 1 for parent in parents]]
+        before = target[[parent + 1 for parent in parents]]
         tokens = torch.as_tensor(draft.token_ids, device=before.device)[:, None]
         chosen = before.gather(1, tokens)[:, 0]
         plausible = (chosen > self._thresholds(before)).tolist()

@@ -228,7 +228,11 @@ def choose_executor(state: Resolution) -> Component:
         )
     _remark_threads(state, section.threads, section.tensor_parallel)
     need = ExecutorNeed(
-        state.environment.device_type, section.tensor_parallel, section.pipeline_parallel, section.enforce_eager
+        state.environment.device_type,
+        section.tensor_parallel,
+        section.pipeline_parallel,
+        section.enforce_eager,
+        state.config.scheduler.max_num_seqs,
     )
     chosen = choose(
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)

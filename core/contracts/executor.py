@@ -37,6 +37,8 @@ class ExecutorNeed:
     pipeline_parallel: int = 1
     enforce_eager: bool = False
     """Steps are issued operation by operation: nothing is captured. Since 1.1."""
+    max_num_seqs: int | None = None
+    """Most requests in one step; None: the host does not say. Since 1.4."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _V1_5 = ContractVersion(1, 5)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("executor", "dovetail.contracts.executor:Executor", _V1_3, "where workers run and how steps reach them"),
+        Kind("executor", "dovetail.contracts.executor:Executor", _V1_4, "where workers run and how steps reach them"),
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
@@ -58,7 +58,7 @@ KINDS: dict[str, Kind] = {
         Kind("operators", "dovetail.contracts.operators:Operators", _V1_3, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_3, "guessed tokens, chain or tree"),
-        Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_3, "which drafts stand"),
+        Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_4, "which drafts stand"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1_1, "where measurements go"),
     )

@@ -352,6 +352,11 @@ class VerifyRequest:
     """float64 [k]: one per node, this request's random stream for acceptance."""
     recover_uniforms: np.ndarray
     """float64 [k + 1]: its stream for drawing the bonus token (or the recovered one), one per depth."""
+    rows: range = range(0)
+    """Where its k + 1 rows stand among those of all requests of the step. Since 1.4, as the next."""
+    compute_rows: Callable[[np.ndarray], torch.Tensor] | None = None
+    """What `targets_of` calls: int64 [n] of such rows -> float32 [n, vocab_size], a new tensor. None: rows are to be
+    had request by request only."""
 
     @cached_property
     def target(self) -> torch.Tensor:
@@ -366,6 +371,19 @@ class VerifyRequest:
         a greedy request, for others what `recover_uniforms` at the row's depth picks. Much cheaper than `target`, and
         all that a rule needs for drafts that were not drawn. Since 1.1."""
         return self.draw_target()
+
+
+def targets_of(requests: Sequence[VerifyRequest]) -> torch.Tensor:
+    """`target` of several requests (at least one) of one `verify`, one below the other: float32 [sum of k + 1,
+    vocab_size], the caller's to keep and to change. On a GPU the host waits for it about as often as for that of one
+    request, so a rule that looks at many should ask for them together. Since 1.4."""
+    import numpy as np
+    import torch
+
+    compute_rows = requests[0].compute_rows
+    if compute_rows is None:
+        return torch.cat([request.compute_target() for request in requests])
+    return compute_rows(np.concatenate([np.arange(request.rows.start, request.rows.stop) for request in requests]))
 
 
 @dataclass(frozen=True)

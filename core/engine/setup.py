@@ -42,7 +42,12 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
     """Raises `ConfigError`, `PluginError`, `ModelError`, `CapacityError`; nothing is left running then."""
     plugins = bootstrap(config.components(), config.plugin_hash)
     tokenizer = _load_tokenizer(config, plugins)
-    need = ExecutorNeed(config.device_type, config.tensor_parallel, enforce_eager=config.enforce_eager)
+    need = ExecutorNeed(
+        config.device_type,
+        config.tensor_parallel,
+        enforce_eager=config.enforce_eager,
+        max_num_seqs=config.limits.max_num_seqs,
+    )
     executor: Executor = plugins.create(config.executor, ModelWorkerSpec(config), need)
     try:
         executor.start()

@@ -9,26 +9,29 @@ import torch
 
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.nn.row_max import row_max
-from dovetail.runner.sampling_ops import Truncation, draw, normalized, truncated_weights
+from dovetail.runner.sampling_ops import Truncation, draw, normalized, row_groups, truncated_weights
 
 
 def draft_distributions(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
     """As `DraftSetup.distributions`."""
     device = logits.device
     drawn = [row for row, params in enumerate(sampling) if not params.is_greedy]
-    if len(drawn) == len(sampling):
-        return _sampled(logits.float(), sampling)
+    is_every_row = len(drawn) == len(sampling)
     probs = torch.zeros(logits.shape, dtype=torch.float32, device=device)
-    probs.scatter_(1, row_max(logits)[1][:, None], 1.0)
-    if drawn:
-        index = torch.tensor(drawn, device=device)
-        probs[index] = _sampled(logits[index].float(), [sampling[row] for row in drawn])
+    if not is_every_row:
+        probs.scatter_(1, row_max(logits)[1][:, None], 1.0)
+    for start, end in row_groups(len(drawn), logits):
+        rows = slice(start, end) if is_every_row else torch.tensor(drawn[start:end], device=device)
+        probs[rows] = _sampled(logits[rows].float(), [sampling[row] for row in drawn[start:end]])
     return probs
 
 
 def draft_draw(probs: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
     """As `DraftSetup.draw`."""
-    return draw(probs, torch.from_numpy(np.ascontiguousarray(uniforms, dtype=np.float64)).to(probs.device))
+    chosen = torch.from_numpy(np.ascontiguousarray(uniforms, dtype=np.float64)).to(probs.device)
+    if not len(probs):
+        return torch.empty(0, dtype=torch.int64, device=probs.device)
+    return torch.cat([draw(probs[start:end], chosen[start:end]) for start, end in row_groups(len(probs), probs)])
 
 
 def _sampled(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:

@@ -42,6 +42,11 @@ class LoadedDrafter:
     """dtype of its activations."""
 
 
+def wanted_layers(drafters: Mapping[str, LoadedDrafter]) -> tuple[int, ...]:
+    """States between the target's layers that some of them wants."""
+    return tuple(sorted({layer for drafter in drafters.values() for layer in drafter.config.hidden_layers}))
+
+
 def load_drafters(
     config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: ModelContext
 ) -> dict[str, LoadedDrafter]:

@@ -16,7 +16,7 @@ from dovetail.contracts.step import NewRequest
 from dovetail.runner.checked import checked_draft
 from dovetail.runner.computed_step import ComputedStep
 from dovetail.runner.draft_lengths import DraftLengths, LengthSetting
-from dovetail.runner.drafters import LoadedDrafter
+from dovetail.runner.drafters import LoadedDrafter, wanted_layers
 from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.verifier import first_nodes
@@ -61,8 +61,7 @@ class Drafting:
         self.lengths = lengths
         """How many drafts are worth their while; looked at on rank 0 alone."""
         self.max_drafts = max(setting.num_tokens for setting in self._settings.values())
-        wanted = {layer for drafter in self._drafters.values() for layer in drafter.config.hidden_layers}
-        self.hidden_layers = tuple(sorted(wanted))
+        self.hidden_layers = wanted_layers(self._drafters)
         """States between the target's layers that some drafter wants; none on ranks that do not draft."""
         self._requests: dict[int, DraftedFor] = {}
         """By key, those that have or had a drafter."""

@@ -52,6 +52,10 @@ class ForwardPass(ABC):
         """Captures what is to be captured; again after memory has moved, or weights were read anew."""
         return None
 
+    def release(self) -> None:
+        """Drops what was captured and the memory that it holds; `prepare` comes before the next `run`."""
+        return None
+
 
 class EagerForward(ForwardPass):
     """Plans attention and calls the model: `layered`, if given, which hands out states between layers as well."""
@@ -132,13 +136,17 @@ class GraphForward(ForwardPass):
 
     def prepare(self) -> None:
         """Captures every shape, largest first, so that smaller ones fit into its memory."""
-        self._graphs.clear()
-        self._outputs.clear()
+        self.release()
         for shape in sorted(self._ladder.shapes, key=lambda shape: shape.num_tokens, reverse=True):
             step = dummy_step(shape, 1 + max(self._backends), self._max_model_len, self._block_size)
             self._device.launch(lambda step=step, shape=shape: self._warm_up(step, shape))  # type: ignore[misc]
             self._device.synchronize()
             self._graphs[shape] = self._device.capture(lambda shape=shape: self._call(shape))  # type: ignore[misc]
+
+    def release(self) -> None:
+        """All graphs, and the hidden states that they write."""
+        self._graphs.clear()
+        self._outputs.clear()
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
         """As the base says."""
@@ -213,7 +221,7 @@ def create_forward(
     if may_repeat and runtime is None and device.torch_device.type == "cpu":
         return RepeatingForward(model.forward, backends)
     forward: ModelForward = compiled(model, model.forward, mode)
-    eager = EagerForward(forward, backends, _layered(model, hidden_layers, mode) if hidden_layers else None)
+    eager = EagerForward(forward, backends, layered_forward(model, hidden_layers, mode))
     if runtime is None or runtime.graphs == "off" or runtime.graphs == ():
         return eager
     is_given = runtime.graphs != "auto"
@@ -254,7 +262,10 @@ def compiled(model: CausalLM, function: Callable[..., Any], mode: str | None) ->
     return made
 
 
-def _layered(model: CausalLM, hidden_layers: Sequence[int], mode: str | None) -> LayeredForward:
+def layered_forward(model: CausalLM, hidden_layers: Sequence[int], mode: str | None = None) -> LayeredForward | None:
+    """The pass that hands out the states that enter `hidden_layers`, compiled or not; None where nobody wants any."""
+    if not hidden_layers:
+        return None
     # Resolution saw to it that the target's family is one that hands them out.
     function = cast(LayeredCausalLM, model).forward_with_layers
     return partial(compiled(model, function, mode), layers=tuple(hidden_layers))

@@ -115,7 +115,7 @@ def _scattered(slots: np.ndarray, places: np.ndarray, num_tokens: int) -> np.nda
 
 
 def check_sizes(sizes: Sequence[int], max_num_seqs: int) -> str | None:
-    """What is wrong with batch sizes that a config gives; None if nothing is."""
+    """What is wrong with the batch sizes of a `Runtime`, which any executor may bring; None if nothing is."""
     if any(size < 1 for size in sizes):
         return "batch sizes of graphs start at 1"
     if sizes and max(sizes) > max_num_seqs:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.contracts.operators import Operators
 from dovetail.nn.row_max import row_max
 from dovetail.runner.random_streams import SAMPLE, uniforms
-from dovetail.runner.sampling_ops import Truncation, draw, normalized, truncated_weights
+from dovetail.runner.sampling_ops import Truncation, draw, normalized, row_groups, truncated_weights
 
 NOTHING_LEFT = (
     "no token is left to sample: allowed_token_ids, bad_words, min_tokens, logit_bias and logits processors together "
@@ -142,17 +142,20 @@ class TargetRows:
         tokens: list[int] = drawn.tolist()
         return tokens
 
-    def probs(self, start: int, end: int) -> Tensor:
-        """float32 [end - start, vocab_size] of the rows from `start` to `end`, which are of one request: one-hot for a
-        greedy one, zeros for rows that failed."""
-        logits = self._logits[start:end]
-        if self._rows is not None and self._rows["temperature"][start]:
-            numbers = gather_numbers(self._rows[start:end], None, logits.shape[1]).on(logits.device)
-            found = normalized(_weights(logits, numbers, 0, end - start))
-        else:
-            found = torch.zeros(logits.shape, dtype=torch.float32, device=logits.device)
-            found.scatter_(1, self._best[start:end, None], 1.0)
-        failed = [row - start for row in self.failed if start <= row < end]
+    def probs(self, rows: NDArray[np.int64]) -> Tensor:
+        """float32 [len(rows), vocab_size], of rows of whichever requests: one-hot for greedy ones, zeros for rows that
+        failed. What it takes in transfers to the device does not depend on how many requests they are of."""
+        logits = self._logits
+        index = torch.from_numpy(rows).to(logits.device)
+        found = torch.zeros(len(rows), logits.shape[1], dtype=torch.float32, device=logits.device)
+        if self._rows is None or not self._rows["temperature"][rows].all():
+            found.scatter_(1, self._best[index][:, None], 1.0)
+        if self._rows is not None:
+            numbers = gather_numbers(self._rows[rows], None, logits.shape[1]).on(logits.device)
+            for start, end in row_groups(numbers.count, logits):
+                places = numbers.places[start:end]
+                found.index_copy_(0, places, normalized(_weights(logits[index[places]], numbers, start, end)))
+        failed = [place for place, row in enumerate(rows.tolist()) if row in self.failed] if self.failed else []
         if failed:
             found[failed] = 0.0
         return found
@@ -167,12 +170,12 @@ def choose(logits: Tensor, numbers: DrawNumbers, operators: Operators) -> tuple[
 def _drawn(best: Tensor, logits: Tensor, numbers: DrawNumbers, operators: Operators) -> Tensor:
     """The token of each row, int64 [n]: the `best` one of greedy rows, a draw for others."""
     tokens = best
-    for start in range(0, numbers.count, step := _rows_at_once(logits)):
-        end = min(start + step, numbers.count)
+    is_every_row = numbers.count == len(logits)
+    for start, end in row_groups(numbers.count, logits):
         index = numbers.places[start:end]
-        is_every_row = end - start == len(logits)
-        drawn = _draw(logits if is_every_row else logits[index], numbers, start, end, operators)
-        tokens = drawn if is_every_row else tokens.index_copy(0, index, drawn)
+        part = logits[start:end] if is_every_row else logits[index]
+        drawn = _draw(part, numbers, start, end, operators)
+        tokens = drawn if len(drawn) == len(logits) else tokens.index_copy(0, index, drawn)
     return tokens
 
 
@@ -181,12 +184,6 @@ def _draw(logits: Tensor, numbers: DrawNumbers, start: int, end: int, operators:
     truncation, chosen = numbers.truncation(start, end), numbers.uniforms(start, end)
     drawn = operators.draw(logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, chosen)
     return draw(_weights(logits, numbers, start, end), chosen) if drawn is None else drawn
-
-
-def _rows_at_once(logits: Tensor) -> int:
-    """On a CPU, as many rows as temporaries of 4 MiB hold: larger ones are mapped anew each time, and the page
-    faults cost more than the arithmetic."""
-    return max(1, 2**20 // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
 
 
 def _weights(logits: Tensor, numbers: DrawNumbers, start: int, end: int) -> Tensor:

@@ -6,11 +6,17 @@ that a request draws the same token in any batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+_ENTRIES_ON_CPU = 2**20
+"""Temporaries of 4 MiB: larger ones are mapped anew each time, and the page faults cost more than the arithmetic."""
+_ENTRIES = 2**24
+"""Elsewhere of 64 MiB. Rows that are truncated take some 60 bytes an entry where they are sorted whole: one GiB, while
+the rows of a verify step taken at once would take that many times over."""
 _BLOCK = 256
 _CANDIDATES = (64, 1024, 8192)
 """How many of the highest logits are tried before a row is sorted whole: models are sure of most tokens, and the
@@ -29,6 +35,15 @@ class Truncation:
     """int64 [n], at least 1; the vocabulary's size (or more) keeps all."""
     top_p: Tensor
     """float64 [n] in (0, 1]; 1 keeps all."""
+
+
+def row_groups(count: int, logits: Tensor) -> Iterator[tuple[int, int]]:
+    """Start and end of groups of `count` rows, which are as wide as those of `logits` and on its device. What is
+    computed group by group takes temporaries that do not grow with the number of rows."""
+    most = _ENTRIES_ON_CPU if logits.device.type == "cpu" else _ENTRIES
+    step = max(1, most // logits.shape[1])
+    for start in range(0, count, step):
+        yield start, min(start + step, count)
 
 
 def truncated_weights(logits: Tensor, truncation: Truncation, truncated: Tensor | None) -> Tensor:

@@ -58,14 +58,13 @@ class Sleeper:
 
     def wake_up(self) -> bool:
         """Takes memory again and fills in what was kept; pages are zero. True: the weights of the checkpoint must be
-        read."""
+        read. To be called inside launched work, and again where something failed: it keeps its copies."""
         for key, storage in (self._pages | self._kept | self._dropped).items():
             storage.resize_(self._sizes[key])
         for key, storage in self._kept.items():
-            storage.copy_(self._copies.pop(key), False)
+            storage.copy_(self._copies[key], False)
         for storage in self._pages.values():
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
-        self._device.synchronize()
         return bool(self._dropped or self._packed)
 
 

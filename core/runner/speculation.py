@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
+from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSpeculation
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.speculation import AcceptanceRule, Draft
@@ -39,8 +39,7 @@ def create_speculation(
     """The drafters that were loaded and the rule of a config; None where it has no speculative section."""
     if config.speculation is None:
         return None
-    rule: AcceptanceRule = plugins.create(config.speculation.acceptance)
-    rule.use_operators(context.operators)
+    rule = create_rule(config.speculation, plugins, context)
     layers = [
         (group.group_id, context.attention_layers[layer_id]) for group in layout.groups for layer_id in group.layer_ids
     ]
@@ -51,6 +50,13 @@ def create_speculation(
     waiting = {name: WaitingStates(layout.block_size) for name, setting in settings.items() if not setting.stateless}
     drafting = Drafting(drafters, settings, lengths, waiting, config.model.max_model_len, context.device)
     return Speculation(drafting, rule, model, context, layers)
+
+
+def create_rule(config: ResolvedSpeculation, plugins: LoadedPlugins, context: ModelContext) -> AcceptanceRule:
+    """A fresh instance of the acceptance rule."""
+    rule: AcceptanceRule = plugins.create(config.acceptance)
+    rule.use_operators(context.operators)
+    return rule
 
 
 def _length_setting(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> LengthSetting:

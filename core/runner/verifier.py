@@ -149,11 +149,13 @@ class Verifier:
             start, end = starts[i], starts[i + 1]
             view = VerifyRequest(
                 draft=requests[i].draft,
-                compute_target=partial(target.probs, start, end),
+                compute_target=partial(target.probs, np.arange(start, end)),
                 draw_target=partial(target.tokens, start, end),
                 sampling=self._sampler.sampling(requests[i].key),
                 accept_uniforms=draws[0, start + 1 : end],
                 recover_uniforms=draws[1, start:end],
+                rows=range(start, end),
+                compute_rows=target.probs,
             )
             views.append(view)
         return views

@@ -32,16 +32,17 @@ from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
 from dovetail.registry.environment import detect_environment
 from dovetail.runner.attention_binding import bind_layers
 from dovetail.runner.block_mover import BlockMover
-from dovetail.runner.drafters import LoadedDrafter, bind_drafters, load_drafters
-from dovetail.runner.forward import EagerForward, ForwardPass, create_forward
+from dovetail.runner.drafters import LoadedDrafter, bind_drafters, load_drafters, wanted_layers
+from dovetail.runner.forward import EagerForward, ForwardPass, create_forward, layered_forward
 from dovetail.runner.input_batch import InputBatch
 from dovetail.runner.kv_storage import KVStorage
-from dovetail.runner.memory import check_weights_fit, kv_bytes, largest_step, run_largest
+from dovetail.runner.largest_step import LargestStep, largest_drafts, largest_inputs
+from dovetail.runner.memory import check_weights_fit, kv_bytes
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.plain_device import PlainDevice
 from dovetail.runner.reading import read_module, read_weights
 from dovetail.runner.sleep import Sleeper
-from dovetail.runner.speculation import create_speculation
+from dovetail.runner.speculation import create_rule, create_speculation
 from dovetail.tokenization import load_tokenizer
 
 
@@ -172,14 +173,22 @@ class ModelWorker:
         """What the largest step leaves of the device's memory: it is run once, over a cache of one page."""
         assert self._context is not None
         assert self._model is not None
-        device, config = self._runtime_device, self._config
-        layout = build_layout([layer.cache for layer in self._context.attention_layers], config.cache.block_size)
-        storage = KVStorage(layout, 1, 0, self._device)
-        backends = self._bind(layout, storage)
-        step = largest_step(config.limits, config.model.max_model_len, layout)
-        rows = min(config.limits.max_num_seqs, len(step.input_ids))
-        forward = EagerForward(self._model.forward, backends)
-        peak = device.measure(partial(run_largest, self._model, forward, step, rows, self._device))
+        device, config, context = self._runtime_device, self._config, self._context
+        layout = build_layout([layer.cache for layer in context.attention_layers], config.cache.block_size)
+        backends = self._bind(layout, KVStorage(layout, 1, 0, self._device))
+        speculation = config.speculation
+        largest = LargestStep(
+            self._model,
+            EagerForward(self._model.forward, backends, layered_forward(self._model, wanted_layers(self._drafters))),
+            largest_inputs(config.limits, config.model.max_model_len, layout),
+            config.limits,
+            config.model.vocab_size,
+            context.operators,
+            rule=None if speculation is None else create_rule(speculation, self._plugins, context),
+            drafts=largest_drafts(config, self._plugins),
+            has_processors=bool(config.logits_processors),
+        )
+        peak = device.measure(partial(largest.run, self._device))
         device.release_unused()
         return kv_bytes(device.memory(), config.cache.memory_fraction, peak)
 
@@ -220,23 +229,30 @@ class ModelWorker:
     def _sleep(self, level: int) -> int:
         assert self._model is not None
         assert self._storage is not None
+        assert self._forward is not None
         if self._sleeper is not None:
             raise ConfigError("the worker sleeps already: call wake_up first")
         self._runtime_device.synchronize()
         self._sleeper = Sleeper(self._model, self._storage.lanes, self._runtime_device, level)
+        self._forward.release()  # graphs hold memory of their own, and addresses that will not be right any more
         return self._sleeper.sleep()
 
     def _wake_up(self) -> None:
         if self._sleeper is None:
             raise ConfigError("the worker is awake")
-        assert self._model is not None
         assert self._forward is not None
-        if self._sleeper.wake_up():
-            assert self._context is not None
-            files = self._config.model.files
-            read_weights(self._plugins, self._model, self._context, self._config.weight_format, files)
-        self._sleeper = None
+        # Handed over like steps: the calling thread may have another current stream than theirs.
+        self._runtime_device.launch(partial(self._fill_again, self._sleeper))
+        self._runtime_device.synchronize()
         self._forward.prepare()
+        self._sleeper = None
+
+    def _fill_again(self, sleeper: Sleeper) -> None:
+        assert self._model is not None
+        assert self._context is not None
+        if sleeper.wake_up():
+            config = self._config
+            read_weights(self._plugins, self._model, self._context, config.weight_format, config.model.files)
 
     def _create_batch(self, layout: KVLayout) -> InputBatch:
         config = self._config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -55,6 +56,8 @@ class CudaDevice(Device):
         self._main = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._main)
         self._pool: Any = None
+        self._graphs: WeakSet[CudaGraph] = WeakSet()
+        """Those that are still there."""
 
     def launch(self, work: Work, *, stream: Stream | None = None, after: Sequence[Event] = ()) -> None:
         """Issues the work now; the device does it later."""
@@ -82,9 +85,10 @@ class CudaDevice(Device):
         return torch.zeros(*shape, dtype=dtype, pin_memory=True)
 
     def capture(self, work: Work) -> Graph:
-        """All graphs share one pool: they never run at the same time."""
+        """All graphs share one pool: they never run at the same time. torch gives a pool up with its last graph, so the
+        first one after that starts another."""
         graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
+        if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._main):
@@ -94,7 +98,9 @@ class CudaDevice(Device):
                 f"no memory is left for captured graphs ({error}): lower cache.memory_fraction, or name fewer sizes in "
                 "executor.cuda_graphs"
             ) from error
-        return CudaGraph(graph)
+        captured = CudaGraph(graph)
+        self._graphs.add(captured)
+        return captured
 
     def memory(self) -> DeviceMemory:
         """As the driver counts."""

@@ -93,7 +93,7 @@ class GPUExecutor(Executor):
     after which CUDA serves nobody in this process, is a `WorkerError`.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 4)
     Options: ClassVar[type[PluginOptions]] = GPUOptions
     preference: ClassVar[int] = 9
     max_in_flight: ClassVar[int] = 2
@@ -108,13 +108,7 @@ class GPUExecutor(Executor):
     @classmethod
     def check(cls, need: ExecutorNeed, options: GPUOptions, environment: Environment) -> list[str]:
         """One GPU that torch can use, or none at all where `device` is null."""
-        reasons = []
-        if isinstance(_graphs(need, options), tuple) and options.compile in _MODES_WITH_GRAPHS:
-            reasons.append(
-                f"executor.compile {options.compile} records graphs of its own, which executor.cuda_graphs "
-                f"{list(options.cuda_graphs)} cannot capture: set compile to max-autotune-no-cudagraphs or default, or "
-                "cuda_graphs to off"
-            )
+        reasons = _against_sizes(need, options)
         if need.tensor_parallel > 1 or need.pipeline_parallel > 1:
             reasons.append("gpu has one worker: use multiproc for tensor_parallel above 1")
         if options.device == "null":
@@ -205,6 +199,25 @@ def _graphs(need: ExecutorNeed, options: GPUOptions) -> Literal["auto", "off"] |
     if options.cuda_graphs == "auto" and options.compile in _MODES_WITH_GRAPHS:
         return "off"
     return options.cuda_graphs
+
+
+def _against_sizes(need: ExecutorNeed, options: GPUOptions) -> list[str]:
+    """What is wrong with batch sizes that are named in `executor.cuda_graphs`."""
+    sizes, most = _graphs(need, options), need.max_num_seqs
+    if not isinstance(sizes, tuple):
+        return []
+    reasons = []
+    if options.compile in _MODES_WITH_GRAPHS:
+        reasons.append(
+            f"executor.compile {options.compile} records graphs of its own, which executor.cuda_graphs {list(sizes)} "
+            "cannot capture: set compile to max-autotune-no-cudagraphs or default, or cuda_graphs to off"
+        )
+    if most is not None and max(sizes) > most:
+        reasons.append(
+            f"executor.cuda_graphs {list(sizes)}: a graph of {max(sizes)} requests is never used, since "
+            f"scheduler.max_num_seqs is {most}: leave out what is larger, or raise scheduler.max_num_seqs"
+        )
+    return reasons
 
 
 def _translated(error: Exception) -> Exception:

@@ -7,6 +7,7 @@ missing shows as a wrong token.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ import pytest
 
 from dovetail import LLM, LLMEngine, SamplingParams
 from dovetail.attention_backends.reference import ReferenceBackend
-from dovetail.contracts.errors import ConfigError, RequestError
+from dovetail.config.load import load_config
+from dovetail.config.resolve import resolve
+from dovetail.contracts.device import Graph, Work
+from dovetail.contracts.errors import ConfigError, ModelError, RequestError
 from dovetail.executors.gpu.executor import GPUExecutor
+from dovetail.executors.gpu.host import HostDevice
 from dovetail.nn.replay import Replay
+from dovetail.runner import worker
 from dovetail.runner.forward import GraphForward
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -199,10 +205,13 @@ def test_captured_steps_give_the_same_tokens(
 def test_sizes_that_cannot_be_captured_are_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="ReferenceBackend cannot be captured"):
         LLMEngine.from_config(sections(model, null(cuda_graphs=[2])))
+
+
+def test_sizes_that_no_step_has_are_refused_before_weights_are_read(model: Path) -> None:
     for attention in (CAPTURED, "reference"):  # the size is named first, also where nothing can be captured
-        options = sections(model, null(cuda_graphs=[8]), attention=attention, scheduler={"max_num_seqs": 4})
-        with pytest.raises(ConfigError, match="max_num_seqs is 4"):
-            LLMEngine.from_config(options)
+        options = sections(model, null(cuda_graphs=[2, 8]), attention=attention, scheduler={"max_num_seqs": 4})
+        with pytest.raises(ConfigError, match=r"cuda_graphs \[2, 8\].*max_num_seqs is 4: leave out"):
+            resolve(load_config(options))
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -213,6 +222,75 @@ def test_an_engine_that_slept_goes_on(model: Path, level: int) -> None:
         assert llm.engine.sleep(level) > 10_000
         with pytest.raises(RequestError, match="wake_up"):
             llm.generate(PROMPTS[:1], params)
+        llm.engine.wake_up()
+        after = llm.generate(PROMPTS[:2], params)
+    assert [o.outputs[0].token_ids for o in after] == [o.outputs[0].token_ids for o in before]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("level", [1, 2])
+def test_graphs_do_not_outlive_a_sleep(model: Path, level: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold memory of their own: they are gone before the device is asked to give back what nobody uses."""
+    captured: weakref.WeakSet[Graph] = weakref.WeakSet()
+    left: list[int] = []
+    capture = HostDevice.capture
+
+    def captured_graph(device: HostDevice, work: Work) -> Graph:
+        graph = capture(device, work)
+        captured.add(graph)
+        return graph
+
+    monkeypatch.setattr(HostDevice, "capture", captured_graph)
+    monkeypatch.setattr(HostDevice, "release_unused", lambda device: left.append(len(captured)))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(**sections(model, null(order, cuda_graphs=[2, 4]), attention=CAPTURED)) as llm:
+        before = llm.generate(PROMPTS[:3], params)
+        num_graphs = len(captured)
+        llm.engine.sleep(level)
+        assert (num_graphs, left) == (2, [0])
+        llm.engine.wake_up()
+        assert len(captured) == num_graphs
+        after = llm.generate(PROMPTS[:3], params)
+    assert [o.outputs[0].token_ids for o in after] == [o.outputs[0].token_ids for o in before]
+
+
+def test_what_wakes_up_is_filled_in_launched_work(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and reading stand in one stream, whichever the calling thread's own is."""
+    inside: list[bool] = []
+    within = [0]
+    launch, load = HostDevice.launch, worker.read_weights
+
+    def launched(device: HostDevice, work: Work, **more: Any) -> None:
+        def watched() -> None:
+            within[0] += 1
+            work()
+            within[0] -= 1
+
+        launch(device, watched, **more)
+
+    monkeypatch.setattr(HostDevice, "launch", launched)
+    monkeypatch.setattr(worker, "read_weights", lambda *args: (inside.append(within[0] > 0), load(*args))[1])
+    with LLM(**sections(model, null("late"))) as llm:
+        llm.engine.sleep(2)
+        llm.engine.wake_up()
+    assert inside == [True]
+
+
+def test_waking_up_can_be_tried_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint was away, say; the engine goes on sleeping meanwhile."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    load = worker.read_weights
+
+    def fail(*args: Any) -> None:
+        raise ModelError("model.safetensors is not there")
+
+    with LLM(**sections(model, null("late"))) as llm:
+        before = llm.generate(PROMPTS[:2], params)
+        llm.engine.sleep(2)
+        monkeypatch.setattr(worker, "read_weights", fail)
+        with pytest.raises(ModelError, match="not there"):
+            llm.engine.wake_up()
+        monkeypatch.setattr(worker, "read_weights", load)
         llm.engine.wake_up()
         after = llm.generate(PROMPTS[:2], params)
     assert [o.outputs[0].token_ids for o in after] == [o.outputs[0].token_ids for o in before]

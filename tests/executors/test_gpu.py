@@ -116,6 +116,19 @@ def test_graphs_inside_graphs_are_refused(mode: str) -> None:
     assert GPUExecutor.check(ExecutorNeed("cuda", enforce_eager=True), options, environment("cuda", GPU)) == []
 
 
+def test_graphs_that_no_step_would_use_are_refused() -> None:
+    options = GPUOptions.model_validate({"cuda_graphs": [1, 8, 64]})
+    (answer,) = GPUExecutor.check(ExecutorNeed("cuda", max_num_seqs=32), options, environment("cuda", GPU))
+    assert "[1, 8, 64]" in answer
+    assert "leave out what is larger, or raise scheduler.max_num_seqs" in answer
+    for need in (
+        ExecutorNeed("cuda", max_num_seqs=64),
+        ExecutorNeed("cuda"),
+        ExecutorNeed("cuda", enforce_eager=True, max_num_seqs=32),
+    ):
+        assert GPUExecutor.check(need, options, environment("cuda", GPU)) == []
+
+
 @pytest.mark.parametrize(
     ("mode", "graphs"),
     [("reduce-overhead", "off"), ("max-autotune", "off"), ("max-autotune-no-cudagraphs", "auto"), (None, "auto")],

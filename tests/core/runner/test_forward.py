@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from dovetail.contracts.device import Runtime
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import KVSpec, LayerCache, StateSpec
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -30,3 +32,10 @@ def test_passes_that_change_a_state_are_not_repeated(caches: tuple[LayerCache | 
         PlainDevice("cpu"), None, cast(CausalLM, Model()), {}, cast(Any, SchedulerLimits), [1], caches=caches
     )
     assert isinstance(forward, RepeatingForward) == repeats
+
+
+def test_an_executor_that_names_graphs_which_no_step_has_is_refused() -> None:
+    """Any executor may bring a `Runtime`, and not all look at the need's max_num_seqs."""
+    runtime, limits = Runtime(PlainDevice, graphs=(2, 8)), SchedulerLimits(64, 4, 64)
+    with pytest.raises(ConfigError, match="max_num_seqs is 4"):
+        create_forward(PlainDevice("cpu"), runtime, cast(CausalLM, Model()), {}, limits, [1])

@@ -11,9 +11,7 @@ from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
 from dovetail.contracts.device import DeviceMemory
 from dovetail.contracts.errors import CapacityError
-from dovetail.contracts.kv import KVGroup, KVLayout
-from dovetail.contracts.scheduler import SchedulerLimits
-from dovetail.runner.memory import kv_bytes, largest_step, refuse_weights
+from dovetail.runner.memory import kv_bytes, refuse_weights
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 GIB = 2**30
@@ -23,15 +21,6 @@ def test_what_the_largest_step_leaves() -> None:
     memory = DeviceMemory(free=60 * GIB, total=80 * GIB)
     assert kv_bytes(memory, 0.9, 10 * GIB) == pytest.approx((72 - 20 - 10 - 0.8) * GIB, abs=2)
     assert kv_bytes(memory, 0.3, 10 * GIB) == 0
-
-
-@pytest.mark.parametrize(("tokens", "length", "counts"), [(100, 40, [40, 40, 20]), (30, 40, [30]), (200, 40, [40] * 3)])
-def test_the_largest_step_is_as_long_as_may_be(tokens: int, length: int, counts: list[int]) -> None:
-    layout = KVLayout(8, (KVGroup(0, (0,), None),), 64, 1)
-    step = largest_step(SchedulerLimits(tokens, 3, length), length, layout)
-    assert step.seq_lens.tolist() == counts
-    assert len(step.input_ids) == sum(counts)
-    assert step.slot_mappings[0].max() == 7
 
 
 def test_too_little_memory_says_what_is_missing_and_what_would_fit(tmp_path: Path) -> None:
