@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +28,7 @@ from dovetail.contracts.attention import (
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.nn.triton_check import reasons_against_triton
 
 if TYPE_CHECKING:
     from dovetail.attention_backends.paged_triton.launch import Arrays, Launcher
@@ -82,7 +82,7 @@ class PagedTritonBackend(AttentionBackend):
     tokens and the same `AttentionBatch.max_query_len` (which may be an upper bound), whatever lengths, pages and trees.
     """
 
-    contract = (1, 4)
+    contract = (1, 5)
     preference: ClassVar[int] = 10
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cuda"}),
@@ -316,10 +316,9 @@ def against_machine(name: str, need: AttentionNeed, environment: Environment) ->
     """Whether Triton and a GPU that it compiles for are there."""
     if need.device_type != "cuda":
         return []
-    if importlib.util.find_spec("triton") is None:
-        return [f"{name} needs Triton, which is not installed: pip install 'dovetail[triton]'."]
     if not environment.devices:
-        return [f"{name} needs a CUDA GPU, and torch sees none: look at `nvidia-smi` and at torch.version.cuda."]
+        why = environment.no_devices or "torch sees none; look at `nvidia-smi` and at torch.version.cuda"
+        return [f"{name} needs a CUDA GPU: {why}."]
     device = min(environment.devices, key=lambda device: device.compute_capability)
     major, minor = device.compute_capability
     if major < 8:
@@ -329,7 +328,7 @@ def against_machine(name: str, need: AttentionNeed, environment: Environment) ->
             f"{name} needs compute capability 8.9 for pages of float8_e4m3fn; {device.name} has {major}.{minor}; set "
             f"cache.dtype to float8_e5m2 or int8."
         ]
-    return []
+    return reasons_against_triton(environment)
 
 
 def check_setup(setup: AttentionSetup) -> None:

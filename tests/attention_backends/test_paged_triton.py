@@ -204,6 +204,7 @@ def test_a_gpu_with_triton_is_taken():
         (None, {"dtype": "float64"}, "not float64; set model.dtype."),
         (None, {"head_sizes": frozenset({512})}, "head sizes up to 256; the model has 512."),
         (Environment("cuda", 8, 2**36), {}, "torch sees none"),
+        (Environment("cuda", 8, 2**36, no_devices="the driver is old"), {}, "needs a CUDA GPU: the driver is old."),
         (Environment("cuda", 8, 2**36, devices=(DeviceInfo("T4", 2**34, (7, 5)),)), {}, "T4 has 7.5."),
         (
             Environment("cuda", 8, 2**36, devices=(DeviceInfo("A100", 2**36, (8, 0)),)),
@@ -220,9 +221,9 @@ def test_refusals_say_what_is_missing(environment, changes, reason):
 
 
 def test_a_machine_without_triton_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)
     [reason] = reasons()
-    assert "pip install 'dovetail[triton]'" in reason
+    assert "Triton is not installed: pip install --upgrade 'dovetail[triton]'" in reason
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
