@@ -17,6 +17,7 @@ from dovetail.attention_backends.paged_triton.plan import (
     max_tiles,
     split_rows,
     token_records,
+    written_ends,
 )
 from dovetail.contracts.attention import (
     AttentionBackend,
@@ -69,6 +70,16 @@ class _Pass:
     has_parts: bool
     arrays: Arrays
     merges: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What all passes of a step are planned from."""
+
+    batch: AttentionBatch
+    table_width: int
+    key_ends: np.ndarray
+    """As `written_ends` has them."""
 
 
 class PagedTritonBackend(AttentionBackend):
@@ -143,13 +154,14 @@ class PagedTritonBackend(AttentionBackend):
         size = len(batch.seq_lens) * width
         arrays.host("table")[:size] = batch.block_table[:, :width].reshape(-1)
         arrays.send("table", size)
+        step = _Step(batch, width, written_ends(batch, self.setup.block_size))
         short, long = split_rows(batch, MAX_SHORT)
         for index, kind in enumerate(self._kinds):
             passes = []
             if not short.is_empty:
-                passes.append(self._plan_pass(batch, short, kind, f"short{index}", width))
+                passes.append(self._plan_pass(step, short, kind, f"short{index}"))
             if not long.is_empty:
-                passes.append(self._plan_pass(batch, long, kind, f"long{index}", width))
+                passes.append(self._plan_pass(step, long, kind, f"long{index}"))
             self._passes[kind] = passes
         arrays.end()
 
@@ -206,7 +218,8 @@ class PagedTritonBackend(AttentionBackend):
 
         return Launcher(setup, arch)
 
-    def _plan_pass(self, batch: AttentionBatch, rows: Rows, kind: _Kind, name: str, width: int) -> _Pass:
+    def _plan_pass(self, step: _Step, rows: Rows, kind: _Kind, name: str) -> _Pass:
+        batch = step.batch
         is_long = name.startswith("long")
         group = kind.group
         if is_long:
@@ -222,8 +235,8 @@ class PagedTritonBackend(AttentionBackend):
         arrays = self._arrays
         num_parts = create_items(
             batch,
-            create_tiles(batch, rows, tokens_per_tile, kind.window, self.setup.block_size),
-            width,
+            create_tiles(batch, rows, tokens_per_tile, kind.window, step.key_ends),
+            step.table_width,
             most_extra,
             arrays.host(f"items_{name}")[:num_items],
             arrays.host(f"merges_{name}")[:num_merges],
