@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
-from dovetail.attention_backends.block_sparse.pattern import BlockPattern, BlockSparseOptions
+from dovetail.attention_backends.block_sparse.pattern import BlockPattern, BlockSparseOptions, VisibleBlocks
 from dovetail.attention_backends.paged_cpu.backend import PagedCPUBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
@@ -35,13 +35,13 @@ PATTERNS: list[tuple[int, int | None]] = [(10**6, None), (16, 2), (16, 4), (8, 8
 
 def density(options: BlockSparseOptions, requests: list[tuple[int, int]]) -> float:
     """Blocks that are read for each query block, out of those before it."""
-    pattern = BlockPattern.of(options)
     blocks = [
         block
         for cached, new in requests
         for block in range(cached // SPARSE_BLOCK, (cached + new - 1) // SPARSE_BLOCK + 1)
     ]
-    return sum(len(pattern.visible(block)) for block in blocks) / sum(block + 1 for block in blocks)
+    lists = VisibleBlocks(BlockPattern.of(options), (0,), 1).lists(np.array(blocks))
+    return float(lists.counts.sum()) / sum(block + 1 for block in blocks)
 
 
 def measure(backend: AttentionBackend, requests: list[tuple[int, int]], steps: int) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""Compiles the attention kernels of `paged_triton` ahead of time and prints registers, shared memory and spills.
+"""Compiles the attention kernels of `paged_triton` ahead of time and prints what they take: registers and stack of a
+thread (bytes; spilled registers among them), and shared memory.
 
 Needs Triton but no GPU. Run::
 
@@ -12,33 +13,28 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dovetail.attention_backends.paged_triton.aot import (
-    Resources,
-    Variant,
-    compile_attend,
-    compile_merge,
-    compile_write,
-)
+from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch, merge_launch, write_launch
 from dovetail.attention_backends.paged_triton.configs import KINDS, find_config
+from dovetail.testing.triton_aot import KernelResources, compile_launch
 
 KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 
 
-def rows(variant: Variant, arch: int) -> Iterator[tuple[str, str, Resources]]:
+def rows(variant: Variant, arch: int) -> Iterator[tuple[str, str, KernelResources]]:
     """(kernel, config, resources) for one architecture and variant."""
     head_pad = 1 << max(4, (variant.head_size - 1).bit_length())
     for kind in KINDS:
         config = find_config(arch, head_pad, KV_BYTES[variant.kv_dtype], kind)
         text = f"{config.block_m}x{config.block_n} warps={config.num_warps} stages={config.num_stages}"
-        yield f"attend {kind}", text, compile_attend(variant, config, arch)
+        yield f"attend {kind}", text, compile_launch(attend_launch(variant, config), arch)
         if kind == "verify":
-            yield "merge_parts", "", compile_merge(variant, config, arch)
-    yield "write_pages", "", compile_write(variant, arch)
-    yield "write_pages", "rotates", compile_write(variant, arch, rotary=variant.head_size)
+            yield "merge_parts", "", compile_launch(merge_launch(variant, config), arch)
+    yield "write_pages", "", compile_launch(write_launch(variant), arch)
+    yield "write_pages", "rotates", compile_launch(write_launch(variant, rotary=variant.head_size), arch)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Registers, shared memory and spills of the attention kernels.")
+    parser = argparse.ArgumentParser(description="Registers, shared memory and stack of the attention kernels.")
     parser.add_argument("--arch", type=int, action="append", help="default: 80, 90 and 100")
     parser.add_argument("--head-size", type=int, action="append", help="default: 64, 128 and 256")
     parser.add_argument("--dtype", default="bfloat16", help="of queries")
@@ -46,7 +42,7 @@ def main() -> None:
     parser.add_argument("--feature", action="append", default=[], choices=["window", "cap", "slopes"])
     arguments = parser.parse_args()
     base = Variant(dtype=arguments.dtype, features=frozenset(arguments.feature))
-    print(f"{'arch':>4} {'head':>4} {'pages':14} {'kernel':15} {'config':26} {'regs':>4} {'shared':>7} {'spills':>7}")
+    print(f"{'arch':>4} {'head':>4} {'pages':14} {'kernel':15} {'config':26} {'regs':>4} {'shared':>7} {'stack':>7}")
     for arch in arguments.arch or [80, 90, 100]:
         for kv_dtype in arguments.kv_dtype or ["bfloat16"]:
             for head_size in arguments.head_size or [64, 128, 256]:
@@ -54,7 +50,7 @@ def main() -> None:
                 for kernel, config, used in rows(variant, arch):
                     print(
                         f"{arch:4} {head_size:4} {kv_dtype:14} {kernel:15} {config:26} {used.registers:4} "
-                        f"{used.shared_bytes:7} {used.spill_bytes:7}",
+                        f"{used.shared_bytes:7} {used.stack_bytes:7}",
                         flush=True,
                     )
 

@@ -1,7 +1,6 @@
 """The step plan of `block_sparse` on CPUs: calls over equally many query tokens, each with the pages that it gathers.
 
-A **unit** is the query tokens of one request that stand in one block of the pattern, so that they see the same blocks.
-Units of one length go through the same call, padded to the one that sees most.
+Units (see units.py) of one length go through the same call, padded to the one that sees most.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dovetail.attention_backends.block_sparse.pattern import VisibleBlocks
+from dovetail.attention_backends.block_sparse.pattern import BlockLists, VisibleBlocks
+from dovetail.attention_backends.block_sparse.units import Units, create_units
 from dovetail.contracts.attention import AttentionBatch
 
 
@@ -33,31 +33,6 @@ class Call:
     has left there may be NaN, which a weight of 0 does not keep out."""
 
 
-@dataclass(frozen=True)
-class Units:
-    """All units of a step."""
-
-    request: np.ndarray
-    """int64, as the rest"""
-    first_token: np.ndarray
-    count: np.ndarray
-    position: np.ndarray
-    """Of the first token."""
-
-
-def create_units(batch: AttentionBatch, sparse_block: int) -> Units:
-    """Cuts the queries at the borders of the pattern's blocks."""
-    starts = batch.query_start[:-1].astype(np.int64)
-    query_lens = np.diff(batch.query_start).astype(np.int64)
-    first = batch.seq_lens.astype(np.int64) - query_lens
-    counts = (first + query_lens - 1) // sparse_block - first // sparse_block + 1
-    request = np.repeat(np.arange(len(counts)), counts)
-    index = np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begin = np.maximum((first[request] // sparse_block + index) * sparse_block, first[request])
-    end = np.minimum((first[request] // sparse_block + index + 1) * sparse_block, batch.seq_lens[request])
-    return Units(request, starts[request] + begin - first[request], end - begin, begin)
-
-
 class CPUPlanner:
     """Makes the calls of one kind of layer."""
 
@@ -71,13 +46,13 @@ class CPUPlanner:
         """The calls of a step."""
         sparse_block = self._visible.pattern.block_size
         units = create_units(batch, sparse_block)
-        query_blocks = units.position // sparse_block
-        num_blocks = np.array([max(map(len, self._visible.lists(int(block)))) for block in query_blocks])
+        lists = self._visible.lists(units.position // sparse_block)
+        num_blocks = lists.counts.max(axis=1)
         calls = []
         for count in map(int, np.unique(units.count)):
             chosen = np.flatnonzero(units.count == count)
             order = chosen[np.argsort(-num_blocks[chosen], kind="stable")]
-            calls += [self._call(batch, units, part) for part in self._parts(order, num_blocks, sparse_block)]
+            calls += [self._call(batch, units, lists, part) for part in self._parts(order, num_blocks, sparse_block)]
         return calls
 
     def _parts(self, order: np.ndarray, num_blocks: np.ndarray, sparse_block: int) -> Iterator[np.ndarray]:
@@ -92,10 +67,10 @@ class CPUPlanner:
             yield order[start:stop]
             start = stop
 
-    def _call(self, batch: AttentionBatch, units: Units, chosen: np.ndarray) -> Call:
+    def _call(self, batch: AttentionBatch, units: Units, lists: BlockLists, chosen: np.ndarray) -> Call:
         count = int(units.count[chosen[0]])
         request, position = units.request[chosen], units.position[chosen]
-        blocks = self._blocks(position)
+        blocks = lists.padded(chosen)
         rows = (units.first_token[chosen][:, None] + np.arange(count)).reshape(-1)
         is_range = bool((np.diff(rows) == 1).all())
         pages = self._pages(batch, request, position + count, blocks)
@@ -110,16 +85,6 @@ class CPUPlanner:
             torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf),
             unseen.reshape(-1).nonzero()[:, 0],
         )
-
-    def _blocks(self, position: np.ndarray) -> np.ndarray:
-        """int64 [n, 1 or num_kv_heads, blocks]: the pattern's blocks that each unit sees, -1 behind the last."""
-        lists = [self._visible.lists(int(block)) for block in position // self._visible.pattern.block_size]
-        width = max(len(blocks) for unit in lists for blocks in unit)
-        padded = np.full((len(lists), len(lists[0]), width), -1, dtype=np.int64)
-        for index, unit in enumerate(lists):
-            for head, blocks in enumerate(unit):
-                padded[index, head, : len(blocks)] = blocks
-        return padded
 
     def _pages(self, batch: AttentionBatch, request: np.ndarray, end_key: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         """int64 [n, 1 or num_kv_heads, pages]"""

@@ -13,6 +13,7 @@ from dovetail.attention_backends.block_sparse.pattern import (
     VisibleBlocks,
     head_shifts,
 )
+from dovetail.attention_backends.block_sparse.units import create_items
 from dovetail.attention_backends.paged_triton.backend import check_setup, device_facts
 from dovetail.attention_backends.paged_triton.buffers import StepArrays
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
@@ -120,15 +121,10 @@ class GPUKernels:
 
     def _plan_kind(self, batch: AttentionBatch, kind: _Kind, table: torch.Tensor, width: int) -> _Step:
         config = self._config(batch, kind)
-        items, query_blocks = self._items(batch, config.block_m // kind.group, width)
-        heads = self._setup.spec.num_kv_heads
-        # Each list once for all tiles that stand in the same query block.
-        used, places = np.unique(query_blocks, return_inverse=True)
-        lists = [self._visible[kind].lists(int(block)) for block in used]
-        lengths = np.array([[len(blocks) for blocks in unit] for unit in lists], dtype=np.int64)
-        begins = (np.cumsum(lengths) - lengths.reshape(-1)).reshape(lengths.shape)
-        visits = np.stack((begins, lengths), axis=2)[places]
-        visits = np.broadcast_to(visits, (len(items), heads, 2))
+        items, query_blocks = create_items(batch, self._block, config.block_m // kind.group, width)
+        lists = self._visible[kind].lists(query_blocks)
+        visits = np.stack((lists.begins, lists.counts), axis=2)
+        visits = np.broadcast_to(visits, (len(items), self._setup.spec.num_kv_heads, 2))
         device = self._arrays.device
         arrays = Arrays(
             tokens=device["tokens"],
@@ -136,7 +132,7 @@ class GPUKernels:
             tree=device["tokens"],
             items=self._sent(items.reshape(-1)),
             visits=self._sent(visits.reshape(-1)),
-            blocks=self._sent(np.concatenate([blocks for unit in lists for blocks in unit])),
+            blocks=self._sent(lists.blocks),
             partials=device["tokens"],
             sums=device["tokens"],
         )
@@ -147,28 +143,6 @@ class GPUKernels:
         rows = batch.max_query_len * kind.group
         # A tile must not reach into the next block of the pattern, and a step of the kernel neither.
         return self._launcher.config("decode" if is_small else "prefill", rows, kind.group, self._block)
-
-    def _items(self, batch: AttentionBatch, tokens_per_tile: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Items (see kernels.py), and the block of the pattern in which each stands."""
-        starts = batch.query_start[:-1].astype(np.int64)
-        query_lens = np.diff(batch.query_start).astype(np.int64)
-        first = batch.seq_lens - query_lens
-        rows, blocks = [], []
-        for request in range(len(starts)):
-            positions = np.arange(first[request], batch.seq_lens[request])
-            cuts = np.flatnonzero((positions % self._block == 0) | (positions == first[request]))
-            ends = np.append(cuts[1:], len(positions))
-            pieces = -(-(ends - cuts) // tokens_per_tile)
-            index = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-            begin = np.repeat(cuts, pieces) + index * tokens_per_tile
-            count = np.minimum(tokens_per_tile, np.repeat(ends, pieces) - begin)
-            item = np.zeros((len(begin), 8), dtype=np.int32)
-            item[:, 0], item[:, 1], item[:, 2] = starts[request] + begin, count, request * width
-            item[:, 4] = first[request] + begin + count
-            item[:, 5], item[:, 6], item[:, 7] = first[request], starts[request], -1
-            rows.append(item)
-            blocks.append((first[request] + begin) // self._block)
-        return np.concatenate(rows), np.concatenate(blocks)
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
         host = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

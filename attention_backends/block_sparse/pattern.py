@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -47,14 +48,6 @@ class BlockPattern:
             raise ConfigError(NO_PATTERN)
         return cls(options.sparse_block_size, options.local_blocks, options.vert_stride or 0, options.sink_blocks)
 
-    def visible(self, query_block: int, shift: int = 0) -> np.ndarray:
-        """int64, ascending: the key blocks that queries of `query_block` see. Costs their number, not query_block."""
-        end = query_block + 1
-        parts = [np.arange(min(self.sink_blocks, end)), np.arange(max(0, end - self.local_blocks), end)]
-        if self.vert_stride:
-            parts.append(np.arange((-shift - 1) % self.vert_stride, end, self.vert_stride))
-        return np.unique(np.concatenate(parts))
-
     def sees(self, query_blocks: np.ndarray, key_blocks: np.ndarray, shift: int) -> np.ndarray:
         """bool: whether queries see keys, for blocks that broadcast and of which no key block is after the query's."""
         seen = (query_blocks - key_blocks < self.local_blocks) | (key_blocks < self.sink_blocks)
@@ -85,14 +78,31 @@ def head_shifts(layer: AttentionLayer, options: BlockSparseOptions) -> tuple[int
     return tuple(int(shift) for shift in index * step)
 
 
-@dataclass
+@dataclass(frozen=True)
+class BlockLists:
+    """The key blocks that each of n query blocks sees, for each of h key heads: 1 where all of them see the same."""
+
+    begins: np.ndarray
+    """int64 [n, h]: where each list begins in `blocks`; equal query blocks share theirs."""
+    counts: np.ndarray
+    """int64 [n, h]"""
+    blocks: np.ndarray
+    """int64: ascending within a list"""
+
+    def padded(self, chosen: np.ndarray) -> np.ndarray:
+        """int64 [len(chosen), h, most]: the lists of the chosen query blocks, -1 behind the last."""
+        begins, counts = self.begins[chosen][..., None], self.counts[chosen][..., None]
+        places = np.arange(counts.max())
+        return np.where(places < counts, self.blocks[np.minimum(begins + places, len(self.blocks) - 1)], -1)
+
+
+@dataclass(frozen=True)
 class VisibleBlocks:
-    """The lists of `BlockPattern.visible` for the key heads of one layer kind, kept once they were made."""
+    """What the key heads of one layer kind see: the blocks that some query head of theirs sees."""
 
     pattern: BlockPattern
     shifts: tuple[int, ...]
     num_kv_heads: int
-    _lists: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)
 
     @property
     def is_same(self) -> bool:
@@ -110,15 +120,51 @@ class VisibleBlocks:
         group = len(self.shifts) // self.num_kv_heads
         return [self.shifts[head * group : (head + 1) * group] for head in range(self.num_kv_heads)]
 
-    def lists(self, query_block: int) -> tuple[np.ndarray, ...]:
-        """For each key head (one for all where they are the same): the blocks that some query head of it sees."""
-        found = self._lists.get(query_block)
-        if found is None:
-            groups = self.group_shifts[:1] if self.is_same else self.group_shifts
-            found = tuple(self._union(query_block, shifts) for shifts in groups)
-            self._lists[query_block] = found
-        return found
+    def lists(self, query_blocks: np.ndarray) -> BlockLists:
+        """Of `query_blocks` [n]. Costs the lengths of the lists, however far the query blocks are.
 
-    def _union(self, query_block: int, shifts: tuple[int, ...]) -> np.ndarray:
-        lists = [self.pattern.visible(query_block, shift) for shift in sorted(set(shifts))]
-        return lists[0] if len(lists) == 1 else np.unique(np.concatenate(lists))
+        A list is the sinks, then the strided blocks between these and the local ones, then the local ones.
+        """
+        used, places = np.unique(query_blocks, return_inverse=True)
+        end = used.astype(np.int64)[:, None] + 1
+        local = np.maximum(end - self.pattern.local_blocks, 0)
+        sinks = np.minimum(self.pattern.sink_blocks, local)
+        first_strided = self._strided_before(sinks)
+        num_strided = self._strided_before(local) - first_strided
+        counts = sinks + num_strided + (end - local)
+        begins = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
+        # From here on one entry for each listed block.
+        row, head = (np.repeat(index, counts.reshape(-1)) for index in np.indices(counts.shape).reshape(2, -1))
+        block = np.arange(len(row)) - begins[row, head]
+        behind_sinks = block - sinks[row, 0]
+        behind_strided = behind_sinks - num_strided[row, head]
+        strided = self._strided(first_strided[row, head] + behind_sinks, head)
+        block = np.where(behind_sinks < 0, block, np.where(behind_strided < 0, strided, local[row, 0] + behind_strided))
+        return BlockLists(begins[places], counts[places], block)
+
+    @functools.cached_property
+    def _remainders(self) -> tuple[np.ndarray, np.ndarray]:
+        """[h, most]: what strided blocks leave when divided by vert_stride, ascending, padded with vert_stride, by key
+        head; [h]: how many there are."""
+        stride = self.pattern.vert_stride
+        groups = self.group_shifts[:1] if self.is_same else self.group_shifts
+        found = [sorted({(-shift - 1) % stride for shift in shifts}) for shifts in groups]
+        counts = np.array([len(remainders) for remainders in found])
+        padded = [remainders + [stride] * (int(counts.max()) - len(remainders)) for remainders in found]
+        return np.array(padded), counts
+
+    def _strided_before(self, bounds: np.ndarray) -> np.ndarray:
+        """[n, h]: how many strided blocks each key head sees before the block in `bounds` [n, 1]."""
+        if not self.pattern.vert_stride:
+            return np.zeros((len(bounds), 1), dtype=np.int64)
+        remainders, counts = self._remainders
+        rounds, rest = np.divmod(bounds, self.pattern.vert_stride)
+        return rounds * counts + (remainders < rest[..., None]).sum(axis=2)
+
+    def _strided(self, rank: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """The strided block that a key head sees after `rank` others."""
+        if not self.pattern.vert_stride:
+            return rank
+        remainders, counts = self._remainders
+        rounds, index = np.divmod(rank, counts[head])
+        return rounds * self.pattern.vert_stride + remainders[head, index]

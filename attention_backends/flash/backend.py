@@ -17,7 +17,7 @@ from dovetail.contracts.attention import (
     AttentionSetup,
 )
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.plugin import DeviceInfo, Environment, PluginOptions
 
 _SMALLEST_ARCH = (8, 0)
 _LARGEST_HEAD = 256
@@ -36,7 +36,7 @@ class FlashBackend(AttentionBackend):
     place. New tokens are written by torch.
     """
 
-    contract = (1, 2)
+    contract = (1, 5)
     preference: ClassVar[int] = 6
     Options = FlashOptions
     capabilities = AttentionCapabilities(
@@ -56,11 +56,12 @@ class FlashBackend(AttentionBackend):
             sizes = ", ".join(map(str, sorted(need.head_sizes)))
             return [f"{cls.__name__} serves multiples of 8 up to {_LARGEST_HEAD} as head sizes; the model has {sizes}."]
         if not environment.devices:
-            return [f"{cls.__name__} needs a CUDA GPU, and torch sees none: look at `nvidia-smi`."]
+            why = environment.no_devices or "torch sees none; look at `nvidia-smi` and at torch.version.cuda"
+            return [f"{cls.__name__} needs a CUDA GPU: {why}."]
         device = min(environment.devices, key=lambda device: device.compute_capability)
         if device.compute_capability < _SMALLEST_ARCH:
             return [f"{cls.__name__} needs compute capability 8.0 (Ampere) or later, which {device.name} has not."]
-        against = {library.name: library.against(need) for library in asked(options)}
+        against = {library.name: library.against(need, environment.devices) for library in asked(options)}
         if any(not found for found in against.values()):
             return []
         listed = "; ".join(reason for found in against.values() for reason in found)
@@ -119,13 +120,19 @@ class FlashBackend(AttentionBackend):
             head_sizes=frozenset({setup.spec.head_size}),
             soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
         )
+        devices = (_device_info(self._device),)
         reasons = []
         for library in asked(options):
-            found = library.against(need)
+            found = library.against(need, devices)
             if not found:
                 return library.create(setup)
             reasons += found
         raise ConfigError(f"flash finds no library that serves this model: {'; '.join(reasons)}.")
+
+
+def _device_info(device: torch.device) -> DeviceInfo:
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceInfo(properties.name, properties.total_memory, (properties.major, properties.minor))
 
 
 def asked(options: FlashOptions) -> list[Library]:

@@ -5,11 +5,12 @@ What stands here about their arguments follows their documentation; which of the
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 from dovetail.attention_backends.flash.plan import PagedLengths
 from dovetail.contracts.attention import AttentionLayer, AttentionNeed, AttentionSetup
+from dovetail.contracts.plugin import DeviceInfo
 
 _WORKSPACE_BYTES = 128 << 20
 """What FlashInfer's documentation recommends."""
@@ -31,6 +33,11 @@ class DeviceLengths:
     cu_seqlens_q: torch.Tensor
     seqused_k: torch.Tensor
     block_table: torch.Tensor
+
+    @functools.cached_property
+    def cu_seqlens_k(self) -> torch.Tensor:
+        """int32 [R + 1]: computed for the library that asks, by the first layer of a step."""
+        return torch.nn.functional.pad(self.seqused_k.cumsum(0, dtype=torch.int32), (1, 0))
 
     @classmethod
     def of(cls, lengths: PagedLengths, device: torch.device) -> DeviceLengths:
@@ -54,14 +61,22 @@ class Library:
     """Block sizes that its paged kernels take are multiples of this."""
     soft_cap: bool
     create: Callable[[AttentionSetup], Attention]
+    only_major: int | None = None
+    """Major compute capability of the only GPUs that it has kernels for; None: any that `flash` serves."""
 
-    def against(self, need: AttentionNeed) -> list[str]:
-        """Why it cannot serve `need` here; empty if it can."""
+    def against(self, need: AttentionNeed, devices: Sequence[DeviceInfo]) -> list[str]:
+        """Why it cannot serve `need` on `devices`; empty if it can."""
         if not _is_installed(self.module):
             return [f"{self.name}: {self.module} is not installed ({self.install})"]
         if self.name == "torch" and not _takes_pages():
             return [f"torch: varlen_attn of torch {torch.__version__} takes no block table ({self.install})"]
         reasons = []
+        other = next((device for device in devices if device.compute_capability[0] != self.only_major), None)
+        if self.only_major is not None and other is not None:
+            major, minor = other.compute_capability
+            reasons.append(
+                f"{self.name}: it needs compute capability {self.only_major}.x, and {other.name} has {major}.{minor}"
+            )
         if need.block_size % self.page_multiple:
             reasons.append(
                 f"{self.name}: its pages are multiples of {self.page_multiple} tokens, not {need.block_size} (set "
@@ -141,14 +156,12 @@ class FlashAttention2(Attention):
         values: torch.Tensor,
         lengths: DeviceLengths,
     ) -> torch.Tensor:
-        used = lengths.seqused_k
-        cu_seqlens_k = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
         output: torch.Tensor = self._function(
             query,
             keys,
             values,
             lengths.cu_seqlens_q,
-            cu_seqlens_k,
+            lengths.cu_seqlens_k,
             lengths.host.max_query_len,
             lengths.host.max_seqused,
             softmax_scale=layer.scale,
@@ -245,6 +258,7 @@ LIBRARIES: tuple[Library, ...] = (
         1,
         True,
         FlashAttention3,
+        only_major=9,
     ),
     Library("flashinfer", "flashinfer", "pip install flashinfer-python", 1, True, FlashInfer),
     Library("flash_attn", "flash_attn", "pip install flash-attn", 256, True, FlashAttention2),

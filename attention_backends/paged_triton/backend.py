@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +17,7 @@ from dovetail.attention_backends.paged_triton.plan import (
     max_tiles,
     split_rows,
     token_records,
+    written_ends,
 )
 from dovetail.contracts.attention import (
     AttentionBackend,
@@ -29,6 +29,7 @@ from dovetail.contracts.attention import (
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.nn.triton_check import reasons_against_triton
 
 if TYPE_CHECKING:
     from dovetail.attention_backends.paged_triton.launch import Arrays, Launcher
@@ -71,6 +72,16 @@ class _Pass:
     merges: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What all passes of a step are planned from."""
+
+    batch: AttentionBatch
+    table_width: int
+    key_ends: np.ndarray
+    """As `written_ends` has them."""
+
+
 class PagedTritonBackend(AttentionBackend):
     """One kernel for prefill, chunks, decode and verify rows: the query heads of a key head form one tile, long key
     ranges are cut over the device and put together by a second kernel.
@@ -82,7 +93,7 @@ class PagedTritonBackend(AttentionBackend):
     tokens and the same `AttentionBatch.max_query_len` (which may be an upper bound), whatever lengths, pages and trees.
     """
 
-    contract = (1, 4)
+    contract = (1, 5)
     preference: ClassVar[int] = 10
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cuda"}),
@@ -143,13 +154,14 @@ class PagedTritonBackend(AttentionBackend):
         size = len(batch.seq_lens) * width
         arrays.host("table")[:size] = batch.block_table[:, :width].reshape(-1)
         arrays.send("table", size)
+        step = _Step(batch, width, written_ends(batch, self.setup.block_size))
         short, long = split_rows(batch, MAX_SHORT)
         for index, kind in enumerate(self._kinds):
             passes = []
             if not short.is_empty:
-                passes.append(self._plan_pass(batch, short, kind, f"short{index}", width))
+                passes.append(self._plan_pass(step, short, kind, f"short{index}"))
             if not long.is_empty:
-                passes.append(self._plan_pass(batch, long, kind, f"long{index}", width))
+                passes.append(self._plan_pass(step, long, kind, f"long{index}"))
             self._passes[kind] = passes
         arrays.end()
 
@@ -206,7 +218,8 @@ class PagedTritonBackend(AttentionBackend):
 
         return Launcher(setup, arch)
 
-    def _plan_pass(self, batch: AttentionBatch, rows: Rows, kind: _Kind, name: str, width: int) -> _Pass:
+    def _plan_pass(self, step: _Step, rows: Rows, kind: _Kind, name: str) -> _Pass:
+        batch = step.batch
         is_long = name.startswith("long")
         group = kind.group
         if is_long:
@@ -222,8 +235,8 @@ class PagedTritonBackend(AttentionBackend):
         arrays = self._arrays
         num_parts = create_items(
             batch,
-            create_tiles(batch, rows, tokens_per_tile, kind.window, self.setup.block_size),
-            width,
+            create_tiles(batch, rows, tokens_per_tile, kind.window, step.key_ends),
+            step.table_width,
             most_extra,
             arrays.host(f"items_{name}")[:num_items],
             arrays.host(f"merges_{name}")[:num_merges],
@@ -316,10 +329,9 @@ def against_machine(name: str, need: AttentionNeed, environment: Environment) ->
     """Whether Triton and a GPU that it compiles for are there."""
     if need.device_type != "cuda":
         return []
-    if importlib.util.find_spec("triton") is None:
-        return [f"{name} needs Triton, which is not installed: pip install 'dovetail[triton]'."]
     if not environment.devices:
-        return [f"{name} needs a CUDA GPU, and torch sees none: look at `nvidia-smi` and at torch.version.cuda."]
+        why = environment.no_devices or "torch sees none; look at `nvidia-smi` and at torch.version.cuda"
+        return [f"{name} needs a CUDA GPU: {why}."]
     device = min(environment.devices, key=lambda device: device.compute_capability)
     major, minor = device.compute_capability
     if major < 8:
@@ -329,7 +341,7 @@ def against_machine(name: str, need: AttentionNeed, environment: Environment) ->
             f"{name} needs compute capability 8.9 for pages of float8_e4m3fn; {device.name} has {major}.{minor}; set "
             f"cache.dtype to float8_e5m2 or int8."
         ]
-    return []
+    return reasons_against_triton(environment)
 
 
 def check_setup(setup: AttentionSetup) -> None:

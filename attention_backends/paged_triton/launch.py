@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -17,6 +19,9 @@ from dovetail.contracts.attention import AttentionLayer, AttentionSetup
 FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _TL_DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32}
 _MERGED_AT_ONCE = 16
+WRITE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+"""Of `write_pages`. Fused, a product would be added without being rounded first."""
+MERGE_OPTIONS: Mapping[str, Any] = {"num_warps": 4}
 _WRITTEN_AT_ONCE = 2048
 """Elements of keys that one program writes, or of queries that it turns."""
 
@@ -122,16 +127,8 @@ class Launcher:
         query, key, value = (_dense_vectors(tensor) for tensor in (query, key, value))
         if not len(query):
             return query
-        rotary = 0
-        cos, sin = angles or (key, key)  # not looked at without
-        if angles is not None:
-            rotary = cos.shape[2]
-            if len(cos) != len(query) or rotary > layer.head_size:
-                raise ValueError(f"angles {list(cos.shape)} for queries {list(query.shape)}")
-            if cos.stride(2) != 1 or sin.stride() != cos.stride():
-                cos, sin = cos.contiguous(), sin.contiguous()
-        spec = self._setup.spec
-        num_programs, sizes = write_sizes(layer.num_heads if rotary else 0, spec.num_kv_heads, self.head_pad, rotary)
+        cos, sin = (key, key) if angles is None else _dense_angles(angles, query)  # not looked at without
+        num_programs, constants = self.write_constants(layer, 0 if angles is None else cos.shape[2])
         write_pages[(len(key), num_programs)](
             query,
             key,
@@ -151,17 +148,24 @@ class Launcher:
             kv_cache.stride(0),
             1.0 / layer.key_scale,
             1.0 / layer.value_scale,
-            FP8_LARGEST.get(spec.dtype, 0.0),
-            HEAD=spec.head_size,
-            HEAD_PAD=self.head_pad,
-            PAGE=self._setup.block_size,
-            IS_FP8=spec.dtype in FP8_LARGEST,
-            IS_INT8=self._is_int8,
-            **sizes,
-            num_warps=4,
-            enable_fp_fusion=False,  # a product that is added without being rounded first
+            FP8_LARGEST.get(self._setup.spec.dtype, 0.0),
+            **constants,
+            **WRITE_OPTIONS,
         )
         return query
+
+    def write_constants(self, layer: AttentionLayer, rotary: int) -> tuple[int, dict[str, Any]]:
+        """Programs of `write_pages` for each token, and its constants, where `rotary` elements of a head are turned."""
+        spec = self._setup.spec
+        num_programs, sizes = write_sizes(layer.num_heads if rotary else 0, spec.num_kv_heads, self.head_pad, rotary)
+        return num_programs, {
+            **sizes,
+            "HEAD": spec.head_size,
+            "HEAD_PAD": self.head_pad,
+            "PAGE": self._setup.block_size,
+            "IS_FP8": spec.dtype in FP8_LARGEST,
+            "IS_INT8": self._is_int8,
+        }
 
     def attend(
         self,
@@ -176,8 +180,7 @@ class Launcher:
         shifts: torch.Tensor | None = None,
     ) -> None:
         """All items of one launch; items of several parts leave them in `arrays.partials`."""
-        spec = self._setup.spec
-        attend[(spec.num_kv_heads, num_items)](
+        attend[(self._setup.spec.num_kv_heads, num_items)](
             query,
             kv_cache,
             self._scales(kv_cache),
@@ -202,24 +205,31 @@ class Launcher:
             pattern.vert_stride,
             pattern.local_blocks,
             pattern.sink_blocks,
-            GROUP=layer.num_heads // layer.num_kv_heads,
-            NUM_KV_HEADS=spec.num_kv_heads,
-            HEAD=spec.head_size,
-            HEAD_PAD=self.head_pad,
-            PAGE=self._setup.block_size,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            COMPUTE=_TL_DTYPES[self.compute],
-            PRECISION="ieee" if self.compute == "float32" else "tf32",
-            IS_INT8=self._is_int8,
-            HAS_WINDOW=layer.window is not None,
-            HAS_CAP=layer.soft_cap is not None,
-            HAS_SLOPES=layer.alibi_slopes is not None,
-            TREES=config.kind == "verify",
-            SPARSE=pattern.block_size,
+            **self.attend_constants(layer, config, pattern.block_size),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
+
+    def attend_constants(self, layer: AttentionLayer, config: KernelConfig, sparse_block: int) -> dict[str, Any]:
+        """Constants of `attend`."""
+        spec = self._setup.spec
+        return {
+            "GROUP": layer.num_heads // layer.num_kv_heads,
+            "NUM_KV_HEADS": spec.num_kv_heads,
+            "HEAD": spec.head_size,
+            "HEAD_PAD": self.head_pad,
+            "PAGE": self._setup.block_size,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "COMPUTE": _TL_DTYPES[self.compute],
+            "PRECISION": "ieee" if self.compute == "float32" else "tf32",
+            "IS_INT8": self._is_int8,
+            "HAS_WINDOW": layer.window is not None,
+            "HAS_CAP": layer.soft_cap is not None,
+            "HAS_SLOPES": layer.alibi_slopes is not None,
+            "TREES": config.kind == "verify",
+            "SPARSE": sparse_block,
+        }
 
     def merge(
         self,
@@ -239,14 +249,20 @@ class Launcher:
             arrays.partials,
             arrays.sums,
             self._unscale(layer.value_scale),
-            GROUP=group,
-            NUM_KV_HEADS=layer.num_kv_heads,
-            HEAD=layer.head_size,
-            HEAD_PAD=self.head_pad,
-            BLOCK_M=config.block_m,
-            BLOCK_P=_MERGED_AT_ONCE,
-            num_warps=4,
+            **self.merge_constants(layer, config),
+            **MERGE_OPTIONS,
         )
+
+    def merge_constants(self, layer: AttentionLayer, config: KernelConfig) -> dict[str, Any]:
+        """Constants of `merge_parts`."""
+        return {
+            "GROUP": layer.num_heads // layer.num_kv_heads,
+            "NUM_KV_HEADS": layer.num_kv_heads,
+            "HEAD": layer.head_size,
+            "HEAD_PAD": self.head_pad,
+            "BLOCK_M": config.block_m,
+            "BLOCK_P": _MERGED_AT_ONCE,
+        }
 
     def _unscale(self, scale: float) -> float:
         return scale if self._setup.spec.dtype in FP8_LARGEST else 1.0
@@ -254,6 +270,16 @@ class Launcher:
     def _scales(self, kv_cache: torch.Tensor) -> torch.Tensor:
         """The scales of int8 pages lie between the vectors: the same memory, read as float16."""
         return kv_cache.view(torch.float16) if self._is_int8 else kv_cache
+
+
+def _dense_angles(angles: tuple[torch.Tensor, torch.Tensor], query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin whose rows are contiguous and equally far apart."""
+    cos, sin = angles
+    if len(cos) != len(query) or cos.shape[2] > query.shape[2]:
+        raise ValueError(f"angles {list(cos.shape)} for queries {list(query.shape)}")
+    if cos.stride(2) != 1 or sin.stride() != cos.stride():
+        return cos.contiguous(), sin.contiguous()
+    return cos, sin
 
 
 def _dense_vectors(tensor: torch.Tensor) -> torch.Tensor:

@@ -100,8 +100,10 @@ def written_ends(batch: AttentionBatch, block_size: int) -> np.ndarray:
     return batch.seq_lens - np.add.reduceat(is_filler, batch.query_start[:-1], dtype=np.int32)
 
 
-def create_tiles(batch: AttentionBatch, rows: Rows, tokens_per_tile: int, window: int | None, block_size: int) -> Tiles:
-    """Cuts the queries of `rows` into tiles of at most `tokens_per_tile` tokens."""
+def create_tiles(
+    batch: AttentionBatch, rows: Rows, tokens_per_tile: int, window: int | None, key_ends: np.ndarray
+) -> Tiles:
+    """Cuts the queries of `rows` into tiles of at most `tokens_per_tile` tokens. `key_ends`: `written_ends`."""
     starts, ends = batch.query_start[rows.requests], batch.query_start[rows.requests + 1]
     num_cached = batch.seq_lens[rows.requests] - (ends - starts)
     counts = -(-(ends - starts) // tokens_per_tile)
@@ -121,7 +123,7 @@ def create_tiles(batch: AttentionBatch, rows: Rows, tokens_per_tile: int, window
         is_tree = np.isin(request, list(batch.tree_masks))
         position = np.where(is_tree, num_cached[place], position)
         end_key = np.where(is_tree, batch.seq_lens[request], end_key)
-    end_key = np.minimum(end_key, written_ends(batch, block_size)[request])
+    end_key = np.minimum(end_key, key_ends[request])
     first_key = np.zeros_like(position)
     if window is not None:
         first_key = np.minimum(np.maximum(position - (window - 1), 0), end_key)

@@ -17,6 +17,7 @@ from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.operators import OperatorsNeed
+from dovetail.contracts.plugin import FixableReason
 from dovetail.contracts.scheduler import SchedulerLimits
 
 GIB = 2**30
@@ -32,11 +33,18 @@ def choose_device(state: Resolution) -> str:
     """Device type; replaces the environment by one that says so."""
     asked = state.config.device
     device = state.environment.device_type if asked == AUTO else asked
-    if asked not in (AUTO, "cpu") and not state.environment.devices:
-        origin = state.layered.origin("device")
-        raise ConfigError(f"device {asked!r} ({origin}): torch sees no such device here; use cpu, or leave it at auto")
-    state.decide("device", device, "an accelerator that torch sees" if state.environment.devices else "no accelerator")
-    state.environment = dataclasses.replace(state.environment, device_type=device)
+    environment = state.environment
+    if asked not in (AUTO, "cpu") and not environment.devices:
+        origin, why = state.layered.origin("device"), environment.no_devices or "torch sees no such device here"
+        raise ConfigError(f"device {asked!r} ({origin}): {why}; or use cpu, or leave it at auto")
+    none = f"no accelerator: {environment.no_devices}" if environment.no_devices else "no accelerator"
+    state.decide("device", device, "an accelerator that torch sees" if environment.devices else none)
+    if asked == AUTO and isinstance(environment.no_devices, FixableReason):
+        state.fixable.setdefault(str(environment.no_devices), []).append("device cuda")
+    if device != "cpu":
+        for mismatch in environment.mismatches:
+            state.warn(mismatch)
+    state.environment = dataclasses.replace(environment, device_type=device)
     return device
 
 

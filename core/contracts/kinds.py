@@ -32,6 +32,7 @@ _V1_2 = ContractVersion(1, 2)
 _V1_3 = ContractVersion(1, 3)
 _V1_4 = ContractVersion(1, 4)
 _V1_5 = ContractVersion(1, 5)
+_V1_6 = ContractVersion(1, 6)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -40,7 +41,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
-            _V1_4,
+            _V1_5,
             "the KV page layout and attention over it",
         ),
         Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1_1, "which requests run next, who gives way"),
@@ -52,10 +53,10 @@ KINDS: dict[str, Kind] = {
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1_5,
+            _V1_6,
             "how a linear layer's weights are held and multiplied",
         ),
-        Kind("operators", "dovetail.contracts.operators:Operators", _V1_3, "the small operators between linear layers"),
+        Kind("operators", "dovetail.contracts.operators:Operators", _V1_4, "the small operators between linear layers"),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1_3, "guessed tokens, chain or tree"),
         Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1_4, "which drafts stand"),

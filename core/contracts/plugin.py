@@ -68,6 +68,27 @@ class Environment:
     devices: tuple[DeviceInfo, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     """Installed distributions that matter to selection: name -> version."""
+    no_devices: str = ""
+    """Why torch can use no accelerator here, to be read behind a colon; a `FixableReason` where one seems to be in the
+    machine. Empty where there are `devices`, and where nobody looked for any. Since executor 1.4, attention_backend
+    1.5, operators 1.4 and quantization 1.6, as `torch_pins` and `mismatches`."""
+    torch_pins: Mapping[str, str] = field(default_factory=dict)
+    """What the installed torch demands in one version only, by its metadata: {"triton": "3.6.0"}."""
+
+    @property
+    def mismatches(self) -> tuple[str, ...]:
+        """A sentence for each of `packages` that is not the version that torch was built for. It may work."""
+        return tuple(
+            f"torch {self.packages.get('torch', '')} is built for {name} {pin}, and {self.packages[name]} is "
+            f"installed, which may fail or be slower: pip install {name}=={pin}"
+            for name, pin in self.torch_pins.items()
+            if name in self.packages and _public(self.packages[name]) != _public(pin)
+        )
+
+
+def _public(version: str) -> str:
+    """Without what stands behind the plus: who built it."""
+    return version.partition("+")[0]
 
 
 class FixableReason(str):

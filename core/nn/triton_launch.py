@@ -15,7 +15,7 @@ class Launch:
     name: str
     kernel: Any
     signature: Mapping[str, str]
-    """Triton type of each argument that is no constant: "*bf16", "i32", "fp32"."""
+    """Triton type of each argument that is no constant: "*bf16", "i32", "fp32", or "i32:16" for multiples of 16."""
     constants: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
-    """num_warps, num_stages."""
+    """num_warps, num_stages, enable_fp_fusion."""

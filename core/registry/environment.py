@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.registry.cuda import find_driver, why_no_devices
 from dovetail.registry.entries import normalize_name
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -20,12 +23,9 @@ def detect_environment(device_type: str | None = None) -> Environment:
 
     `device_type` None: "cuda" where torch sees one, else "cpu". torch is imported unless `device_type` is "cpu".
     """
-    devices: tuple[DeviceInfo, ...] = ()
+    devices, no_devices = ((), "") if device_type == "cpu" else _cuda_devices()
     if device_type is None:
-        devices = _cuda_devices()
         device_type = "cuda" if devices else "cpu"
-    elif device_type == "cuda":
-        devices = _cuda_devices()
     group = _own_cgroup()
     memory_limit = cgroup_memory_limit(group)
     total = psutil.virtual_memory().total
@@ -38,6 +38,8 @@ def detect_environment(device_type: str | None = None) -> Environment:
         cpu_features=cpu_features(_read(Path("/proc/cpuinfo")) or ""),
         devices=devices,
         packages=_packages(),
+        no_devices=no_devices,
+        torch_pins=pins(_requirements("torch")),
     )
 
 
@@ -95,22 +97,39 @@ def _num_cpus(limit: float | None) -> int:
     return available if limit is None else max(1, min(available, int(limit)))
 
 
-def _cuda_devices() -> tuple[DeviceInfo, ...]:
+def pins(requirements: Iterable[str]) -> dict[str, str]:
+    """Name and version of those among a distribution's requirements that take one version only."""
+    found = {}
+    for requirement in requirements:
+        wanted, _, marker = requirement.partition(";")
+        match = re.fullmatch(r"([\w.-]+)\s*\(?==\s*([\w.+!-]+)\)?", wanted.strip())
+        if match is not None and "extra" not in marker:
+            found[normalize_name(match[1])] = match[2]
+    return found
+
+
+def _cuda_devices() -> tuple[tuple[DeviceInfo, ...], str]:
+    """The devices, or else why there are none."""
     import torch
 
-    if not torch.cuda.is_available():
-        return ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of old drivers in terms of its own
+        is_available = torch.cuda.is_available()
+    if not is_available:
+        driver = None if torch.version.cuda is None else find_driver()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return (), why_no_devices(torch.__version__, torch.version.cuda, driver, visible)
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         devices.append(DeviceInfo(properties.name, properties.total_memory, (properties.major, properties.minor)))
-    return tuple(devices)
+    return tuple(devices), ""
 
 
 def _packages() -> dict[str, str]:
     """Installed distributions among those that Dovetail or its extras require."""
     installed = {}
-    for requirement in metadata.requires("dovetail") or ():
+    for requirement in _requirements("dovetail"):
         match = re.match(r"[\w.-]+", requirement)
         if match is None:
             continue
@@ -119,6 +138,13 @@ def _packages() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return installed
+
+
+def _requirements(distribution: str) -> list[str]:
+    try:
+        return metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _read(path: Path) -> str | None:

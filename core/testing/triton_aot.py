@@ -35,22 +35,29 @@ def compile_kernel(
 ) -> KernelResources:
     """Compiles a `triton.jit` function for compute capability `arch` (80, 90, 100) and asks cuobjdump.
 
-    `signature` gives the Triton type of each argument that is not in `constants` ("*bf16", "i32", "fp32"); pointers
-    are taken to be aligned to 16 bytes, as torch's are. `options`: num_warps, num_stages. Raises what Triton raises.
+    `signature` gives the Triton type of each argument that is not in `constants` ("*bf16", "i32", "fp32"), with ":16"
+    behind it for numbers that are multiples of 16; pointers are taken to be aligned to 16 bytes, as torch's are.
+    `options`: num_warps, num_stages, enable_fp_fusion. Raises what Triton raises.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    names = kernel.arg_names
-    types = {name: "constexpr" if name in constants else signature[name] for name in names}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types.items() if kind.startswith("*")}
-    source = ASTSource(fn=kernel, signature=types, constexprs=dict(constants), attrs=aligned)
+    wanted = {name: "constexpr" if name in constants else signature[name] for name in kernel.arg_names}
+    types, attributes = split_types(wanted)
+    source = ASTSource(fn=kernel, signature=types, constexprs=dict(constants), attrs=attributes)
     # Versions of Triton differ in this default, and warn of it.
     given = {"enable_fp_fusion": True, **options}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=given)
     stack, registers = _usage(compiled.asm["cubin"])
     return KernelResources(registers, compiled.metadata.shared, stack)
+
+
+def split_types(signature: Mapping[str, str]) -> tuple[dict[str, str], dict[tuple[int], list[list[Any]]]]:
+    """Types as Triton wants them, and, by the place of the argument, what is known of the values."""
+    types = {name: kind.removesuffix(":16") for name, kind in signature.items()}
+    divisible = (kind.startswith("*") or kind.endswith(":16") for kind in signature.values())
+    return types, {(place,): [["tt.divisibility", 16]] for place, is_so in enumerate(divisible) if is_so}
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:

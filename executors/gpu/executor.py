@@ -116,7 +116,8 @@ class GPUExecutor(Executor):
                 reasons.append(f"executor.device null runs on the CPU, and the device is {need.device_type}")
             return reasons
         if need.device_type != "cuda":
-            return [*reasons, f"gpu runs on cuda, and the device is {need.device_type}: {_why_no_cuda()}"]
+            why = environment.no_devices or "set device to cuda"
+            return [*reasons, f"gpu runs on cuda, and the device is {need.device_type}: {why}; or use executor cpu"]
         if options.index >= len(environment.devices):
             return [*reasons, f"executor.index {options.index}: torch sees {len(environment.devices)} GPUs"]
         device = environment.devices[options.index]
@@ -237,17 +238,3 @@ def _translated(error: Exception) -> Exception:
         lost.__cause__ = error
         return lost
     return error
-
-
-def _why_no_cuda() -> str:
-    """What keeps torch from CUDA here, for the user to mend."""
-    import torch
-
-    if torch.version.cuda is None:
-        return f"this torch ({torch.__version__}) is built without CUDA; install a CUDA build, or use executor cpu"
-    if not torch.cuda.is_available():
-        return (
-            f"torch {torch.__version__} wants CUDA {torch.version.cuda} and finds no GPU, or a driver that is older: "
-            "compare with nvidia-smi, or use executor cpu"
-        )
-    return "set device to cuda"

@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
-from dovetail.attention_backends.block_sparse.cpu_plan import create_units
-from dovetail.attention_backends.block_sparse.pattern import BlockPattern, BlockSparseOptions, head_shifts
+from dovetail.attention_backends.block_sparse.pattern import (
+    BlockPattern,
+    BlockSparseOptions,
+    VisibleBlocks,
+    head_shifts,
+)
+from dovetail.attention_backends.block_sparse.units import create_items, create_units
 from dovetail.contracts.attention import AttentionLayer, AttentionNeed
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import DeviceInfo, Environment
@@ -128,14 +133,50 @@ def test_heads_are_counted_over_all_ranks():
     assert halves[0] + halves[1] == whole == (0, 2, 4, 6, 8, 10, 12, 14)
 
 
-@given(st.integers(0, 60), st.integers(1, 5), st.integers(0, 7), st.integers(0, 3), st.integers(0, 9))
-def test_listed_blocks_are_those_that_are_seen(query_block, local_blocks, stride, sinks, shift):
-    pattern = BlockPattern(16, local_blocks, stride, sinks)
-    blocks = np.arange(query_block + 1)
-    assert (
-        pattern.visible(query_block, shift).tolist()
-        == blocks[pattern.sees(np.array(query_block), blocks, shift)].tolist()
+block_patterns = st.builds(BlockPattern, st.just(16), st.integers(1, 5), st.integers(0, 7), st.integers(0, 3))
+head_groups = st.tuples(st.integers(1, 4), st.integers(1, 3)).flatmap(
+    lambda heads: st.tuples(
+        st.just(heads[0]), st.lists(st.integers(0, 9), min_size=heads[0] * heads[1], max_size=heads[0] * heads[1])
     )
+)
+
+
+@given(block_patterns, head_groups, st.lists(st.integers(0, 60), min_size=1, max_size=6))
+def test_listed_blocks_are_those_that_are_seen(pattern, heads, query_blocks):
+    num_kv_heads, shifts = heads
+    visible = VisibleBlocks(pattern, tuple(shifts), num_kv_heads)
+    lists = visible.lists(np.array(query_blocks))
+    padded = lists.padded(np.arange(len(query_blocks)))
+    for index, query_block in enumerate(query_blocks):
+        for head, group in enumerate(visible.group_shifts):
+            head = min(head, lists.counts.shape[1] - 1)
+            seen = [
+                block
+                for block in range(query_block + 1)
+                if any(pattern.sees(np.array(query_block), np.array(block), shift) for shift in group)
+            ]
+            begin, count = lists.begins[index, head], lists.counts[index, head]
+            assert lists.blocks[begin : begin + count].tolist() == seen
+            assert padded[index, head].tolist() == seen + [-1] * (padded.shape[2] - len(seen))
+
+
+@given(st.integers(0, 2**32 - 1), shapes, st.sampled_from([16, 32]), st.sampled_from([1, 4, 16]))
+@settings(max_examples=60, deadline=None)
+def test_items_of_gpus_are_those_of_a_loop_over_tokens(seed, shape, sparse_block, tokens_per_tile):
+    batch = random_case(seed, shape).batch()
+    items, blocks = create_items(batch, sparse_block, tokens_per_tile, table_width=7)
+    expected = []
+    for request, seq_len in enumerate(batch.seq_lens.tolist()):
+        start, end = batch.query_start[request : request + 2].tolist()
+        cached = seq_len - (end - start)
+        for position in range(cached, seq_len):
+            is_full = position == cached or expected[-1][0][1] == tokens_per_tile
+            if is_full or position % sparse_block == 0:
+                row = start + position - cached
+                expected.append(([row, 0, request * 7, 0, position, cached, start, -1], position // sparse_block))
+            expected[-1][0][1] += 1
+            expected[-1][0][4] += 1
+    assert [(item, block) for item, block in zip(items.tolist(), blocks.tolist(), strict=True)] == expected
 
 
 @given(st.integers(0, 2**32 - 1), shapes)

@@ -4,8 +4,10 @@ what it says on machines that have none of them."""
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -175,6 +177,30 @@ def test_the_call_fits_the_signature_of_this_torch():
     ]
 
 
+def test_lengths_of_keys_are_summed_once_a_step():
+    """Every layer is handed the same tensor."""
+    case = random_case(0, CaseShape())
+    handed = []
+
+    def function(q, k, v, cu_seqlens_q, cu_seqlens_k, *others, **options):
+        handed.append(cu_seqlens_k)
+        return q
+
+    class Recording(OnTorch):
+        attention = (FlashAttention2, function)
+
+    backend = Recording(FlashOptions(), case.setup)
+    backend.plan(case.batch())
+    cache = case.make_cache(backend)
+    for _ in range(2):
+        backend.forward(case.layer, *case.inputs(), cache)
+    first, second = handed
+    assert first is second
+    backend.plan(case.batch())
+    backend.forward(case.layer, *case.inputs(), cache)
+    assert handed[2] is not first
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_pages_that_a_window_has_freed_are_left_out(seed, has_window):
@@ -221,6 +247,22 @@ def test_a_named_library_is_used_or_refused(monkeypatch):
     assert reasons() == []
 
 
+def test_flash_attention_3_is_for_hopper(monkeypatch):
+    """On other GPUs it is refused by name, and "any" goes on to the next."""
+    monkeypatch.setattr(libraries, "_is_installed", lambda module: module in ("flash_attn_interface", "flashinfer"))
+    a100 = replace(H200, devices=(*H200.devices, DeviceInfo("A100", 2**36, (8, 0))))
+    assert reasons(library="flash_attn_3") == []
+    [reason] = reasons(a100, library="flash_attn_3")
+    assert reason.endswith("flash_attn_3: it needs compute capability 9.x, and A100 has 8.0.")
+    assert reasons(a100) == []
+    monkeypatch.setattr("dovetail.attention_backends.flash.backend._device_info", lambda device: a100.devices[-1])
+    wrapper = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=PagedWrapper)
+    monkeypatch.setitem(sys.modules, "flashinfer", wrapper)
+    case = random_case(0, CaseShape())
+    actual = case.run_from_scratch(FlashBackend(FlashOptions(), case.setup))
+    torch.testing.assert_close(actual, case.run_from_scratch(OnFlashAttention2(FlashOptions(), case.setup)))
+
+
 @pytest.mark.parametrize(
     ("environment", "changes", "reason"),
     [
@@ -229,6 +271,7 @@ def test_a_named_library_is_used_or_refused(monkeypatch):
         (H200, {"alibi": True}, "has no ALiBi bias."),
         (H200, {"kv_dtype": "int8"}, "not in int8; set cache.dtype."),
         (Environment("cuda", 8, 2**36), {}, "torch sees none"),
+        (Environment("cuda", 8, 2**36, no_devices="the driver is old"), {}, "needs a CUDA GPU: the driver is old."),
     ],
 )
 def test_refusals_say_what_is_missing(environment, changes, reason):

@@ -22,11 +22,13 @@ from dovetail.attention_backends.paged_triton.plan import (
     max_tiles,
     split_rows,
     token_records,
+    written_ends,
 )
 from dovetail.contracts.attention import AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.testing.attention_cases import make_batch, random_tree
+from dovetail.testing.triton_aot import compile_launch
 
 BLOCK_SIZE = 16
 H200 = DeviceInfo("H200", 2**37, (9, 0))
@@ -53,8 +55,8 @@ def test_kernels_in_the_interpreter(cases, selection):
 
 # --- ahead of time ------------------------------------------------------------------------------------------
 
-SPILL_LIMIT = 32
-"""Bytes of registers that a default config may spill, per thread."""
+STACK_LIMIT = 48
+"""Bytes of a thread's stack, where registers are spilled to, that a default config may take."""
 SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Bytes of shared memory that one program may have (CUDA C programming guide, table of compute capabilities)."""
 
@@ -63,34 +65,44 @@ SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_default_configs_fit_and_do_not_spill(arch, kind):
     pytest.importorskip("triton")
-    from dovetail.attention_backends.paged_triton import aot
+    from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch
 
-    used = aot.compile_attend(aot.Variant(), find_config(arch, 128, 2, kind), arch)
-    assert used.spill_bytes <= SPILL_LIMIT
+    used = compile_launch(attend_launch(Variant(), find_config(arch, 128, 2, kind)), arch)
+    assert used.stack_bytes <= STACK_LIMIT
     assert used.shared_bytes <= SHARED_LIMIT[arch]
 
 
 @pytest.mark.parametrize(("arch", "head_size", "kind"), [(86, 128, "decode"), (120, 256, "prefill")])
 def test_the_largest_configs_fit_gpus_with_less_shared_memory(arch, head_size, kind):
     pytest.importorskip("triton")
-    from dovetail.attention_backends.paged_triton import aot
+    from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch
 
-    used = aot.compile_attend(aot.Variant(head_size=head_size), find_config(arch, head_size, 2, kind), arch)
+    used = compile_launch(attend_launch(Variant(head_size=head_size), find_config(arch, head_size, 2, kind)), arch)
     assert used.shared_bytes <= SHARED_LIMIT[arch]
 
 
 def test_the_small_kernels_compile_without_spills():
     pytest.importorskip("triton")
-    from dovetail.attention_backends.paged_triton import aot
+    from dovetail.attention_backends.paged_triton.aot import Variant, merge_launch, write_launch
 
-    variant = aot.Variant(kv_dtype="int8")
-    for used in (
-        aot.compile_write(variant, 90),
-        aot.compile_write(variant, 90, rotary=128),
-        aot.compile_write(aot.Variant(head_size=80), 90, rotary=20),
-        aot.compile_merge(variant, find_config(90, 128, 1, "verify"), 90),
+    variant = Variant(kv_dtype="int8")
+    for launch in (
+        write_launch(variant),
+        write_launch(variant, rotary=128),
+        write_launch(Variant(head_size=80), rotary=20),
+        merge_launch(variant, find_config(90, 128, 1, "verify")),
     ):
-        assert used.spill_bytes == 0
+        assert compile_launch(launch, 90).stack_bytes == 0
+
+
+def test_every_feature_compiles():
+    """With windows, caps, slopes and a pattern of blocks, over pages of fp8."""
+    pytest.importorskip("triton")
+    from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch
+
+    variant = Variant(kv_dtype="float8_e5m2", features=frozenset({"window", "cap", "slopes"}), sparse=64)
+    config = replace(find_config(90, 128, 1, "decode"), block_n=64)
+    assert compile_launch(attend_launch(variant, config), 90).registers > 0
 
 
 # --- configs ------------------------------------------------------------------------------------------------
@@ -158,7 +170,7 @@ def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_t
         num_tiles = max_tiles(rows, tokens_per_tile)
         items = np.full((num_tiles + most_extra, 8), -7, dtype=np.int32)
         merges = np.full((min(num_tiles, most_extra), 4), -7, dtype=np.int32)
-        tiles = create_tiles(batch, rows, tokens_per_tile, window, BLOCK_SIZE)
+        tiles = create_tiles(batch, rows, tokens_per_tile, window, written_ends(batch, BLOCK_SIZE))
         num_parts = create_items(batch, tiles, 10, most_extra, items, merges)
         assert num_parts <= 2 * most_extra
         parts = []
@@ -183,6 +195,21 @@ def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_t
             assert seen[token].max() == 1
 
 
+def test_where_keys_end_is_found_once_a_step(monkeypatch):
+    """For short and long rows of both kinds of layers."""
+    pytest.importorskip("triton")
+    found = []
+    monkeypatch.setattr(
+        "dovetail.attention_backends.paged_triton.backend.written_ends",
+        lambda *arguments: found.append(written_ends(*arguments)) or found[-1],
+    )
+    layers = tuple(AttentionLayer(index, 4, 2, 16, 1.0, window=window) for index, window in enumerate((None, 64)))
+    setup = AttentionSetup(layers, KVSpec(2, 16, "float32"), BLOCK_SIZE, "float32", "cpu", 4, 256, 512)
+    backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
+    backend.plan(make_batch([([1] * 4, 40, 41), ([2] * 8, 0, 100)], setup, {}))
+    assert len(found) == 1
+
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
@@ -204,6 +231,7 @@ def test_a_gpu_with_triton_is_taken():
         (None, {"dtype": "float64"}, "not float64; set model.dtype."),
         (None, {"head_sizes": frozenset({512})}, "head sizes up to 256; the model has 512."),
         (Environment("cuda", 8, 2**36), {}, "torch sees none"),
+        (Environment("cuda", 8, 2**36, no_devices="the driver is old"), {}, "needs a CUDA GPU: the driver is old."),
         (Environment("cuda", 8, 2**36, devices=(DeviceInfo("T4", 2**34, (7, 5)),)), {}, "T4 has 7.5."),
         (
             Environment("cuda", 8, 2**36, devices=(DeviceInfo("A100", 2**36, (8, 0)),)),
@@ -220,9 +248,9 @@ def test_refusals_say_what_is_missing(environment, changes, reason):
 
 
 def test_a_machine_without_triton_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)
     [reason] = reasons()
-    assert "pip install 'dovetail[triton]'" in reason
+    assert "Triton is not installed: pip install --upgrade 'dovetail[triton]'" in reason
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -102,6 +102,12 @@ def test_refusals_say_why(
     assert reason in answer
 
 
+def test_a_gpu_that_cannot_be_used_is_refused_with_the_cause() -> None:
+    machine = Environment("cpu", num_cpus=2, memory_bytes=2**33, no_devices="the driver is old")
+    (answer,) = GPUExecutor.check(ExecutorNeed("cpu"), GPUOptions(), machine)
+    assert answer == "gpu runs on cuda, and the device is cpu: the driver is old; or use executor cpu"
+
+
 @pytest.mark.parametrize("sizes", [[0], [4, -1]])
 def test_graphs_of_no_requests_are_refused(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="sizes start at 1"):

@@ -83,6 +83,12 @@ def broken_kernels(facts: Examination) -> Iterator[Advice]:
                 yield Advice("problem", f"Plugins cannot use {kernel.source} here.", kernel.problem)
 
 
+def unused_gpus(facts: Examination) -> Iterator[Advice]:
+    """Drivers, torch and Triton that do not go together."""
+    for problem in facts.software.gpus.problems:
+        yield Advice("problem", "GPUs are not used here, or not as well as they could be.", problem.removesuffix("."))
+
+
 def smaller_weights(facts: Examination) -> Iterator[Advice]:
     """Decoding is as fast as weights are read, so fewer bytes are more tokens."""
     model, roofs = facts.model, facts.roofs()
@@ -202,6 +208,7 @@ def saturated(facts: Examination) -> Iterator[Advice]:
 RULES: tuple[Callable[[Examination], Iterator[Advice]], ...] = (
     too_many_threads,
     broken_kernels,
+    unused_gpus,
     slow_dtype,
     memory,
     smaller_weights,

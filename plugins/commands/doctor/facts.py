@@ -104,6 +104,16 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class GPUs:
+    """The GPUs that torch can use, and what keeps them from being used, or from being used well."""
+
+    names: tuple[str, ...] = ()
+    why_none: str = ""
+    problems: tuple[str, ...] = ()
+    """A sentence each, with what to do; none on a machine that seems to have no GPU."""
+
+
+@dataclass(frozen=True)
 class Software:
     """What computes."""
 
@@ -118,6 +128,7 @@ class Software:
     compilers: tuple[str, ...]
     """The C compilers that native kernels would be compiled with, in the order in which they are tried."""
     kernels: tuple[Kernel, ...]
+    gpus: GPUs = GPUs()
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ def _print_software(console: Console, software: Software) -> None:
         ("torch", f"{software.torch_version}, {software.torch_level} kernels, {openmp}"),
         ("threads", f"{software.torch_threads} by torch's own choice{omp}"),
         ("C compilers", ", ".join(software.compilers) or "none found"),
+        ("GPUs", ", ".join(software.gpus.names) or ": ".join(filter(None, ("none", software.gpus.why_none)))),
     ]
     for kernel in software.kernels:
         verdict = "compiles and passes its test" if kernel.problem is None else f"cannot be used: {kernel.problem}"

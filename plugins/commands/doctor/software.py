@@ -10,9 +10,12 @@ from pathlib import Path
 
 import torch
 
+from dovetail.commands import detect_environment
 from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.plugin import Environment, FixableReason
 from dovetail.nn.native import INCLUDE, find_compilers, reasons_against
-from dovetail.plugins.commands.doctor.facts import Kernel, Software
+from dovetail.nn.triton_check import reasons_against_triton
+from dovetail.plugins.commands.doctor.facts import GPUs, Kernel, Software
 from dovetail.plugins.commands.doctor.features import features_in
 
 
@@ -26,7 +29,17 @@ def examine_software() -> Software:
         omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
         compilers=tuple(find_compilers()),
         kernels=tuple(examine_kernel(source) for source in sorted(_sources())),
+        gpus=examine_gpus(detect_environment()),
     )
+
+
+def examine_gpus(environment: Environment) -> GPUs:
+    """What `environment` says of GPUs; where there are some, asks Triton too."""
+    if not environment.devices:
+        why = environment.no_devices
+        return GPUs(why_none=why, problems=(f"{why}.",) if isinstance(why, FixableReason) else ())
+    names = tuple(device.name for device in environment.devices)
+    return GPUs(names, problems=(*reasons_against_triton(environment), *environment.mismatches))
 
 
 def examine_kernel(source: Path) -> Kernel:

@@ -10,6 +10,7 @@ import torch
 
 from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment
+from dovetail.nn.triton_check import reasons_against_triton
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _LONGEST_ROW = 65536
@@ -25,7 +26,7 @@ class TritonOperators(Operators):
     """Norms, activations, rotations, drawing of tokens and products of experts, one launch each; acceptance of drafts
     in two."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 4)
     stability = "experimental"
     preference: ClassVar[int] = 5
     groups: ClassVar[bool] = True
@@ -40,11 +41,13 @@ class TritonOperators(Operators):
         if need.device_type != "cuda" and "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ:
             # Nothing but its interpreter could serve, and its import takes 80 MB that stay.
             return [*reasons, f"triton operators run on cuda, not on {need.device_type}"]
+        if need.device_type == "cuda":
+            return reasons + reasons_against_triton(environment)
         try:
             from triton import knobs
         except ImportError as error:
             return [*reasons, f"Triton cannot be imported ({error}): pip install triton"]
-        if need.device_type != "cuda" and not (knobs.runtime.interpret and need.device_type == "cpu"):
+        if not (knobs.runtime.interpret and need.device_type == "cpu"):
             reasons.append(f"triton operators run on cuda, not on {need.device_type}")
         return reasons
 

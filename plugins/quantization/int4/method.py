@@ -9,6 +9,7 @@ import torch
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.triton_check import reasons_against_triton
 
 GROUP_SIZES = (32, 64, 128, 256)
 _HEADER = 4
@@ -28,7 +29,7 @@ PAIRS = 16
 class Int4Method(QuantizationMethod):
     """Four bits a weight, in groups with scale and zero point each."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 6)
     stability = "experimental"
     preference: ClassVar[int] = 0
     holds = frozenset(f"int4g{size}" for size in GROUP_SIZES)
@@ -44,11 +45,8 @@ class Int4Method(QuantizationMethod):
             reasons.append(f"int4 multiplies with float32, float16 or bfloat16 activations, not {need.dtype}")
         if need.device_type not in ("cpu", "cuda"):
             reasons.append(f"int4 runs on cpu and cuda, not on {need.device_type}")
-        if need.device_type == "cuda":
-            try:
-                import triton  # noqa: F401
-            except ImportError as error:
-                reasons.append(f"Triton cannot be imported ({error}): pip install triton")
+        if need.device_type == "cuda" and not reasons:
+            reasons += reasons_against_triton(environment)
         return reasons
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:

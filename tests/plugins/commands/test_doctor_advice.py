@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from dovetail.contracts.plugin import DeviceInfo, Environment, FixableReason
 from dovetail.plugins.commands.doctor.advice import advise
 from dovetail.plugins.commands.doctor.facts import (
     CPU,
@@ -28,6 +29,7 @@ from dovetail.plugins.commands.doctor.facts import (
     Traffic,
 )
 from dovetail.plugins.commands.doctor.report import print_report
+from dovetail.plugins.commands.doctor.software import examine_gpus
 
 GIB = 1 << 30
 CPU_8 = CPU("Fast 9000", "x86_64", tuple(range(8)), 8, 8, None, 1, frozenset({"avx2"}))
@@ -171,6 +173,32 @@ def test_a_compiler_is_missing() -> None:
 def test_a_kernel_does_not_compile() -> None:
     advice = only(with_software(kernels=(Kernel("p/k.c", "cc says no", frozenset()),)))
     assert (advice.severity, advice.reason) == ("problem", "cc says no")
+
+
+def test_gpus_that_are_not_used_are_told_with_the_cause() -> None:
+    why = FixableReason("the driver serves CUDA up to 12.2; update the driver")
+    machine = Environment("cpu", 8, 16 * GIB, no_devices=why)
+    facts = with_software(gpus=examine_gpus(machine))
+    advice = only(facts)
+    assert (advice.severity, advice.reason) == ("problem", str(why))
+    text = io.StringIO()
+    print_report(Console(file=text, width=300), facts, ())
+    assert f"none: {why}" in text.getvalue()
+
+
+def test_a_machine_that_has_no_gpu_is_told_why_and_needs_nothing() -> None:
+    facts = with_software(gpus=examine_gpus(Environment("cpu", 8, 16 * GIB, no_devices="torch is built without CUDA")))
+    assert facts.software.gpus.why_none == "torch is built without CUDA"
+    assert advise(facts) == ()
+
+
+def test_a_triton_that_torch_was_not_built_for_is_told() -> None:
+    pytest.importorskip("triton")
+    device = DeviceInfo("a GPU", 80 * GIB, (9, 0))
+    versions = {"packages": {"torch": "2.11.0", "triton": "3.9.0"}, "torch_pins": {"triton": "3.6.0"}}
+    gpus = examine_gpus(Environment("cuda", 8, 16 * GIB, devices=(device,), **versions))
+    assert gpus.names == ("a GPU",)
+    assert "is built for triton 3.6.0, and 3.9.0 is installed" in only(with_software(gpus=gpus)).reason
 
 
 def test_smaller_weights_come_with_their_roof_smallest_first() -> None:
