@@ -31,7 +31,7 @@ _V1_1 = ContractVersion(1, 1)
 _V1_2 = ContractVersion(1, 2)
 _V1_3 = ContractVersion(1, 3)
 _V1_4 = ContractVersion(1, 4)
-_V1_5 = ContractVersion(1, 5)
+_V1_6 = ContractVersion(1, 6)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -52,7 +52,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1_5,
+            _V1_6,
             "how a linear layer's weights are held and multiplied",
         ),
         Kind("operators", "dovetail.contracts.operators:Operators", _V1_3, "the small operators between linear layers"),

@@ -34,7 +34,7 @@ class Int8Options(PluginOptions):
 class Int8Method(QuantizationMethod):
     """Holds linear weights as int8 with a scale per output channel."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 6)
     Options = Int8Options
     stability = "provisional"
     options: Int8Options
@@ -60,6 +60,10 @@ class Int8Method(QuantizationMethod):
     def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
         """Skipped layers that are not there."""
         return against_skip(self.options.skip, shapes, usual=Int8Options().skip)
+
+    def reads_only_held(self) -> bool:
+        """On CPUs, by torch's kernel. On other devices weights are written out for each call."""
+        return self.need.device_type == "cpu"
 
     def bytes_per_weight(self) -> float:
         """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""

@@ -114,7 +114,7 @@ class _Counter:
         return self._traffic(method, context)
 
     def alternatives(self, environment: Environment, context: int) -> Iterator[Alternative]:
-        """Installed methods that could serve here with their default options."""
+        """Installed methods that could serve here with their default options, and read less for holding less."""
         need = self._resolved.quantization_need()
         chosen = self._resolved.quantization
         for installed in _installed_methods():
@@ -124,7 +124,7 @@ class _Counter:
                 options = installed.plugin.Options()
                 if not installed.plugin.check(need, options, environment):
                     method = installed.plugin(options, need)
-                    if ask_layers(self.plan, method, need.device_type).names:
+                    if method.reads_only_held() and ask_layers(self.plan, method, need.device_type).names:
                         yield Alternative(installed.name, self._traffic(method, context))
             # A method that cannot be asked is none to advise; `dovetail plugins doctor` tells what is broken.
             except (DovetailError, ValueError, TypeError):

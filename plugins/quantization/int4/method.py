@@ -28,7 +28,7 @@ PAIRS = 16
 class Int4Method(QuantizationMethod):
     """Four bits a weight, in groups with scale and zero point each."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 6)
     stability = "experimental"
     preference: ClassVar[int] = 0
     holds = frozenset(f"int4g{size}" for size in GROUP_SIZES)
@@ -54,6 +54,10 @@ class Int4Method(QuantizationMethod):
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Every layer; parts that the checkpoint does not pack stay as numbers."""
         return Int4Linear(shape, device, getattr(torch, self.need.dtype))
+
+    def reads_only_held(self) -> bool:
+        """On GPUs, by the kernel. On CPUs weights are written out for each call."""
+        return self.need.device_type == "cuda"
 
     def bytes_per_weight(self) -> float:
         """In groups of 128."""

@@ -115,6 +115,15 @@ def test_other_methods_are_weighed_too(tmp_path: Path) -> None:
     assert "int8" not in {entry.name for entry in quantized.alternatives}
 
 
+def test_methods_that_write_weights_out_are_not_proposed(tmp_path: Path) -> None:
+    """Nor those that do not say: less memory is no speed then."""
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    asked = {entry.name for entry in examined(tmp_path, dtype="bfloat16").alternatives}
+    assert "int8" in asked
+    assert {"fp8", "w8a8"}.isdisjoint(asked)
+    assert not Holding(PluginOptions(), QuantizationNeed("cpu", "float32")).reads_only_held()
+
+
 def test_methods_that_serve_no_layer_or_are_slow_here_are_not_proposed(tmp_path: Path) -> None:
     sizes = {"hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4, "head_dim": 10}
     save_tiny_model(tmp_path, tiny_config("llama", **sizes))
