@@ -52,7 +52,7 @@ def examine_model(
         tensor_parallel=ranks,
         threads=_threads(explanation),
         threads_asked=threads,
-        threads_origin=_origin(explanation, "executor.threads") if threads is not None else "",
+        threads_origin=_asked_by(explanation, "executor.threads") if threads is not None else "",
         max_model_len=longest,
         num_parameters=estimate.num_parameters,
         weight_bytes=estimate.weight_bytes * ranks,
@@ -86,12 +86,14 @@ def _threads(explanation: Explanation) -> str:
     count = next((value.value for value in explanation.values if value.key == key), None)
     if count is None:
         return "the executor's choice"
+    return f"{count} ({_asked_by(explanation, key)})"
+
+
+def _asked_by(explanation: Explanation, key: str) -> str:
+    """Why the value is what it is, where a rule chose it, and else the key with the place that gives it."""
     reason = next((decision.reason for decision in explanation.decisions if decision.key == key), None)
-    return f"{count} ({reason or f'{key}, {_origin(explanation, key)}'})"
-
-
-def _origin(explanation: Explanation, key: str) -> str:
-    return next((value.origin for value in explanation.values if value.key == key), key)
+    origin = next((value.origin for value in explanation.values if value.key == key), None)
+    return reason or (key if origin is None else f"{key} ({origin})")
 
 
 class _Counter:
