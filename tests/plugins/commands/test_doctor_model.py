@@ -200,7 +200,7 @@ def test_threads_are_told_with_where_they_come_from(
     environment = Environment("cpu", num_cpus=8, memory_bytes=8 << 30)
     layered = load_config({"device": "cpu", "model": {"path": str(tmp_path)}, "executor": executor})
     model = examine_model(explain(layered, environment=environment), environment, MEASURED, CONTEXT)
-    expected = (1, "OMP_NUM_THREADS") if asked is None else (3, "executor.threads (keyword)")
+    expected = (1, "OMP_NUM_THREADS") if asked is None else (3, "executor.threads (config mapping)")
     assert (model.threads_asked, model.threads_origin) == expected
     assert model.threads == f"{expected[0]} ({expected[1]})"
 
