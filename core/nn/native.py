@@ -1,9 +1,10 @@
 """Small C kernels that a plugin brings as source: compiled once with the machine's own compiler, kept on disk.
 
 A plugin that has such kernels works without them, or refuses with the reason that `reasons_against` gives. Kernels are
-plain C (C11 with OpenMP) without torch's headers, so that a file compiles in seconds (those that come with Dovetail in
-up to a minute together), and are called through ctypes with addresses of tensors. They share torch's OpenMP threads. A source that calls OpenMP's functions does so under
-`#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks OpenMP.
+plain C (C11 with OpenMP) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up
+to a minute), and are called through ctypes with addresses of tensors. They share torch's OpenMP threads. A source that
+calls OpenMP's functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks
+OpenMP.
 """
 
 from __future__ import annotations

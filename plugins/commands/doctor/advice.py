@@ -94,7 +94,8 @@ def smaller_weights(facts: Examination) -> Iterator[Advice]:
         yield Advice(
             "hint",
             f"Try -o model.quantization={entry.name}: it reads {now / entry.traffic.bytes_per_token:.1f}x less per"
-            f" token, a roof of about {rate(facts.decode_roof(entry.traffic))} tok/s instead of {rate(roofs['decode'])}.",
+            f" token, a roof of about {rate(facts.decode_roof(entry.traffic))} tok/s instead of"
+            f" {rate(roofs['decode'])}.",
             f"{mebibytes(entry.traffic.bytes_per_token)} per token instead of {mebibytes(now)}; weights are rounded,"
             " so compare the answers",
         )
