@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from dovetail.config.schema import ComponentSection, EngineConfig
+from dovetail.nn import native
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,6 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Otherwise the test that compiles first would find this among the warnings that it is about.
+    logging.disable()
+    native.announce_compiling()
+    logging.disable(logging.NOTSET)
     config.addinivalue_line("markers", "chooses_attention: about the backend that `auto` chooses")
     name = config.getoption("--attention")
     if name != "auto":

@@ -88,7 +88,7 @@ class _Question:
 
     def ask(self) -> Chosen | None:
         """The method, or None where `auto` finds none. Warns of layers that stay in full precision though nobody
-        asked for it."""
+        asked for it, and of what the method says against itself."""
         formats = ", ".join(sorted(self._need.packed_formats))
         otherwise = f"no method can hold the checkpoint's {formats} as they are here"
         chosen = choose_or_none(self._state, _PATH, "quantization", self._section, self._against, otherwise)
@@ -96,6 +96,8 @@ class _Question:
             method = cast(type[QuantizationMethod], chosen.plugin)(chosen.options, self._need)
             if left_out := self._served(method).left_out:
                 self._state.warn(f"model.quantization: {chosen.component.name} {left_out}")
+            if caveat := method.caveat():
+                self._state.warn(f"model.quantization: {chosen.component.name} {caveat}")
         return chosen
 
     def _against(self, plugin: type[QuantizationMethod], options: PluginOptions) -> Sequence[str]:

@@ -131,6 +131,18 @@ class QuantizationMethod(Plugin):
         layer which the model does not have. `shapes`: all that `create_linear` will be asked about. Since 1.3."""
         return []
 
+    def caveat(self) -> str | None:
+        """What a user who chose the method should know of it on this device though it works, as the rest of a sentence
+        that begins with its name ("is slower than no quantization on CPUs: ..."): a warning at start, and in `dovetail
+        explain`. Since 1.6; None (without override): nothing."""
+        return None
+
+    def reads_only_held(self) -> bool:
+        """Whether a product of one row reads the weights once, as they are held, and writes none out on the way: then
+        fewer bytes are more tokens per second, and `dovetail doctor` may advise the method. Since 1.6; False (without
+        override): not known."""
+        return False
+
     def layout(self) -> str | None:
         """Names the form in which kernels hold their weights here, with a version and whatever of the machine it
         depends on: weights packed in one process serve another with the same layout. None (without override): the

@@ -1,9 +1,10 @@
 """Small C kernels that a plugin brings as source: compiled once with the machine's own compiler, kept on disk.
 
 A plugin that has such kernels works without them, or refuses with the reason that `reasons_against` gives. Kernels are
-plain C (C11 with OpenMP) without torch's headers, so that compiling takes seconds, and are called through ctypes with
-addresses of tensors. They share torch's OpenMP threads. A source that calls OpenMP's functions does so under
-`#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks OpenMP.
+plain C (C11 with OpenMP) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up
+to a minute), and are called through ctypes with addresses of tensors. They share torch's OpenMP threads. A source that
+calls OpenMP's functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks
+OpenMP.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _WRONG = 2
 _BUILDING = ".build-"
 _UNUSED_SECONDS = 30 * 24 * 3600
 """A library that was not loaded for so long is of sources, a compiler or a processor that are gone."""
-_ABANDONED_SECONDS = 24 * 3600
-"""A build that is older was left by a process that died."""
+_ABANDONED_SECONDS = 3600
+"""A build that is older was left by a process that died: each command of a build is stopped after `_TIMEOUT`."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,12 @@ def reasons_against(source: Path) -> list[str]:
 @functools.cache
 def _warn_once(message: str) -> None:
     logger.warning("%s", message)
+
+
+def announce_compiling() -> None:
+    """Says once per process why its start takes longer than the next one's."""
+    # A warning, since that is what programs which set up no logging show.
+    _warn_once("compiling kernels for this processor, once: this takes up to a minute")
 
 
 _NUMBERS = frozenset(
@@ -258,6 +265,7 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
 
 
 def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
+    announce_compiling()
     with tempfile.TemporaryDirectory(dir=folder, prefix=_BUILDING, ignore_cleanup_errors=True) as own:
         made = Path(own) / f"{name}.so"
         _compile(source, compiler, made)

@@ -8,7 +8,6 @@ import io
 
 from dovetail.contracts.plugin import Environment, FixableReason
 
-
 _PACKAGE = "triton"
 
 

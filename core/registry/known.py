@@ -10,10 +10,6 @@ from types import MappingProxyType
 
 KNOWN_PLUGINS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
-        ("attention_backend", "paged_triton"): "planned; this version of Dovetail runs on CPUs",
-        ("attention_backend", "flash"): "planned; this version of Dovetail runs on CPUs",
-        ("attention_backend", "block_sparse"): "planned",
-        ("executor", "gpu"): "planned; this version of Dovetail runs on CPUs",
         ("executor", "ray"): "planned; use multiproc on one machine",
     }
 )

@@ -34,7 +34,7 @@ class EightBitOptions(PluginOptions):
 class _EightBitMethod(QuantizationMethod):
     """What the two have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 6)
     Options = EightBitOptions
     stability = "experimental"
     options: EightBitOptions
@@ -52,6 +52,10 @@ class _EightBitMethod(QuantizationMethod):
     def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
         """Skipped layers that are not there."""
         return against_skip(self.options.skip, shapes, usual=EightBitOptions().skip)
+
+    def reads_only_held(self) -> bool:
+        """On GPUs. On CPUs fp8 is widened in each call, and int8 products are fast with VNNI alone."""
+        return self.need.device_type != "cpu"
 
     def bytes_per_weight(self) -> float:
         """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""
@@ -81,6 +85,10 @@ class FP8Method(_EightBitMethod):
         """An fp8 kernel, except for what is skipped and for odd sizes."""
         return FP8Linear(shape, device) if self._serves(shape) else None
 
+    def caveat(self) -> str | None:
+        """CPUs have no units for it."""
+        return _on_cpus("all weights are widened to float32 in every call", self.need)
+
 
 class Int8ActivationMethod(_EightBitMethod):
     """int8 weights and activations."""
@@ -93,6 +101,10 @@ class Int8ActivationMethod(_EightBitMethod):
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """An int8 kernel, except for what is skipped and for odd sizes."""
         return Int8ActivationLinear(shape, device) if self._serves(shape) else None
+
+    def caveat(self) -> str | None:
+        """Most CPUs have no instructions for torch's int8 product."""
+        return _on_cpus("torch's int8 product is slower than its float32 one without VNNI instructions", self.need)
 
 
 class FP8Linear(LinearKernel):
@@ -153,6 +165,12 @@ def _against(name: str, need: QuantizationNeed) -> list[str]:
     if need.device_type not in ("cpu", "cuda"):
         reasons.append(f"{name} runs on cpu and cuda, not on {need.device_type}")
     return reasons
+
+
+def _on_cpus(why: str, need: QuantizationNeed) -> str | None:
+    if need.device_type != "cpu":
+        return None
+    return f"is made for GPUs, and on CPUs serves to compare with them: {why}; q8 is the method for CPUs"
 
 
 def _rounded(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:

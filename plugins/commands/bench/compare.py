@@ -90,6 +90,8 @@ def compare(
     config = list(_differences(_with_plugins(a.config), _with_plugins(b.config)))
     notes = [f"differs: {line}" for line in environment + config] + list(_NOTES)
     warnings = [f"different workloads: {line}" for line in differing]
+    if a == b:
+        warnings.append(f"{names[0]} and {names[1]} are the same run: nothing is compared")
     for name, result in zip(names, (a, b), strict=True):
         if warning := noise_warning(result.spans):
             warnings.append(f"{name}: {warning}")

@@ -50,7 +50,7 @@ def too_many_threads(facts: Examination) -> Iterator[Advice]:
         reason = f"{len(cpu.cpus)} logical CPUs are hyper-threads of {cpu.cores} cores, and share their vector units"
     else:
         reason = f"this process may use {cpu.usable_cores} cores, so threads wait for others that are not running"
-    yield Advice("problem", f"Ask for {cpu.usable_cores} threads at most; {origin} asks for {threads}.", reason)
+    yield Advice("problem", f"Ask for {cpu.usable_cores} threads at most; now it is {threads}, from {origin}.", reason)
 
 
 def too_few_threads(facts: Examination) -> Iterator[Advice]:
@@ -60,7 +60,7 @@ def too_few_threads(facts: Examination) -> Iterator[Advice]:
         yield Advice(
             "hint",
             f"Raise the number of threads to {cpu.usable_cores}, unless the other cores have something else to do.",
-            f"{asked[1]} asks for {asked[0]}",
+            f"now it is {asked[0]}, from {asked[1]}",
         )
 
 
@@ -95,13 +95,13 @@ def smaller_weights(facts: Examination) -> Iterator[Advice]:
     if model is None or "decode" not in roofs:
         return
     now = model.traffic.bytes_per_token
-    bandwidth = facts.measured.memory_bandwidth
     better = [entry for entry in model.alternatives if now > _WORTH_TRYING * entry.traffic.bytes_per_token]
     for entry in sorted(better, key=lambda entry: entry.traffic.bytes_per_token):
         yield Advice(
             "hint",
             f"Try -o model.quantization={entry.name}: it reads {now / entry.traffic.bytes_per_token:.1f}x less per"
-            f" token, a roof of about {rate(entry.traffic.roof(bandwidth))} tok/s instead of {rate(roofs['decode'])}.",
+            f" token, a roof of about {rate(facts.decode_roof(entry.traffic))} tok/s instead of"
+            f" {rate(roofs['decode'])}.",
             f"{mebibytes(entry.traffic.bytes_per_token)} per token instead of {mebibytes(now)}; weights are rounded,"
             " so compare the answers",
         )
@@ -178,15 +178,14 @@ def far_from_the_roof(facts: Examination) -> Iterator[Advice]:
     if share > 1:
         yield Advice(
             "note",
-            "Faster than the roof from memory: the roof above is too low for this model, or was measured in a busy"
-            " moment.",
-            f"{mebibytes(model.traffic.bytes_per_token)} per token, of which caches keep some",
+            "Faster than the roof: the roof above is too low for this model, or was measured in a busy moment.",
+            f"{mebibytes(model.traffic.bytes_per_token)} per token, of which caches may keep some",
         )
     elif share < _FAR_BELOW:
         spare = run.decode_seconds - 1 / roof
         yield Advice(
             "hint",
-            "Decoding is held up by something other than memory: see `dovetail explain` for the operators, attention"
+            "Decoding is held up by something other than reading: see `dovetail explain` for the operators, attention"
             " and quantization that were chosen, and why.",
             f"a step takes {1e3 * run.decode_seconds:.1f} ms, {1e3 * spare:.1f} ms more than reading its bytes",
         )
@@ -232,7 +231,7 @@ def _threads_asked(facts: Examination) -> tuple[int, str] | None:
     model = facts.model
     if model is not None and model.threads_asked is not None:
         ranks = f" on each of {model.tensor_parallel} ranks" if model.tensor_parallel > 1 else ""
-        return model.threads_asked * model.tensor_parallel, f"executor.threads ({model.threads_origin}){ranks}"
+        return model.threads_asked * model.tensor_parallel, f"{model.threads_origin}{ranks}"
     inherited = facts.software.omp_num_threads or ""
     if inherited.isdecimal() and int(inherited) > 0:
         return int(inherited), "OMP_NUM_THREADS"

@@ -192,7 +192,7 @@ class Traffic:
         return self.weight_bytes + self.kv_bytes
 
     def roof(self, bandwidth: float) -> float:
-        """Tokens per second that no implementation can beat at batch 1 from memory of that bandwidth."""
+        """Tokens per second at batch 1 if nothing but reading these bytes at `bandwidth` took time."""
         return bandwidth / self.bytes_per_token
 
 
@@ -220,7 +220,7 @@ class Model:
     threads_asked: int | None
     """Of each rank; None: the executor chooses."""
     threads_origin: str
-    """Who asked for them."""
+    """Where the number comes from: "executor.threads (-o)", "OMP_NUM_THREADS"."""
     max_model_len: int
     num_parameters: int
     weight_bytes: int
@@ -277,14 +277,36 @@ class Examination:
     model: Model | None
     run: Run | None
 
+    def fastest_reading(self, num_bytes: int) -> Bandwidth:
+        """The best rate at which `num_bytes` bytes can be read for every token: that of the smallest cache that holds
+        all of them, where it was measured, and else memory's. Of somewhat more than the last cache holds, it keeps a
+        part, so that a rate a little above memory's is possible."""
+        entries = self.measured.bandwidths
+        fits = [
+            entry
+            for cache in self.machine.caches
+            if num_bytes <= cache.size * min(cache.instances, self.measured.threads)
+            for entry in entries
+            if entry.where == f"L{cache.level}"
+        ]
+        if not fits:
+            fits = [entry for entry in entries if entry.size == max(other.size for other in entries)]
+        smallest = min(entry.size for entry in fits)
+        return max((entry for entry in fits if entry.size == smallest), key=lambda entry: entry.bytes_per_second)
+
+    def decode_roof(self, traffic: Traffic) -> float:
+        """Tokens per second at batch 1 if nothing but reading took time."""
+        return traffic.roof(self.fastest_reading(traffic.bytes_per_token).bytes_per_second)
+
     def roofs(self) -> Mapping[str, float]:
-        """Tokens per second that the machine allows: "decode" by bandwidth, "prefill" by matrix products; without
-        those that are not known (no model, another device than the CPU, a dtype without a rate; "prefill" of quantized
-        weights, which methods multiply in ways of their own, faster than torch's numbers or slower)."""
+        """Tokens per second that the machine allows: "decode" by bandwidth (of the cache that holds all that a token
+        reads, where one does), "prefill" by matrix products; without those that are not known (no model, another device
+        than the CPU, a dtype without a rate; "prefill" of quantized weights, which methods multiply in ways of their
+        own, faster than torch's numbers or slower)."""
         model = self.model
         if model is None or model.device != "cpu":
             return {}
-        roofs = {"decode": model.traffic.roof(self.measured.memory_bandwidth)}
+        roofs = {"decode": self.decode_roof(model.traffic)}
         if model.quantization is None and (rate := self.torch_prefill_rate()) is not None:
             roofs["prefill"] = rate
         return roofs

@@ -52,7 +52,7 @@ def examine_model(
         tensor_parallel=ranks,
         threads=_threads(explanation),
         threads_asked=threads,
-        threads_origin=_origin(explanation, "executor.threads") if threads is not None else "",
+        threads_origin=_asked_by(explanation, "executor.threads") if threads is not None else "",
         max_model_len=longest,
         num_parameters=estimate.num_parameters,
         weight_bytes=estimate.weight_bytes * ranks,
@@ -86,12 +86,14 @@ def _threads(explanation: Explanation) -> str:
     count = next((value.value for value in explanation.values if value.key == key), None)
     if count is None:
         return "the executor's choice"
+    return f"{count} ({_asked_by(explanation, key)})"
+
+
+def _asked_by(explanation: Explanation, key: str) -> str:
+    """Why the value is what it is, where a rule chose it, and else the key with the place that gives it."""
     reason = next((decision.reason for decision in explanation.decisions if decision.key == key), None)
-    return f"{count} ({reason or f'{key}, {_origin(explanation, key)}'})"
-
-
-def _origin(explanation: Explanation, key: str) -> str:
-    return next((value.origin for value in explanation.values if value.key == key), key)
+    origin = next((value.origin for value in explanation.values if value.key == key), None)
+    return reason or (key if origin is None else f"{key} ({origin})")
 
 
 class _Counter:
@@ -114,7 +116,7 @@ class _Counter:
         return self._traffic(method, context)
 
     def alternatives(self, environment: Environment, context: int) -> Iterator[Alternative]:
-        """Installed methods that could serve here with their default options."""
+        """Installed methods that could serve here with their default options, and read less for holding less."""
         need = self._resolved.quantization_need()
         chosen = self._resolved.quantization
         for installed in _installed_methods():
@@ -124,7 +126,7 @@ class _Counter:
                 options = installed.plugin.Options()
                 if not installed.plugin.check(need, options, environment):
                     method = installed.plugin(options, need)
-                    if ask_layers(self.plan, method, need.device_type).names:
+                    if method.reads_only_held() and ask_layers(self.plan, method, need.device_type).names:
                         yield Alternative(installed.name, self._traffic(method, context))
             # A method that cannot be asked is none to advise; `dovetail plugins doctor` tells what is broken.
             except (DovetailError, ValueError, TypeError):

@@ -50,7 +50,8 @@ def as_data(facts: Examination, advice: Sequence[Advice]) -> dict[str, Any]:
     roofs = facts.roofs()
     data["roofs"] = dict(roofs)
     if facts.model is not None:
-        data["model"]["traffic"]["bytes_per_token"] = facts.model.traffic.bytes_per_token
+        num_bytes = data["model"]["traffic"]["bytes_per_token"] = facts.model.traffic.bytes_per_token
+        data["model"]["traffic"]["fastest_reading"] = dataclasses.asdict(facts.fastest_reading(num_bytes))
     if facts.run is not None:
         rates = {"decode": facts.run.decode_rate, "prefill": facts.run.prefill_rate}
         data["run"]["rates"] = rates
@@ -153,9 +154,10 @@ def _print_roof(console: Console, facts: Examination) -> None:
     for column in table.columns[1:4]:
         column.justify = "right"
     measured = {"decode": run.decode_rate, "prefill": run.prefill_rate} if run is not None else {}
-    bandwidth = facts.measured.memory_bandwidth / 1e9
+    reading = facts.fastest_reading(model.traffic.bytes_per_token)
     why = {
-        "decode": f"{rate(bandwidth)} GB/s / {mebibytes(model.traffic.bytes_per_token)}",
+        "decode": f"{rate(reading.bytes_per_second / 1e9)} GB/s from {reading.where}"
+        f" / {mebibytes(model.traffic.bytes_per_token)}",
         "prefill": f"torch's {model.dtype} products / operations per token, {model.traffic.context} tokens",
     }
     for name in ("decode", "prefill"):

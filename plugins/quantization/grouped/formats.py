@@ -49,7 +49,8 @@ _SIX = GroupFormat(6, 16, has_min=False, zero=32)
 
 def groups_of(packed: PackedTensor) -> Groups:
     """The same weights, block by block: integers are kept as they are, and so are float16 scales. K-quants have scales
-    that are a float16 times a small integer; the product is rounded to float16, off by one part in 2048 at most."""
+    that are a float16 times a small integer; the product is rounded to float16, off by one part in 2048 at most
+    (where it is below 2^-14: by 2^-25)."""
     rows, columns = packed.shape
     blocks = packed.blocks.contiguous().view(rows * columns // packed.block_size, packed.block_bytes)
     groups = _READERS[packed.format][1](blocks)

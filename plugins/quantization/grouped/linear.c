@@ -176,7 +176,7 @@ static void round_row(const void *x, int64_t row, int64_t M, int64_t K, int is_b
         int8_t *q = to->values + at * BLOCK;
         for (int i = 0; i < BLOCK; i++) v[i] = load_float(x, row * K + b * BLOCK + i, is_bf16);
         for (int i = 0; i < BLOCK; i++) largest = fabsf(v[i]) > largest ? fabsf(v[i]) : largest;
-        /* NaN and infinity must come out of the layer as they went in. */
+        /* A row with NaN or infinity must not come out as numbers: all of its outputs are NaN, infinity's too. */
         int finite = 1;
         for (int i = 0; i < BLOCK; i++) finite &= fabsf(v[i]) <= 3.4e38f;
         float scale = finite ? largest / 127.0f : NAN, inverse = finite && largest > 1e-30f ? 127.0f / largest : 0.0f;

@@ -37,7 +37,7 @@ def reasons_against(name: str, need: QuantizationNeed) -> list[str]:
 class GroupedMethod(QuantizationMethod):
     """What the methods have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 5)
+    contract: ClassVar[tuple[int, int]] = (1, 6)
     stability = "provisional"
     embeddings = True
     batch_invariant = True
@@ -50,6 +50,10 @@ class GroupedMethod(QuantizationMethod):
     def layout(self) -> str:
         """Tiles of as many rows as the processor's vectors have lanes."""
         return layout()
+
+    def reads_only_held(self) -> bool:
+        """Groups are multiplied as they are."""
+        return True
 
     def why_not(self, shape: LinearShape) -> str | None:
         """Input sizes that leave a broken block."""

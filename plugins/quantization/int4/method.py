@@ -53,6 +53,10 @@ class Int4Method(QuantizationMethod):
         """Every layer; parts that the checkpoint does not pack stay as numbers."""
         return Int4Linear(shape, device, getattr(torch, self.need.dtype))
 
+    def reads_only_held(self) -> bool:
+        """On GPUs, by the kernel. On CPUs weights are written out for each call."""
+        return self.need.device_type == "cuda"
+
     def bytes_per_weight(self) -> float:
         """In groups of 128."""
         return 0.5 + 4 / 128

@@ -52,6 +52,16 @@ def test_layers_that_stay_in_full_precision_are_told_once(
     assert f"({expected})" in shown
 
 
+@pytest.mark.parametrize("method", ["fp8", "w8a8"])
+def test_methods_for_gpus_say_on_a_cpu_that_they_are(tmp_path: Path, cpu: Any, method: str) -> None:
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    found = explained(tmp_path, cpu, quantization=method)
+    assert found.refusal is None
+    [warning] = found.warnings
+    assert warning.startswith(f"model.quantization: {method} is made for GPUs")
+    assert "q8 is the method for CPUs" in warning
+
+
 def test_skipped_layers_need_no_warning(tmp_path: Path, cpu: Any) -> None:
     save_tiny_model(tmp_path, tiny_config("llama"))
     found = explained(tmp_path, cpu, quantization={"name": "q8", "skip": ["lm_head", "embed_tokens", "down_proj"]})

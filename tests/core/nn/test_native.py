@@ -56,6 +56,20 @@ def test_a_library_is_compiled_once(source: Path, monkeypatch: pytest.MonkeyPatc
     assert five(source) == 5
 
 
+def test_compiling_is_announced_once_and_only_where_it_is_done(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    native._warn_once.cache_clear()
+    native.built(source)
+    source.write_text(ADD + "int other;")
+    native.built(source)
+    [message] = caplog.messages
+    assert message.startswith("compiling kernels")
+    caplog.clear()
+    native._warn_once.cache_clear()
+    native.built(source)
+    assert caplog.messages == []
+    native.announce_compiling()
+
+
 @pytest.mark.parametrize("damage", ["emptied", "cut", "holed"])
 def test_a_damaged_library_is_compiled_anew(source: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     library = native.built(source)

@@ -49,6 +49,12 @@ def test_equal_results_are_undecided() -> None:
     assert {row.ratio for row in rows} == {1.0}
 
 
+def test_one_run_beside_itself_is_told() -> None:
+    same, other = (compare(result(), result(seed=seed)).warnings for seed in (0, 1))
+    assert list(same) == ["a and b are the same run: nothing is compared"]
+    assert list(other) == []
+
+
 def test_few_repetitions_are_undecided_however_far_apart() -> None:
     rows = compare(result(groups=2), result(9.0, groups=2)).rows
     assert {(row.verdict, row.interval) for row in rows} == {("undecided", None)}

@@ -15,6 +15,7 @@ from dovetail.plugins.commands.doctor.facts import (
     Advice,
     Alternative,
     Bandwidth,
+    Cache,
     Examination,
     Kernel,
     Load,
@@ -32,6 +33,7 @@ from dovetail.plugins.commands.doctor.report import print_report
 from dovetail.plugins.commands.doctor.software import examine_gpus
 
 GIB = 1 << 30
+MIB = 1 << 20
 CPU_8 = CPU("Fast 9000", "x86_64", tuple(range(8)), 8, 8, None, 1, frozenset({"avx2"}))
 TRAFFIC = Traffic(GIB, 0, 100, is_exact=True)
 MODEL = Model(
@@ -102,6 +104,25 @@ def test_roofs_are_bandwidth_over_bytes_and_products_over_operations() -> None:
     assert HEALTHY.roofs() == {"decode": pytest.approx(30), "prefill": pytest.approx(1000)}
 
 
+@pytest.mark.parametrize(("weights", "where", "roof"), [(1, "L2", 128), (8, "L3", 8), (16, "L3", 4), (17, "memory", 1)])
+def test_the_roof_is_that_of_the_smallest_cache_that_holds_what_a_token_reads(
+    weights: int, where: str, roof: float
+) -> None:
+    """Half of a cache is what its rate is measured with."""
+    caches = (Cache(2, MIB // 2, 2), Cache(3, 16 * MIB, 1))
+    measured = [(MIB // 2, "L2", 128), (8 * MIB, "L3", 64), (GIB, "memory", 17)]
+    bandwidths = tuple(Bandwidth(size, name, 2, count * MIB) for size, name, count in measured)
+    facts = replace(with_machine(caches=caches), measured=replace(HEALTHY.measured, threads=2, bandwidths=bandwidths))
+    traffic = Traffic(weights * MIB, 0, 100, is_exact=True)
+    assert facts.fastest_reading(traffic.bytes_per_token).where == where
+    assert replace(facts, model=replace(MODEL, traffic=traffic)).roofs()["decode"] == pytest.approx(roof)
+
+
+def test_a_cache_that_was_not_measured_sets_no_roof() -> None:
+    facts = with_machine(caches=(Cache(3, 2 * GIB, 1),))
+    assert facts.fastest_reading(GIB).where == "memory"
+
+
 def test_torchs_products_are_no_roof_for_quantized_weights() -> None:
     facts = with_model(quantization="q8")
     assert set(facts.roofs()) == {"decode"}
@@ -130,7 +151,7 @@ def test_threads_of_all_ranks_count() -> None:
 
 
 def test_threads_from_the_environment() -> None:
-    assert "OMP_NUM_THREADS asks for 9" in only(with_software(omp_num_threads="9")).text
+    assert "now it is 9, from OMP_NUM_THREADS" in only(with_software(omp_num_threads="9")).text
 
 
 def test_the_config_goes_before_the_environment() -> None:

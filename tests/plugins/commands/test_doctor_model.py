@@ -115,6 +115,15 @@ def test_other_methods_are_weighed_too(tmp_path: Path) -> None:
     assert "int8" not in {entry.name for entry in quantized.alternatives}
 
 
+def test_methods_that_write_weights_out_are_not_proposed(tmp_path: Path) -> None:
+    """Nor those that do not say: less memory is no speed then."""
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    asked = {entry.name for entry in examined(tmp_path, dtype="bfloat16").alternatives}
+    assert "int8" in asked
+    assert {"fp8", "w8a8"}.isdisjoint(asked)
+    assert not Holding(PluginOptions(), QuantizationNeed("cpu", "float32")).reads_only_held()
+
+
 def test_methods_that_serve_no_layer_or_are_slow_here_are_not_proposed(tmp_path: Path) -> None:
     sizes = {"hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4, "head_dim": 10}
     save_tiny_model(tmp_path, tiny_config("llama", **sizes))
@@ -166,7 +175,8 @@ def test_json_has_roof_and_rate_side_by_side(tmp_path: Path, quick: None) -> Non
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
     assert data["model"]["traffic"]["context"] == data["run"]["context"] == 32
-    roof = data["measured"]["memory_bandwidth"] / data["model"]["traffic"]["bytes_per_token"]
+    traffic = data["model"]["traffic"]
+    roof = traffic["fastest_reading"]["bytes_per_second"] / traffic["bytes_per_token"]
     assert data["roofs"]["decode"] == pytest.approx(roof)
     assert data["run"]["of_roof"]["decode"] == pytest.approx(data["run"]["rates"]["decode"] / roof)
     assert {entry["severity"] for entry in data["advice"]} <= {"problem", "hint", "note"}
@@ -176,8 +186,23 @@ def test_text_without_a_run_leaves_the_rate_open(tmp_path: Path, quick: None) ->
     save_tiny_model(tmp_path, tiny_config("llama"))
     result = invoke("--model", tmp_path, "--no-run", "-o", "executor.threads=4096", "-o", "model.tokenizer_mode=none")
     assert result.exit_code == 0, result.output
-    for expected in ("roof, tok/s", "what would help", "executor.threads (-o) asks for 4096", "reading, GB/s"):
+    for expected in ("roof, tok/s", "what would help", "now it is 4096, from executor.threads (-o)", "reading, GB/s"):
         assert expected in result.output
+
+
+@pytest.mark.parametrize("asked", [None, 3])
+def test_threads_are_told_with_where_they_come_from(
+    tmp_path: Path, asked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    executor = {} if asked is None else {"threads": asked}
+    environment = Environment("cpu", num_cpus=8, memory_bytes=8 << 30)
+    layered = load_config({"device": "cpu", "model": {"path": str(tmp_path)}, "executor": executor})
+    model = examine_model(explain(layered, environment=environment), environment, MEASURED, CONTEXT)
+    expected = (1, "OMP_NUM_THREADS") if asked is None else (3, "executor.threads (config mapping)")
+    assert (model.threads_asked, model.threads_origin) == expected
+    assert model.threads == f"{expected[0]} ({expected[1]})"
 
 
 def test_an_unknown_model_is_an_error_before_anything_is_measured(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import LinearShape, QuantizationNeed
 from dovetail.plugins.model_families.llama import LlamaFamily
+from dovetail.plugins.quantization import int8
 from dovetail.plugins.quantization.int8 import Int8Linear, Int8Method
 from dovetail.testing.model_harness import ModelHarness
 from dovetail.testing.tiny_models import read_config, read_weights, save_tiny_model, tiny_config
@@ -61,6 +62,25 @@ def test_few_and_many_rows_multiply_by_the_same_weights(dtype: torch.dtype, rows
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_weights_are_written_out_only_where_bfloat16_products_are_fast(
+    has_instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8, "_multiplies_bfloat16", lambda: has_instructions)
+    written_out: list[torch.dtype] = []
+    dequantized = Int8Linear.dequantized
+
+    def noted(self: Int8Linear, dtype: torch.dtype) -> torch.Tensor:
+        written_out.append(dtype)
+        return dequantized(self, dtype)
+
+    monkeypatch.setattr(Int8Linear, "dequantized", noted)
+    kernel = loaded(torch.randn(48, 64))
+    for rows in (1, int8.FEW_ROWS, int8.FEW_ROWS + 1):
+        kernel.apply(torch.randn(rows, 64).bfloat16(), None)
+    assert len(written_out) == int(has_instructions)
+
+
 def test_layers_named_in_skip_stay_in_full_precision() -> None:
     method = Int8Method(Int8Method.Options(skip=("lm_head", "down_proj")), QuantizationNeed("cpu", "float32"))
     names = ["model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.down_proj", "lm_head"]
@@ -97,10 +117,10 @@ def test_a_skipped_layer_that_is_not_there_is_told_with_its_neighbours() -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_quantized_model_stays_close_to_the_model(tmp_path: Path, dtype: Any) -> None:
     oracle = save_tiny_model(tmp_path, tiny_config("llama"))
-    int8 = Int8Method(Int8Method.Options(), QuantizationNeed("cpu", str(dtype).removeprefix("torch.")))
+    method = Int8Method(Int8Method.Options(), QuantizationNeed("cpu", str(dtype).removeprefix("torch.")))
     family = LlamaFamily(LlamaFamily.Options())
     harness = ModelHarness(
-        family, read_config(tmp_path), read_weights(tmp_path), ReferenceBackend, dtype=dtype, quantization=int8
+        family, read_config(tmp_path), read_weights(tmp_path), ReferenceBackend, dtype=dtype, quantization=method
     )
     prompt = list(range(3, 40))
     with torch.no_grad():

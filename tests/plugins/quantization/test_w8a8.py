@@ -55,6 +55,12 @@ def test_which_layers_are_rounded() -> None:
         assert method.create_linear(LinearShape("odd", 63, 48, False), cpu) is None
 
 
+@pytest.mark.parametrize("method_class", [FP8Method, Int8ActivationMethod])
+def test_on_gpus_there_is_nothing_to_warn_of(method_class: type) -> None:
+    method = method_class(EightBitOptions(), QuantizationNeed("cuda", "bfloat16"))
+    assert (method.caveat(), method.reads_only_held()) == (None, True)
+
+
 def test_refusals_say_why() -> None:
     old = Environment("cuda", 2, 2**33, devices=(DeviceInfo("an A100", 2**33, (8, 0)),))
     reasons = FP8Method.check(QuantizationNeed("cuda", "float16"), EightBitOptions(), old)
