@@ -12,8 +12,8 @@ DEFINITIONS: Mapping[str, str] = {
     "rate (ratio of sums)": "accepted drafts / drafted tokens, summed over all requests",
     "rate (mean over requests)": "mean of each request's own accepted / drafted; requests without drafts left out",
     "accepted length": "tokens per decode step, bonus token included, over all decode steps, with drafts or not",
-    "round length": "tokens per round, bonus token included, where a round is a step in which drafts of the request were"
-    " verified: 1 + accepted / rounds, as metrics.mean_accepted_length and vLLM's mean acceptance length",
+    "round length": "tokens per round, bonus token included, where a round is a step in which drafts of the request"
+    " were verified: 1 + accepted / rounds, as metrics.mean_accepted_length and vLLM's mean acceptance length",
     "drafted per step": "drafted tokens per decode step: below the draft length where a drafter had nothing to guess",
     "at position j, of steps": "share of all decode steps in which at least j drafts stood",
     "at position j, of rounds": "share of rounds in which at least j drafts stood, as vLLM's per-position acceptance",

@@ -104,7 +104,7 @@ def request_features(prompt: Sequence[int], greedy: Sequence[int], text: str | N
     yield Feature("logprobs", {"logprobs": 2})
     yield Feature("prompt_logprobs", {"prompt_logprobs": 1})
     yield Feature("logit_bias", {"logit_bias": {greedy[0]: -100.0}})
-    yield Feature("repetition_penalty", {"repetition_penalty": 2.0})
+    yield Feature("repetition_penalty", {"repetition_penalty": 1.2})
     yield Feature("presence_penalty", {"presence_penalty": 2.0})
     yield Feature("frequency_penalty", {"frequency_penalty": 2.0})
     yield Feature("min_tokens", ends_at_once | {"min_tokens": MAX_TOKENS // 2}, ends_at_once)
