@@ -73,7 +73,8 @@ class RequestMetrics:
     drafted_per_position: list[int] = field(default_factory=list)
     """Rounds in which at least this many guesses in a row were verified (of a tree: its depth): entry 0 for one, ..."""
     accepted_per_position: list[int] = field(default_factory=list)
-    """Rounds in which at least this many drafts stood: entry 0 for one draft, entry 1 for two, ..."""
+    """Rounds in which at least this many drafts stood: entry 0 for one draft, entry 1 for two, ... As long as
+    `drafted_per_position`, with zeros where none stood."""
     drafter_error: str | None = None
     """Why the request went on without its drafter."""
 

@@ -217,7 +217,8 @@ class DraftRequest:
     num_prompt_tokens: int
     max_drafts: int
     """At most this many nodes are used: the config's length, or fewer where the host expects that fewer pay, cut where
-    max_tokens or max_model_len is near. 0 while the prompt is incomplete, or where no draft would pay: nothing to
+    max_tokens or max_model_len is near. What is more is cut; more than `DraftSetup.num_tokens`, which can never be
+    used, is told in the log. 0 while the prompt is incomplete, or where no draft would pay: nothing to
     guess, only states to take in."""
     sampling: SamplingParams
     hidden_rows: np.ndarray

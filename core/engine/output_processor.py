@@ -361,11 +361,12 @@ def _count_drafts(sums: RequestMetrics | SpeculationTotals, counts: DraftCounts)
     sums.num_draft_rounds += 1
     sums.num_drafted += counts.drafted
     sums.num_accepted += counts.accepted
-    _count_positions(sums.drafted_per_position, counts.depth)
-    _count_positions(sums.accepted_per_position, counts.accepted)
+    _count_positions(sums.drafted_per_position, counts.depth, counts.depth)
+    _count_positions(sums.accepted_per_position, counts.accepted, counts.depth)
 
 
-def _count_positions(rounds: list[int], count: int) -> None:
-    rounds += [0] * (count - len(rounds))
+def _count_positions(rounds: list[int], count: int, depth: int) -> None:
+    """Both lists are as long as the deepest draft, so that they can be laid side by side."""
+    rounds += [0] * (max(count, depth) - len(rounds))
     for position in range(count):
         rounds[position] += 1

@@ -73,7 +73,9 @@ def _describe(problem: dict[str, Any], model: type[PluginOptions]) -> str:
         hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
         return f"unknown option '{key}'{hint} (options: {', '.join(known) or 'none'})"
     if problem["type"] == "missing":
-        return f"option '{key}' is required"
+        field = model.model_fields.get(key)
+        about = " ".join((field.description or "").split()) if field is not None else ""
+        return f"option '{key}' is required{f': {about}' if about else ''}"
     if not key:
         return str(problem["msg"])
     return f"option '{key}': {problem['msg']}, got {problem['input']!r}"

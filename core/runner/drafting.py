@@ -58,6 +58,8 @@ class Drafting:
         """Of the drafters that are to see every position."""
         self._max_model_len = max_model_len
         self._device = device
+        self._excessive: set[str] = set()
+        """Drafters that gave more than anybody asks for, which was told."""
         self.lengths = lengths
         """How many drafts are worth their while; looked at on rank 0 alone."""
         self.max_drafts = max(setting.num_tokens for setting in self._settings.values())
@@ -218,6 +220,7 @@ class Drafting:
                 logger.warning("request %d goes on without its drafter: %s", request.key, errors[place])
                 continue
             given = len(draft.token_ids)
+            self._tell_of_excess(name, given)
             if request.max_drafts:
                 self.lengths.offered(request.key, request.max_drafts, given)
             if given and request.max_drafts:
@@ -225,6 +228,16 @@ class Drafting:
                     draft = replace(draft, probs=None)  # no draws, however certain their distributions are
                 drafts[place] = first_nodes(draft, request.max_drafts)
         return drafts
+
+    def _tell_of_excess(self, name: str, given: int) -> None:
+        """Cutting a draft is part of the contract, but what no request ever asks for is computed for nothing."""
+        most = self._settings[name].num_tokens
+        if given > most and name not in self._excessive:
+            self._excessive.add(name)
+            worker = type(self._drafters[name].worker).__name__
+            logger.warning(
+                "drafter %r (%s) gave %d guesses, num_tokens is %d: the rest is cut", name, worker, given, most
+            )
 
     def _draft_requests(
         self,

@@ -38,7 +38,8 @@ class EagleOptions(PluginOptions):
     """Where the head is, and what shape its guesses have."""
 
     path: Path
-    """Folder with config.json and the head's weights."""
+    """Folder with config.json and the head's weights. Dovetail's repository has one for the default model,
+    examples/train_drafters/heads/eagle, and beside it what trains others."""
     top_k: int = Field(default=1, ge=1)
     """1: chains. More: trees, in which so many nodes of each depth get so many children, and of which the
     `num_tokens` best nodes are proposed; they are not drawn, whatever the temperature."""

@@ -11,9 +11,14 @@ from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, b
 DEFINITIONS: Mapping[str, str] = {
     "rate (ratio of sums)": "accepted drafts / drafted tokens, summed over all requests",
     "rate (mean over requests)": "mean of each request's own accepted / drafted; requests without drafts left out",
-    "accepted length": "tokens per decode step, bonus token included, summed over all requests",
+    "accepted length": "tokens per decode step, bonus token included, over all decode steps, with drafts or not",
+    "round length": "tokens per round, bonus token included, where a round is a step in which drafts of the request"
+    " were verified: 1 + accepted / rounds, as metrics.mean_accepted_length and vLLM's mean acceptance length",
     "drafted per step": "drafted tokens per decode step: below the draft length where a drafter had nothing to guess",
-    "at position j": "share of decode steps in which at least j drafts stood",
+    "at position j, of steps": "share of all decode steps in which at least j drafts stood",
+    "at position j, of rounds": "share of rounds in which at least j drafts stood, as vLLM's per-position acceptance",
+    "at position j, of drafts": "share of rounds in which at least j drafts stood, among those in which at least j in a"
+    " row were verified (metrics.accepted_per_position / metrics.drafted_per_position, as --stats prints)",
     "wasted": "drafts that were verified and did not stand, per output token",
     "interval": "95%, bootstrap over prompts (all requests of a prompt together), see the speed section for the method",
 }
@@ -38,9 +43,18 @@ class Acceptance:
     """None where nothing was drafted."""
     rate_of_requests: Estimate | None
     accepted_length: Estimate | None
+    """Tokens per decode step."""
+    rounds: int
+    """Steps in which drafts were verified, by request."""
+    round_length: Estimate | None
+    """Tokens per round."""
     drafted_per_step: float | None
     positions: Sequence[float]
     """Share of decode steps with at least 1, 2, ... accepted drafts."""
+    positions_of_rounds: Sequence[float]
+    """The same share of rounds."""
+    positions_of_drafts: Sequence[float | None]
+    """The same of rounds in which as many drafts in a row were verified; None where there was none."""
     wasted: float
     by_repetition: Sequence[float | None]
     """Rate (ratio of sums) of each repetition."""
@@ -69,7 +83,11 @@ def _describe(
     resampler: Resampler,
 ) -> Acceptance:
     drafted, accepted = sum(r.drafted for r in records), sum(r.accepted for r in records)
-    steps = sum(r.decode_steps for r in records)
+    steps, rounds = sum(r.decode_steps for r in records), sum(r.rounds for r in records)
+    stood, verified = (
+        _counts(counts, length)
+        for counts in ([r.accepted_per_position for r in records], [r.drafted_per_position for r in records])
+    )
     own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in by_prompt(records).values()]
     means = [rate for rate in own_rates if rate is not None]
     return Acceptance(
@@ -83,8 +101,12 @@ def _describe(
         _ratio(records, lambda r: r.accepted, lambda r: r.drafted, resampler),
         resampler.mean(means) if means else None,
         _ratio(records, lambda r: r.decode_tokens, lambda r: r.decode_steps, resampler),
+        rounds,
+        _ratio(records, lambda r: r.rounds + r.accepted, lambda r: r.rounds, resampler),
         drafted / steps if steps else None,
-        _positions(records, length, steps),
+        [count / steps for count in stood] if steps else [],
+        [count / rounds for count in stood] if rounds else [],
+        [count / most if most else None for count, most in zip(stood, verified, strict=True)],
         (drafted - accepted) / sum(len(r.token_ids) for r in records),
         [_rate([r for r in records if r.repetition == n]) for n in sorted({r.repetition for r in records})],
     )
@@ -102,12 +124,13 @@ def _ratio(
     return resampler.ratio(tops, bottoms) if sum(bottoms) else None
 
 
-def _positions(records: Sequence[RequestRecord], length: int, steps: int) -> list[float]:
+def _counts(lists: Sequence[Sequence[int]], length: int) -> list[int]:
+    """Sums by position."""
     counts = [0] * length
-    for record in records:
-        for position, count in enumerate(record.accepted_per_position):
+    for own in lists:
+        for position, count in enumerate(own):
             counts[position] += count
-    return [count / steps for count in counts] if steps else []
+    return counts
 
 
 def _rate(records: Sequence[RequestRecord]) -> float | None:

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dovetail.commands.checks import read_text, require
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
-from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant, label_among
+from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_prompt, by_variant, label_among
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, exponential, log_ratios, values_by_turn
 
-Verdict = Literal["better", "worse", "undecided"]
+Verdict = Literal["better", "worse", "same", "undecided"]
 
 _COMPARABLE = ("experiment", "model", "workload")
 """Parts of the provenance that must be equal."""
@@ -60,6 +60,8 @@ class _Requests(BaseModel):
     accepted_per_position: list[list[int]]
     finish_reason: list[str]
     drafter_error: list[str | None]
+    drafted_per_position: list[list[int]] = []
+    """Left out by older reports."""
 
 
 class _Equality(BaseModel):
@@ -85,6 +87,8 @@ class SavedReport(BaseModel):
     def records(self) -> list[RequestRecord]:
         """The requests."""
         columns = self.requests.model_dump()
+        if not self.requests.drafted_per_position:
+            del columns["drafted_per_position"]
         return [RequestRecord(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
@@ -99,6 +103,7 @@ class Change:
     estimate: Estimate | None
     """new / old for speed-ups (more than 1: better), new - old for acceptance; None for verdicts."""
     verdict: Verdict
+    """same: nothing differs, in any group or prompt."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,14 @@ def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], 
 
     changes = [
         *_decide([_speed_change(metric, key, *records, resampler, label) for metric in METRICS for key in common]),
-        *_decide([_acceptance_change(key, *records, resampler, label) for key in common]),
+        *_decide(
+            [
+                _acceptance_change(what, values, key, *records, resampler, label)
+                for what, values in _ACCEPTANCE.items()
+                for key in common
+                if key[2] is not None
+            ]
+        ),
         *_equality_changes(old, new, common, label),
         *_drafter_changes(common, *records, label),
         *(Change(label(key), "arm", "ran", "is gone", None, "worse") for key in gone),
@@ -170,8 +182,13 @@ def _speed_change(
     if not groups:
         return None
     before, after = (math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios)
-    estimate = exponential(resampler.mean([ratios[1][group] - ratios[0][group] for group in groups]))
-    return Change(label(key), f"speed-up in {metric}", before, after, estimate, "undecided")
+    differences = [ratios[1][group] - ratios[0][group] for group in groups]
+    estimate = exponential(resampler.mean(differences))
+    return Change(label(key), f"speed-up in {metric}", before, after, estimate, _undecided(differences))
+
+
+def _undecided(differences: Sequence[float]) -> Verdict:
+    return "undecided" if any(differences) else "same"
 
 
 def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
@@ -181,14 +198,22 @@ def _speedups(metric: str, key: Key, records: Records) -> dict[int, float]:
     return log_ratios(base, own, is_rate=metric == PRIMARY)
 
 
-def _acceptance_change(key: Key, old: Records, new: Records, resampler: Resampler, label: Label) -> Change | None:
-    rates = [_rates(records[key]) for records in (old, new)]
-    prompts = [prompt for prompt in rates[0] if prompt in rates[1]]
+def _acceptance_change(
+    what: str,
+    values_of: Callable[[Sequence[RequestRecord]], dict[int, float]],
+    key: Key,
+    old: Records,
+    new: Records,
+    resampler: Resampler,
+    label: Label,
+) -> Change | None:
+    values = [values_of(records[key]) for records in (old, new)]
+    prompts = [prompt for prompt in values[0] if prompt in values[1]]
     if not prompts:
         return None
-    before, after = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in rates)
-    estimate = resampler.mean([rates[1][prompt] - rates[0][prompt] for prompt in prompts])
-    return Change(label(key), "acceptance rate (mean over requests)", before, after, estimate, "undecided")
+    before, after = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in values)
+    differences = [values[1][prompt] - values[0][prompt] for prompt in prompts]
+    return Change(label(key), what, before, after, resampler.mean(differences), _undecided(differences))
 
 
 def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:
@@ -199,12 +224,28 @@ def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:
     return {prompt: sum(rates) / len(rates) for prompt, rates in found.items()}
 
 
+def _lengths(records: Sequence[RequestRecord]) -> dict[int, float]:
+    """Tokens per decode step of each prompt. A drafter that drafts less at the same rate is seen here alone."""
+    found = {}
+    for prompt, own in by_prompt(records).items():
+        steps = sum(record.decode_steps for record in own)
+        if steps:
+            found[prompt] = sum(record.decode_tokens for record in own) / steps
+    return found
+
+
+_ACCEPTANCE: Mapping[str, Callable[[Sequence[RequestRecord]], dict[int, float]]] = {
+    "acceptance rate (mean over requests)": _rates,
+    "accepted length (tokens per decode step, mean over prompts)": _lengths,
+}
+
+
 def _decide(found: Sequence[Change | None]) -> Iterator[Change]:
     changes = [change for change in found if change is not None]
     p_values = {i: c.estimate.p for i, c in enumerate(changes) if c.estimate is not None and c.estimate.has_interval}
     adjusted = holm({i: p for i, p in p_values.items() if p is not None})
     for index, change in enumerate(changes):
-        verdict: Verdict = "undecided"
+        verdict = change.verdict
         if adjusted.get(index, 1.0) < 1 - LEVEL:
             assert not isinstance(change.old, str)
             assert not isinstance(change.new, str)
@@ -218,9 +259,15 @@ def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key],
     for key in common:
         if key not in before or key not in after or before[key].verdict == after[key].verdict:
             continue
-        was_lossy, is_lossy = before[key].verdict == "LOSSY", after[key].verdict == "LOSSY"
-        verdict: Verdict = "worse" if is_lossy else "better" if was_lossy else "undecided"
+        verdict = _equality_verdict(before[key], after[key])
         yield Change(label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
+
+
+def _equality_verdict(before: _Equality, after: _Equality) -> Verdict:
+    """Tokens that were plain's and are so no more are a step back, whatever explains them."""
+    if after.verdict == "LOSSY" or (before.verdict == "identical" and after.divergences):
+        return "worse"
+    return "better" if before.verdict == "LOSSY" or after.verdict == "identical" else "undecided"
 
 
 def _gone(old: SavedReport, new: SavedReport, judged: Sequence[Key], now: Records) -> list[Key]:
@@ -279,7 +326,7 @@ def _environment(old: _Provenance, new: _Provenance) -> Iterator[str]:
         if one != other:
             yield f"{part}.{key}: {_short(one)} / {_short(other)}, of equal contents"
     for key in dict.fromkeys([*old.machine, *new.machine]):
-        if key != "load_average" and old.machine.get(key) != new.machine.get(key):
+        if key not in ("load_average", "cpu_mhz") and old.machine.get(key) != new.machine.get(key):
             yield f"machine.{key}: {_short(old.machine.get(key))} / {_short(new.machine.get(key))}"
     for arm in dict.fromkeys([*old.arms, *new.arms]):
         one, other = old.arms.get(arm, {}), new.arms.get(arm, {})

@@ -14,6 +14,7 @@ from dovetail.spec_decode.experiments.arms import Setup, check_room, prepare
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
 from dovetail.spec_decode.experiments.datasets import load_prompts
+from dovetail.spec_decode.experiments.engine_features import try_engine_features
 from dovetail.spec_decode.experiments.equality import compare_equality
 from dovetail.spec_decode.experiments.features import try_features
 from dovetail.spec_decode.experiments.plan import num_turns
@@ -60,7 +61,11 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
             cost_models=models,
             steps=describe_steps(measured.steps),
             status=list(_status(setup, bench, measured)),
-            features=try_features(setup, bench, workload) if experiment.compatibility else [],
+            features=(
+                [*try_features(setup, bench, workload), *try_engine_features(bench, workload)]
+                if experiment.compatibility
+                else []
+            ),
             warnings=list(_warnings(experiment, setup, workload, measured, acceptance)),
             requests=measured.requests,
             step_samples=measured.steps,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from dovetail import LLMEngine
@@ -165,10 +167,31 @@ def _identity(files: Sequence[Path]) -> str:
 
 def _describe_machine(engine: LLMEngine) -> dict[str, Any]:
     found = describe_machine()
+    frequency = psutil.cpu_freq()
+    found["cpu_mhz"] = None if frequency is None else round(frequency.current)
+    found["clocks"] = _describe_clocks()
     found["device"] = engine.config.device_type
     if engine.config.device_type == "cuda":
         found["device"] = torch.cuda.get_device_name()
     return found
+
+
+def _describe_clocks() -> dict[str, Any]:
+    """What times are measured by, and what may change the speed of the CPU meanwhile; None where it is not known."""
+    timer, frequency = time.get_clock_info("monotonic"), psutil.cpu_freq()
+    return {
+        "timer": f"{timer.implementation}, resolution {timer.resolution:.0e} s",
+        "source": _first_line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "highest MHz": round(frequency.max) if frequency is not None and frequency.max else None,
+        "governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    }
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 def _describe_engine(setup: Setup, bench: Bench, index: int, resident: int) -> EngineFacts:

@@ -43,6 +43,8 @@ class RequestRecord:
     """Steps in which at least one draft stood, at least two, ..."""
     finish_reason: str
     drafter_error: str | None = None
+    drafted_per_position: Sequence[int] = ()
+    """Rounds in which at least one draft was verified, at least two in a row, ..."""
 
     @property
     def ttft(self) -> float:
@@ -64,6 +66,11 @@ class RequestRecord:
         """Tokens after those of the first step."""
         first = self.times[0]
         return sum(time > first for time in self.times)
+
+    @property
+    def rounds(self) -> int:
+        """Steps in which drafts of the request were verified."""
+        return self.drafted_per_position[0] if self.drafted_per_position else 0
 
     @property
     def decode_steps(self) -> int:

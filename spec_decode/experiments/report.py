@@ -12,11 +12,11 @@ from dovetail.commands.machine import Span
 from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
 from dovetail.spec_decode.experiments.cost import CostModel, Crossover, GridCell, StepCost
 from dovetail.spec_decode.experiments.equality import Equality
-from dovetail.spec_decode.experiments.features import Trial
 from dovetail.spec_decode.experiments.provenance import Provenance
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows
 from dovetail.spec_decode.experiments.speed import METRICS, Speed
+from dovetail.spec_decode.experiments.trials import Trial
 
 FORMAT = 1
 

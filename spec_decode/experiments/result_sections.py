@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dovetail.spec_decode.experiments.acceptance import DEFINITIONS
+from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
 from dovetail.spec_decode.experiments.cost import Crossover
 from dovetail.spec_decode.experiments.report import Report
@@ -24,9 +24,9 @@ def acceptance_section(report: Report) -> Section:
         "rate: ratio of sums [95%]",
         "rate: mean over requests [95%]",
         "accepted length [95%]",
+        "round length [95%]",
         "drafted per step",
         "wasted",
-        "at position 1, 2, ...",
     ]
     overall = [item for item in report.acceptance if item.category is None]
     rows = [
@@ -38,17 +38,36 @@ def acceptance_section(report: Report) -> Section:
             format_estimate(a.rate, "{:.3f}", 0, 1),
             format_estimate(a.rate_of_requests, "{:.3f}", 0, 1),
             format_estimate(a.accepted_length, "{:.2f}", 1),
+            format_estimate(a.round_length, "{:.2f}", 1),
             "-" if a.drafted_per_step is None else f"{a.drafted_per_step:.2f}",
             f"{a.wasted:.2f}",
-            " ".join(f"{share:.2f}" for share in a.positions),
         ]
         for a in overall
     ]
     notes = ["Step t drafts k_t tokens, of which a_t stand, and adds b_t = 1 of the target's own."]
     notes += [f"{name}: {text}." for name, text in DEFINITIONS.items()]
-    tables = [TableData(header, rows)] if rows else []
+    tables = [TableData(header, rows), _position_table(report, overall)] if rows else []
     tables += _category_tables(report)
     return Section("3. Acceptance", notes, tables)
+
+
+def _position_table(report: Report, items: Sequence[Acceptance]) -> TableData:
+    rows = [
+        [
+            report.label(a.arm, a.length),
+            str(a.batch),
+            str(a.decode_steps),
+            str(a.rounds),
+            *(_shares(shares) for shares in (a.positions, a.positions_of_rounds, a.positions_of_drafts)),
+        ]
+        for a in items
+    ]
+    header = ["arm", "batch", "decode steps", "rounds", "of steps", "of rounds", "of drafts"]
+    return TableData(header, rows, "At position 1, 2, ...: where so many drafts stood, as a share")
+
+
+def _shares(shares: Sequence[float | None]) -> str:
+    return " ".join("-" if share is None else f"{share:.2f}" for share in shares) or "-"
 
 
 def _category_tables(report: Report) -> Iterator[TableData]:

@@ -86,12 +86,20 @@ class Bench:
             given["speculation"] = drafter_name(variant)
         return SamplingParams(**given | {"detokenize": False, "output_kind": "delta"} | changes)
 
-    def run(self, variant: Variant, prompts: Sequence[TokenIds], params: Sequence[SamplingParams]) -> list[Finished]:
-        """One group to its end, on a cold prefix cache. Raises `RequestError` for a request that is refused, before
-        any is added, and `DovetailError` for one that fails."""
+    def run(
+        self,
+        variant: Variant,
+        prompts: Sequence[TokenIds],
+        params: Sequence[SamplingParams],
+        *,
+        keeps_cache: bool = False,
+    ) -> list[Finished]:
+        """One group to its end, on a cold prefix cache or (`keeps_cache`) on what the group before left in it. Raises
+        `RequestError` for a request that is refused, before any is added, and `DovetailError` for one that fails."""
         engine = self.engine_of(variant)
         inputs = [engine.process_input(list(p), own) for p, own in zip(prompts, params, strict=True)]
-        engine.reset_prefix_cache()
+        if not keeps_cache:
+            engine.reset_prefix_cache()
         gc.collect()
         self.take_steps(variant)
         self._names += 1
@@ -288,6 +296,7 @@ def _request_record(
         accepted_per_position=metrics.accepted_per_position,
         finish_reason=finished.last.outputs[0].finish_reason or "",
         drafter_error=metrics.drafter_error,
+        drafted_per_position=metrics.drafted_per_position,
     )
 
 

@@ -17,6 +17,7 @@ from dovetail.spec_decode.experiments.result_sections import (
 )
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
+from dovetail.spec_decode.experiments.trials import Trial
 
 _MAX_DIVERGENCES = 12
 
@@ -45,6 +46,7 @@ def provenance_section(report: Report) -> Section:
         f" sha256 (sampled) {found.model['sampled_sha256'][:16]}",
         "machine": f"{machine['cpu']}, {machine['usable_cpus']} usable CPUs, {found.threads} threads, device"
         f" {machine['device']}",
+        "clocks": _pairs({"MHz when described": machine["cpu_mhz"], **machine["clocks"]}),
         "versions": ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
         "workload": f"{workload['data']} ({workload['format']}, {workload['template']}), {workload['prompts']} prompts,"
         f" sha256 {workload['sha256'][:16]}; tokens {workload['prompt_tokens']['min']} to"
@@ -177,12 +179,20 @@ def compatibility_section(report: Report) -> Section:
     found = {(t.arm, t.feature): t for t in report.features}
     if features:
         rows = [[feature, *(found[arm, feature].outcome for arm in arms)] for feature in features]
-        tables.append(TableData(["feature", *arms], rows, "Request features"))
-    reasons = [f"{t.arm}, {t.feature}: {t.outcome}: {t.reason}" for t in report.features if t.reason]
+        tables.append(TableData(["feature", *arms], rows, "Features"))
+    reasons = [_trial_note(trial) for trial in report.features if trial.reason]
     notes = [
-        "Each feature is tried in each arm, on a prompt that repeats itself. Greedy requests must bring the baseline's"
-        " tokens, and so must seeded ones of arms whose drafts are not drawn; of the others only their running is told."
-        " Where nothing was drafted, the arm's part in it was not tried.",
+        "Each feature is tried in each arm, on a prompt that repeats itself, with values that should show. Greedy"
+        " requests must bring the baseline's tokens, and so must seeded ones of arms whose drafts are not drawn; of the"
+        " others only their running is told. Log probabilities are compared where they are asked for. No effect"
+        " here: the baseline answers as it does without the feature, so that nothing was shown. Where nothing was"
+        " drafted, the arm's part in it was not tried.",
         *dict.fromkeys(reasons),
     ]
     return Section("8. Compatibility", notes if features else [], tables)
+
+
+def _trial_note(trial: Trial) -> str:
+    what = f"{trial.feature}: {trial.outcome}: {trial.reason}"
+    # What no arm could try is told once.
+    return what if trial.outcome in ("not tried", "not served", "ran") else f"{trial.arm}, {what}"

@@ -32,11 +32,16 @@ STYLES = {
     "REAL": "bold red",
     "failed": "bold red",
     "ran, other tokens": "yellow",
+    "ran, other log probabilities": "yellow",
+    "ran, no effect here": "dim",
+    "not tried": "dim",
+    "not served": "dim",
     "ran, nothing drafted": "dim",
     "refused": "yellow",
     "lossy by declaration": "yellow",
     "too few prompts": "yellow",
     "undecided": "dim",
+    "same": "dim",
     "tie": "dim",
 }
 """Words that are coloured wherever they fill a cell."""
@@ -88,7 +93,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(
         Text(
             "Speed-ups are over the plain arm of the same run; changes are new / old for speed-ups and new - old for"
-            " acceptance, paired by prompts, Holm-corrected within each of speed and acceptance.",
+            " acceptance, paired by prompts, Holm-corrected within each of speed and acceptance. same: no value"
+            " differs.",
             style="dim",
         )
     )

@@ -21,7 +21,9 @@ from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.speculation import Draft
 from dovetail.nn.operators import torch_operators
+from dovetail.registry.components import validate_options
 from dovetail.runner.verifier import first_nodes
+from dovetail.spec_decode.eagle.drafter import EagleDrafter
 from dovetail.spec_decode.eagle.trees import GrowingTree
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -455,6 +457,11 @@ def test_layers_of_a_family_that_hides_them_are_refused(make_llm: Callable[..., 
 def test_a_folder_without_a_head_is_refused(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder of an EAGLE head"):
         make_llm(tmp_path)
+
+
+def test_who_gives_no_head_is_told_where_one_lies() -> None:
+    with pytest.raises(ConfigError, match=r"option 'path' is required: Folder .* examples/train_drafters/heads/eagle"):
+        validate_options(EagleDrafter, "eagle", {})
 
 
 def test_confidence_ends_chains(target: Target, make_llm: Callable[..., LLM]) -> None:

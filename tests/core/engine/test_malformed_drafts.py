@@ -38,6 +38,10 @@ class Chains(Said):
     capabilities = DraftCapabilities()
 
 
+class Longer(Said):
+    """Has an answer of its own, since what is told is told once."""
+
+
 class Writes(DraftWorker):
     """Changes the user's text."""
 
@@ -63,7 +67,7 @@ class Raises(Sequence[int]):
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     directory: Path = tmp_path_factory.mktemp("malformed")
     save_tiny_model(directory, tiny_config("llama"))
-    names = {"said": Said, "chains": Chains, "writes": Writes}
+    names = {"said": Said, "chains": Chains, "longer": Longer, "writes": Writes}
     drafters = {
         name: {"name": f"{__name__}:{kind.__name__}", "num_tokens": 3, "length": "fixed"}
         for name, kind in names.items()
@@ -143,6 +147,17 @@ def test_sequences_that_cannot_be_cut_as_lists_are_drafts(
     assert [output.outputs[0].token_ids for output in outputs] == answers
     assert outputs[0].metrics.drafter_error is None
     assert outputs[0].metrics.num_drafted > 0
+
+
+def test_a_draft_that_is_longer_than_any_may_be_is_cut_and_told_once(
+    llm: LLM, answers: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    Longer.answer = Draft([5] * 8)
+    for _ in range(2):
+        outputs = beside_a_plain_request(llm, "longer")
+        assert [output.outputs[0].token_ids for output in outputs] == answers
+    told = [record.getMessage() for record in caplog.records if "guesses" in record.getMessage()]
+    assert told == ["drafter 'longer' (Longer) gave 8 guesses, num_tokens is 3: the rest is cut"]
 
 
 def test_a_tree_of_a_drafter_that_declares_chains_is_refused(llm: LLM, answers: list[list[int]]) -> None:

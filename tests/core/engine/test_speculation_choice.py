@@ -215,7 +215,7 @@ def test_counts_add_up(shared: LLM, prompt: list[int], n: int, length: int) -> N
     assert sum(metrics.accepted_per_position) == metrics.num_accepted
     assert metrics.num_accepted <= metrics.num_drafted
     assert (metrics.drafted_per_position or [0])[0] == metrics.num_draft_rounds
-    pairs = zip(metrics.accepted_per_position, metrics.drafted_per_position, strict=False)
+    pairs = zip(metrics.accepted_per_position, metrics.drafted_per_position, strict=True)
     assert all(stood <= judged for stood, judged in pairs)
     # Every round gives its bonus token, and every completion has at least one token from the step of its prompt.
     assert metrics.num_accepted + metrics.num_draft_rounds + n <= n * length + metrics.num_accepted

@@ -2,7 +2,9 @@
 
 Plain decoding of the same engine is the oracle. Two of the drafters know its answers, and are right in most of their
 guesses, so that every round has drafts that stand and drafts that fall; greedy and seeded requests must keep their
-tokens, since none of the drafters draws.
+tokens, since none of these drafters draws. Medusa heads fitted to its answers, and a model much like the target as a
+draft model, go through the pairs that matter to states and pages of a drafter's own; the latter draws for sampled
+requests, so greedy ones alone are compared.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from dovetail import LLM, BeamSearchParams, SamplingParams
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -73,6 +77,7 @@ class Tree(Chain):
         return drafts
 '''
 DRAFTERS = ["chain", "tree", "lookup", "adaptive"]
+WITH_LAYERS = ["medusa", "model"]
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11], [3 + 7 * i % 90 for i in range(26)], [5, 6, 7, 8] * 5 + [9]]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=0.9, seed=11)
@@ -90,6 +95,7 @@ PAIRS: dict[str, SamplingParams] = {
     "sampled logprobs": replace(SAMPLED, logprobs=2),
     "prompt_logprobs": replace(GREEDY, prompt_logprobs=2),
     "n": replace(SAMPLED, n=3),
+    "greedy n": replace(GREEDY, n=2),
     "best_of": replace(SAMPLED, n=2, best_of=4),
     "stop_token_ids": replace(GREEDY, stop_token_ids=list(range(0, 128, 9))),
     "min_tokens": replace(GREEDY, stop_token_ids=list(range(0, 128, 3)), min_tokens=7),
@@ -99,24 +105,58 @@ PAIRS: dict[str, SamplingParams] = {
     "processors": replace(GREEDY, processors={"no_repeat_ngram": 2}),
     "delta": replace(GREEDY, output_kind="delta"),
 }
+PAIRS_OF_LAYERS = ["greedy", "penalties", "logprobs", "prompt_logprobs", "greedy n", "stop_token_ids", "min_tokens"]
+CASES = [(pair, drafter) for drafter in DRAFTERS for pair in PAIRS]
+CASES += [(pair, drafter) for drafter in WITH_LAYERS for pair in PAIRS_OF_LAYERS]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pairs")
-    save_tiny_model(directory, tiny_config("llama"))
+    model = save_tiny_model(directory, tiny_config("llama"))
+    write_heads(directory / "heads", model)
+    write_draft_model(directory / "draft", model)
     (directory / "knowing.py").write_text(KNOWING)
     (directory / "answers.json").write_text("[]")
     return directory
 
 
+def write_heads(directory: Path, model: Any, num_heads: int = 3) -> None:
+    """Unembeddings that take the target's states to the tokens after the next, by least squares over its answers."""
+    states, tokens = [], []
+    with torch.inference_mode():
+        for prompt in PROMPTS:
+            ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24, min_new_tokens=24)
+            known = model(ids, output_hidden_states=True).hidden_states[-1][0]
+            states.append(known[: -1 - num_heads])
+            tokens.append(torch.stack([ids[0, k + 2 : ids.shape[1] - num_heads + k + 1] for k in range(num_heads)]))
+        seen, wanted = torch.cat(states), torch.cat(tokens, dim=1)
+        one_hot = torch.nn.functional.one_hot(wanted, model.config.vocab_size).float()
+        tensors = {
+            f"{k}.0.weight": torch.linalg.lstsq(seen, one_hot[k]).solution.T.contiguous() for k in range(num_heads)
+        }
+    directory.mkdir()
+    save_file(tensors, directory / "medusa_lm_head.safetensors")
+    (directory / "config.json").write_text(json.dumps({"medusa_num_heads": num_heads, "medusa_num_layers": 0}))
+
+
+def write_draft_model(directory: Path, model: Any) -> None:
+    """The target with some noise in its weights; `model` is changed."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator) * parameter.std())
+    model.save_pretrained(directory)
+
+
 @pytest.fixture(scope="module")
 def make(folder: Path) -> Iterator[Callable[..., LLM]]:
-    """An engine with all drafters, none of them the default; each set of sections is built once."""
+    """An engine with all drafters (`with_layers`: those that have layers or heads), none of them the default; each set
+    of sections is built once."""
     created: dict[str, LLM] = {}
 
-    def build(**sections: Any) -> LLM:
-        name = json.dumps(sections, sort_keys=True)
+    def build(with_layers: bool = False, **sections: Any) -> LLM:
+        name = json.dumps([with_layers, sections], sort_keys=True)
         if name not in created:
             knowing = {"num_tokens": 6, "answers": str(folder / "answers.json"), "length": "fixed"}
             drafters = {
@@ -125,6 +165,16 @@ def make(folder: Path) -> Iterator[Callable[..., LLM]]:
                 "lookup": {"name": "ngram", "num_tokens": 5, "min_match": 1, "length": "fixed"},
                 "adaptive": {"name": f"{folder}/knowing.py:Chain", **knowing, "length": "adaptive"},
             }
+            if with_layers:
+                drafters = {
+                    "medusa": {"name": "medusa", "num_tokens": 3, "path": str(folder / "heads"), "length": "fixed"},
+                    "model": {
+                        "name": "draft_model",
+                        "num_tokens": 4,
+                        "path": str(folder / "draft"),
+                        "length": "fixed",
+                    },
+                }
             created[name] = LLM(
                 model={"path": str(folder), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 80},
                 cache={"block_size": 4, "num_blocks": 200} | sections.get("cache", {}),
@@ -171,12 +221,11 @@ def check_logprobs(left: list[Any] | None, right: list[Any] | None) -> None:
             assert entry.logprob == pytest.approx(b[token].logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("pair", "drafter"), CASES)
 def test_a_pair_gives_what_plain_decoding_gives(
     make: Callable[..., LLM], folder: Path, pair: str, drafter: str
 ) -> None:
-    llm = make()
+    llm = make(drafter in WITH_LAYERS)
     expected = plain(llm, folder, PAIRS[pair])
     found = run(llm, replace(PAIRS[pair], speculation=drafter))
     check_same(expected, found)
@@ -208,14 +257,29 @@ MEMORY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "seed"])
+@pytest.mark.parametrize("drafter", WITH_LAYERS)
+def test_layers_guess_some_right_and_some_wrong(make: Callable[..., LLM], drafter: str) -> None:
+    """So the comparisons above have both."""
+    found = run(make(True), replace(GREEDY, speculation=drafter))
+    drafted, accepted = (
+        sum(counts) for counts in zip(*((o.metrics.num_drafted, o.metrics.num_accepted) for o in found), strict=True)
+    )
+    assert 0 < accepted < drafted
+
+
+MEMORY_CASES = [(GREEDY, drafter) for drafter in [*DRAFTERS, *WITH_LAYERS]]
+MEMORY_CASES += [(SAMPLED, drafter) for drafter in [*DRAFTERS, "medusa"]]
+
+
+@pytest.mark.parametrize(
+    ("params", "drafter"), MEMORY_CASES, ids=lambda v: v if isinstance(v, str) else "seed" if v.seed else "greedy"
+)
 @pytest.mark.parametrize("memory", MEMORY)
 def test_memory_and_budgets_change_nothing(
     make: Callable[..., LLM], folder: Path, memory: str, params: SamplingParams, drafter: str
 ) -> None:
     expected = plain(make(), folder, params)
-    llm = make(**MEMORY[memory])
+    llm = make(drafter in WITH_LAYERS, **MEMORY[memory])
     found = run(llm, replace(params, speculation=drafter))
     check_same(expected, found)
     assert llm.engine.cache_statistics().num_used_blocks == 0
@@ -223,10 +287,10 @@ def test_memory_and_budgets_change_nothing(
         assert sum(output.metrics.num_preemptions for output in found) > 0
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *WITH_LAYERS])
 def test_cached_prefixes_hold_what_drafts_left_right(make: Callable[..., LLM], folder: Path, drafter: str) -> None:
     """A prompt that goes on where an answer ended finds its blocks in the cache, and the answer goes on the same."""
-    llm = make()
+    llm = make(drafter in WITH_LAYERS)
     llm.engine.reset_prefix_cache()
     expected = plain(llm, folder, replace(GREEDY, max_tokens=40))
     llm.engine.reset_prefix_cache()
@@ -238,9 +302,9 @@ def test_cached_prefixes_hold_what_drafts_left_right(make: Callable[..., LLM], f
         assert head.outputs[0].token_ids + tail.outputs[0].token_ids == whole.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *WITH_LAYERS])
 def test_a_request_that_is_aborted_leaves_nothing_behind(make: Callable[..., LLM], folder: Path, drafter: str) -> None:
-    llm = make()
+    llm = make(drafter in WITH_LAYERS)
     expected = plain(llm, folder, GREEDY)
     for i, prompt in enumerate(PROMPTS):
         llm.engine.add_request(str(i), prompt, replace(GREEDY, speculation=drafter))
@@ -264,22 +328,27 @@ def test_beams_are_searched_without_drafts(make_llm: Callable[..., LLM]) -> None
     assert drafted.engine.speculation_totals() == {}
 
 
+STORIES = Path(__file__).resolve().parents[3] / ".." / "shared" / "models" / "stories260K" / "hf"
 STORY = "Once upon a time, there was a little girl named Lily. She liked to play. Once upon a time, there was a"
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        replace(GREEDY, max_tokens=60, stop=["Lily", "She"]),
-        replace(GREEDY, max_tokens=60, stop=["e l", "y. "], include_stop_str_in_output=True, logprobs=0),
-        replace(GREEDY, max_tokens=60, stop=["the"], min_tokens=12),
-        replace(GREEDY, max_tokens=40, bad_words=["Lily", "little girl"]),
-        replace(SAMPLED, max_tokens=40, bad_words=["the"], stop=["."], seed=3),
-    ],
-    ids=["stop", "kept stop", "late stop", "bad words", "sampled"],
-)
-def test_text_is_the_same(make_stories: Callable[..., LLM], params: SamplingParams) -> None:
-    llm = make_stories(speculative={"drafters": {"it": {"name": "ngram", "num_tokens": 6, "length": "fixed"}}})
+TEXTS = {
+    "stop": replace(GREEDY, max_tokens=60, stop=["Lily", "She"]),
+    "kept stop": replace(GREEDY, max_tokens=60, stop=["e l", "y. "], include_stop_str_in_output=True, logprobs=0),
+    "late stop": replace(GREEDY, max_tokens=60, stop=["the"], min_tokens=12),
+    "bad words": replace(GREEDY, max_tokens=40, bad_words=["Lily", "little girl"]),
+    "sampled": replace(SAMPLED, max_tokens=40, bad_words=["the"], stop=["."], seed=3),
+}
+TEXT_CASES = [(text, "ngram") for text in TEXTS] + [("kept stop", "draft_model"), ("bad words", "draft_model")]
+
+
+@pytest.mark.parametrize(("text", "name"), TEXT_CASES)
+def test_text_is_the_same(make_stories: Callable[..., LLM], text: str, name: str) -> None:
+    params = TEXTS[text]
+    drafter: dict[str, Any] = {"name": name, "num_tokens": 6, "length": "fixed"}
+    if name == "draft_model":
+        drafter |= {"path": str(STORIES), "dtype": "bfloat16"}
+    llm = make_stories(speculative={"drafters": {"it": drafter}})
     expected = llm.generate([STORY], replace(params, speculation="off"), use_tqdm=False)
     found = llm.generate([STORY], params, use_tqdm=False)
     check_same(expected, found)

@@ -139,6 +139,13 @@ def test_a_required_option_is_asked_for(tmp_path, sink_source):
         Registry.scan().component("telemetry_sink", "./mine.py:Sink", {}, tmp_path)
 
 
+def test_a_required_option_says_what_it_is(tmp_path, sink_source):
+    documented = 'path: str\n    """Where the\n    lines go."""'
+    (tmp_path / "mine.py").write_text(sink_source.replace('path: str = "out.txt"', documented))
+    with pytest.raises(ConfigError, match=r"option 'path' is required: Where the lines go\."):
+        Registry.scan().component("telemetry_sink", "./mine.py:Sink", {}, tmp_path)
+
+
 def test_options_that_raise_are_the_plugins_fault(tmp_path, sink_source):
     validator = "    @field_validator('every')\n    def check(cls, value): return {}[value]\n"
     source = sink_source.replace("every: int = 1\n", "every: int = 1\n" + validator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,18 +23,28 @@ def report(
     arms: dict[str, float],
     *,
     error: str | None = None,
+    steps: Sequence[float] = (1.0, 2.0, 3.0),
+    drafts: int = 4,
+    equality: tuple[str, int] = ("identical", 0),
     model: dict[str, Any] | None = None,
     workload: dict[str, Any] | None = None,
     experiment: dict[str, Any] | None = None,
 ) -> SavedReport:
-    """Eight prompts one by one; each arm takes 1 / speed of plain's time, and a drafter may have raised."""
+    """Eight prompts one by one; each arm takes 1 / speed of plain's time, and a drafter may have raised.
+
+    Args:
+        steps: when an arm's three tokens came; half of the `drafts` of each request stood.
+        equality: the verdict of each arm, and how many prompts diverged.
+    """
     columns: dict[str, list[Any]] = {field.name: [] for field in fields(RequestRecord)}
     for arm, speed in {"plain": 1.0, "plain-again": 1.0, **arms}.items():
-        drafts = arm in arms
+        is_drafted = arm in arms
         for prompt in range(8):
-            times = [(1 + 0.01 * (prompt % 3)) * step / speed for step in (1.0, 2.0, 3.0)]
-            row = [arm, 4 if drafts else None, 1, 0, prompt, prompt, "all", [1, 2, 3], times, 8 * drafts, 4 * drafts]
-            row += [[2, 2, 0, 0] if drafts else [], "length", error if drafts else None]
+            own = steps if is_drafted else (1.0, 2.0, 3.0)
+            times = [(1 + 0.01 * (prompt % 3)) * step / speed for step in own]
+            drafted, stood = (drafts, drafts // 2) if is_drafted else (0, 0)
+            row = [arm, 4 if is_drafted else None, 1, 0, prompt, prompt, "all", [1, 2, 3], times, drafted, stood]
+            row += [[stood], "length", error if is_drafted else None, [drafted]]
             for column, value in zip(columns.values(), row, strict=True):
                 column.append(value)
     provenance = {
@@ -44,7 +55,9 @@ def report(
         "machine": {},
         "arms": {},
     }
-    found = {"dovetail_ab": 1, "provenance": provenance, "requests": columns, "equality": []}
+    verdict, diverged = equality
+    judged = [{"arm": arm, "length": 4, "batch": 1, "verdict": verdict, "divergences": [{}] * diverged} for arm in arms]
+    found = {"dovetail_ab": 1, "provenance": provenance, "requests": columns, "equality": judged}
     return SavedReport.model_validate(found)
 
 
@@ -83,6 +96,45 @@ def test_a_slower_arm_is_worse_and_the_same_one_is_not() -> None:
     old = report({"x": 2.0})
     assert "speed-up in tokens/s" in {what for _, what in worse(compare(old, report({"x": 1.5})))}
     assert worse(compare(old, old)) == set()
+
+
+def test_a_drafter_that_drafts_less_at_the_same_rate_is_worse() -> None:
+    old, new = report({"x": 2.0}, steps=(1.0, 2.0, 2.0), drafts=8), report({"x": 2.0}, drafts=2)
+    found = {what.partition(" (")[0]: what for _, what in worse(compare(old, new))}
+    assert "accepted length" in found
+    assert "acceptance rate" not in found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (("identical", 0), ("lossless", 1), "worse"),
+        (("identical", 0), ("too few prompts", 2), "worse"),
+        (("lossless", 1), ("LOSSY", 3), "worse"),
+        (("lossless", 1), ("identical", 0), "better"),
+        (("lossless", 1), ("too few prompts", 2), "undecided"),
+        (("LOSSY", 3), ("lossless", 1), "better"),
+    ],
+)
+def test_tokens_that_are_no_longer_plains_are_worse(
+    before: tuple[str, int], after: tuple[str, int], verdict: str
+) -> None:
+    found = compare(report({"x": 2.0}, equality=before), report({"x": 2.0}, equality=after))
+    assert [change.verdict for change in found.changes if change.what == "equality"] == [verdict]
+
+
+def test_a_report_is_the_same_as_itself() -> None:
+    own = report({"x": 2.0})
+    assert {change.verdict for change in compare(own, own).changes} == {"same"}
+    assert "same" not in {
+        change.verdict for change in compare(own, report({"x": 2.5})).changes if "speed" in change.what
+    }
+
+
+def test_reports_without_counts_of_drafts_by_position_can_be_compared() -> None:
+    own = report({"x": 2.0})
+    older = own.model_copy(update={"requests": own.requests.model_copy(update={"drafted_per_position": []})})
+    assert worse(compare(older, own)) == set()
 
 
 def test_contents_are_compared_and_not_where_they_lie() -> None:

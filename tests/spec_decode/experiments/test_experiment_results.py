@@ -86,6 +86,31 @@ def test_ratio_of_sums_and_mean_over_requests_differ_as_defined() -> None:
     assert found.rate.low is None  # two prompts tell nothing of their spread
 
 
+def test_lengths_and_positions_say_of_what_they_are_shares() -> None:
+    """Four decode steps bring five tokens; two of them are rounds, of which one drafted two tokens and one three."""
+    steps = [1.0, 2.0, 3.0, 4.0, 5.0, 5.0]
+    record = request(
+        "a",
+        4,
+        0,
+        token_ids=list(range(6)),
+        times=steps,
+        drafted=5,
+        accepted=1,
+        accepted_per_position=[1, 0, 0],
+        drafted_per_position=[2, 2, 1],
+    )
+    found = describe_acceptance([record], RESAMPLER)[0]
+    assert found.rounds == 2
+    assert found.accepted_length is not None
+    assert found.round_length is not None
+    assert found.accepted_length.value == pytest.approx(5 / 4)
+    assert found.round_length.value == pytest.approx(3 / 2)
+    assert found.positions == pytest.approx([1 / 4, 0, 0, 0])
+    assert found.positions_of_rounds == pytest.approx([1 / 2, 0, 0, 0])
+    assert found.positions_of_drafts == [0.5, 0.0, 0.0, None]
+
+
 def test_arms_without_drafts_have_no_acceptance() -> None:
     assert describe_acceptance([request(BASELINE, None, 0)], RESAMPLER) == []
 

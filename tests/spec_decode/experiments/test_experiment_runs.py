@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.spec_decode.experiments.cli import app
 from dovetail.spec_decode.experiments.command import ABCommand
+from dovetail.spec_decode.experiments.engine_features import NOT_SERVED
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 WRONG_RULE = """
@@ -46,6 +47,7 @@ class Stubborn(SuffixDrafter):
     def forget_finished(self):
         pass
 """
+ENGINE_FEATURES = ("prefix cache", "chunked prefill", "preemption", "tensor parallel", *NOT_SERVED)
 RAISING_DRAFTER = """
 from dovetail.contracts.speculation import DraftWorker
 
@@ -190,6 +192,12 @@ def test_acceptance_is_by_category_and_length(grid_run: dict[str, Any]) -> None:
     assert overall["accepted"] == even["accepted"] + odd["accepted"]
     assert overall["positions"] == sorted(overall["positions"], reverse=True)
     assert len(overall["positions"]) == 3
+    # Some steps of a lookup draft nothing.
+    assert 0 < overall["rounds"] <= overall["decode_steps"]
+    assert overall["round_length"]["value"] >= overall["accepted_length"]["value"]
+    requests = grid_run["requests"]
+    drafted, verified = requests["drafted"], requests["drafted_per_position"]
+    assert [sum(own) for own in verified] == drafted
     assert found["lookup", 1, 1, None]["accepted_length"]["value"] <= 2
 
 
@@ -200,15 +208,50 @@ def test_provenance_says_what_ran(grid_run: dict[str, Any]) -> None:
     assert found["differences"]["speculative.drafter.max_match"] == {"plain": None, "lookup": 5, "short": 2}
     assert found["workload"]["categories"] == {"even": 4, "odd": 4} or found["workload"]["prompts"] == 8
     assert all(len(found[key]) == 64 for key in ("experiment_sha256",))
+    assert "resolution" in found["machine"]["clocks"]["timer"]
     assert found["engines"][0]["kv_blocks"] == 199 or found["engines"][0]["kv_blocks"] == 200
 
 
 def test_features_ran_with_drafts_and_the_baselines_tokens(grid_run: dict[str, Any]) -> None:
     trials = {(trial["arm"], trial["feature"]): trial["outcome"] for trial in grid_run["features"]}
-    assert set(trials.values()) <= {"ran, as the baseline", "ran, nothing drafted"}
-    # Prompt lookup draws nothing, so seeded requests keep their tokens.
-    for feature in ("greedy", "logprobs", "n = 2", "repetition_penalty", "temperature 0.7, seeded"):
+    asked = [feature for arm, feature in trials if arm == "plain" and feature not in ENGINE_FEATURES]
+    # Prompt lookup draws nothing, so seeded requests keep their tokens; and each value shows in the baseline.
+    for feature in asked:
+        assert trials["plain", feature] == "ran, as the baseline"
+        assert trials["lookup", feature] in ("ran, as the baseline", "ran, nothing drafted")
+    for feature in ("greedy", "logprobs", "prompt_logprobs", "min_tokens", "temperature, seeded", "n = 2, seeded"):
         assert trials["lookup", feature] == "ran, as the baseline"
+
+
+def test_what_was_not_tried_or_is_not_served_says_why(grid_run: dict[str, Any]) -> None:
+    trials = {(trial["arm"], trial["feature"]): trial for trial in grid_run["features"]}
+    for arm in ("plain", "lookup", "short"):
+        assert trials[arm, "prefix cache"]["outcome"] == "ran, as the baseline"
+        assert "takes in the longest prompt whole" in trials[arm, "chunked prefill"]["reason"]
+        assert "executor.tensor_parallel is 1" in trials[arm, "tensor parallel"]["reason"]
+        assert {trials[arm, name]["outcome"] for name in NOT_SERVED} == {"not served"}
+
+
+def test_memory_and_budgets_are_tried_where_little_suffices(folder: Path) -> None:
+    config = experiment()["config"] | {
+        "cache": {"num_blocks": 50},
+        "scheduler": {"max_num_batched_tokens": 200, "max_num_seqs": 8},
+    }
+    data = experiment(config=config, compatibility=True, workload={"data": "set.jsonl", "limit": 2})
+    report = run(folder, data, "little")
+    trials = {(trial["arm"], trial["feature"]): trial["outcome"] for trial in report["features"]}
+    for arm in ("plain", "lookup"):
+        assert trials[arm, "chunked prefill"] == trials[arm, "preemption"] == "ran, as the baseline"
+
+
+def test_an_arm_that_ignores_a_feature_is_told(folder: Path) -> None:
+    config = {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}
+    arms = {"best": {"drafter": "lookup", "config": config}}
+    report = run(folder, experiment(arms=arms, compatibility=True, workload={"data": "set.jsonl", "limit": 1}), "best")
+    trials = {trial["feature"]: trial["outcome"] for trial in report["features"] if trial["arm"] == "best"}
+    for feature in ("temperature, seeded", "n = 2, seeded", "min_p", "top_k", "top_p"):
+        assert trials[feature] == "ran, other tokens"
+    assert trials["greedy"] == "ran, as the baseline"
 
 
 def test_the_page_is_whole_and_needs_nothing_else(grid_run: dict[str, Any], folder: Path) -> None:
@@ -387,6 +430,7 @@ def test_a_regression_fails_and_the_same_report_does_not(folder: Path) -> None:
     same = compare(folder, "old", "old", "--fail-on-regression")
     assert same.exit_code == 0, same.output
     assert "acceptance rate" in same.output
+    assert "undecided" not in same.output
     run(folder, experiment(arms={"other": {"drafter": "lookup"}}), "renamed")
     gone = compare(folder, "old", "renamed", "--fail-on-regression")
     assert gone.exit_code == 1, gone.output
