@@ -36,6 +36,7 @@ STYLES = {
     "refused": "yellow",
     "lossy by declaration": "yellow",
     "too few prompts": "yellow",
+    "not shown": "yellow",
     "undecided": "dim",
     "tie": "dim",
 }
