@@ -130,17 +130,6 @@ def prepare(experiment: Experiment, folder: Path, *, allow: bool) -> Setup:
     return Setup(arms, engines, refused, differences, undeclared, list(_engine_notes(arms, engines)))
 
 
-def check_room(experiment: Experiment, setup: Setup) -> None:
-    """Raises `ConfigError` for a batch size that an engine does not run at once."""
-    largest = max(experiment.grid.batch_sizes)
-    for engine in setup.engines:
-        if engine.resolved.limits.max_num_seqs < largest:
-            raise ConfigError(
-                f"grid.batch_sizes has {largest}, but config.scheduler.max_num_seqs is"
-                f" {engine.resolved.limits.max_num_seqs}: raise it, or the requests would queue"
-            )
-
-
 def _base_config(experiment: Experiment, folder: Path) -> str | Path | Mapping[str, Any]:
     return folder / experiment.config if isinstance(experiment.config, str) else experiment.config
 
@@ -171,6 +160,8 @@ def _resolve_arm(
     explanation = explain(with_drafters(layered, longest))
     if explanation.resolved is None:
         raise explanation.refusal or ConfigError(f"arm {name!r} cannot be resolved")
+    if drafter is not None:
+        _check_temperature(explanation.resolved, experiment)
     return Arm(
         name,
         layered,
@@ -204,6 +195,18 @@ def _drafter_of(name: str, section: ArmSection, layered: LayeredConfig) -> str |
         known = ", ".join(speculative.drafters)
         raise ConfigError(f"arms.{name}.drafter: {wanted!r} is not among config.speculative.drafters ({known}, or off)")
     return wanted
+
+
+def _check_temperature(resolved: ResolvedConfig, experiment: Experiment) -> None:
+    """As the engine refuses requests, before any weight is read."""
+    assert resolved.speculation is not None
+    acceptance = resolved.speculation.acceptance
+    rule, _ = create_class(acceptance)
+    if experiment.sampling.temperature > 0 and issubclass(rule, AcceptanceRule) and rule.greedy_only:
+        raise ConfigError(
+            f"acceptance rule {acceptance.name!r} serves temperature 0 only, and sampling.temperature is"
+            f" {experiment.sampling.temperature:g}: set it to 0, or name another speculative.acceptance"
+        )
 
 
 def _is_lossless(resolved: ResolvedConfig) -> bool:
@@ -297,6 +300,9 @@ def _differences(arms: Mapping[str, Arm]) -> Iterator[Line]:
     keys = dict.fromkeys(key for flat in flats.values() for key in flat)
     for key in keys:
         values = {name: flat.get(key) for name, flat in flats.items()}
+        if all(value in (None, {}) for value in values.values()) and any(k.startswith(f"{key}.") for k in keys):
+            # Empty in one arm and filled in another: the keys beneath say in what they differ.
+            continue
         if len({json.dumps(value, sort_keys=True, default=str) for value in values.values()}) > 1:
             yield Line(key, values)
 

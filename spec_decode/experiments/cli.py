@@ -136,11 +136,12 @@ def init(
 
 
 def _print_setup(parsed: Any, folder: Path, allow: bool) -> None:
-    from dovetail.spec_decode.experiments.arms import check_room, prepare
+    from dovetail.spec_decode.experiments.admission import check_admission
+    from dovetail.spec_decode.experiments.arms import prepare
     from dovetail.spec_decode.experiments.datasets import load_prompts
     from dovetail.spec_decode.experiments.terminal import print_setup
 
     data = load_prompts(parsed.workload, folder)
     setup = prepare(parsed, folder, allow=allow)
-    check_room(parsed, setup)
+    check_admission(parsed, setup, data)
     print_setup(parsed, setup, data)

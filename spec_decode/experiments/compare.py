@@ -72,6 +72,7 @@ class _Equality(BaseModel):
     batch: int
     verdict: str
     divergences: list[dict[str, Any]]
+    control_diverged: int | None = None
 
 
 class SavedReport(BaseModel):
@@ -264,9 +265,11 @@ def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key],
 
 
 def _equality_verdict(before: _Equality, after: _Equality) -> Verdict:
-    """Tokens that were plain's and are so no more are a step back, whatever explains them."""
-    if after.verdict == "LOSSY" or (before.verdict == "identical" and after.divergences):
+    """Tokens that were plain's and are so no more are a step back, unless plain decoding's own changed likewise."""
+    if after.verdict == "LOSSY":
         return "worse"
+    if before.verdict == "identical" and after.divergences:
+        return "undecided" if after.control_diverged else "worse"
     return "better" if before.verdict == "LOSSY" or after.verdict == "identical" else "undecided"
 
 

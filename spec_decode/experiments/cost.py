@@ -8,7 +8,8 @@ requests computes b (1 + k') rows (k' of them drafts, those that the drafter rea
 and brings L tokens per request, so that decoding speeds up by L T(b, 0) / T(b, k). forward(rows) is a line fitted over
 all steps that only decode or verify; host, sample and draft are lines in b, and L and k' are those of the smallest
 batch. So the prediction knows one batch size's acceptance and the machine's lines: where it meets the measured grid,
-these explain the grid, and where the lines lead on to larger batches, it says where speculation stops paying.
+these explain the grid, and where the lines lead on to larger batches, it says where speculation stops
+paying. That takes two batch sizes at least: one has no slope.
 """
 
 from __future__ import annotations
@@ -152,6 +153,8 @@ class CostModel:
     """By requests."""
     accepted_length: float
     drafted_per_step: float
+    batches: Sequence[int]
+    """Batch sizes at which both this variant and plain were measured. One alone gives no slope by requests."""
 
     def speedup(self, batch: int) -> float:
         """Of decoding, predicted."""
@@ -161,7 +164,10 @@ class CostModel:
         return self.accepted_length * plain / own
 
     def crossover(self) -> int | None:
-        """The smallest batch at which it predicts no gain; None if there is none up to 1,024."""
+        """The smallest batch at which it predicts no gain; None if there is none up to 1,024, or if it knows one batch
+        size alone, which says nothing of others."""
+        if len(self.batches) < 2:
+            return None
         return next((b for b in range(1, _LARGEST_BATCH + 1) if self.speedup(b) <= 1), None)
 
 
@@ -188,6 +194,7 @@ def fit_models(steps: Sequence[StepRecord], acceptance: Sequence[Acceptance]) ->
                 draft=fit_line([(_requests(s), s.draft) for s in own]),
                 accepted_length=found.accepted_length.value,
                 drafted_per_step=found.drafted_per_step or 0.0,
+                batches=sorted({s.batch for s in own} & {s.batch for s in plain}),
             )
         )
     return models
@@ -216,11 +223,15 @@ class Crossover:
     arm: str
     length: int
     measured: int | None
-    """The smallest batch of the grid whose interval does not lie above 1; None where all that there are do."""
+    """The smallest batch of the grid whose interval lies below 1; None where there is none."""
+    not_shown: Sequence[int]
+    """Batches of the grid before it whose interval holds 1: neither a gain nor its end."""
     without_interval: Sequence[int]
     """Batches of the grid with too few groups for an interval, which tell nothing."""
     predicted: int | None
-    """The smallest batch at which the model predicts no gain; None: none up to 1,024."""
+    """The smallest batch at which the model predicts no gain; None: none up to 1,024, or no prediction."""
+    predicted_from: Sequence[int]
+    """Batch sizes that the model's lines come from; with fewer than two there is no prediction."""
 
 
 def describe_grid(speeds: Sequence[Speed], models: Sequence[CostModel]) -> tuple[list[GridCell], list[Crossover]]:
@@ -248,8 +259,18 @@ def describe_grid(speeds: Sequence[Speed], models: Sequence[CostModel]) -> tuple
     crossovers = []
     for arm, length in variants:
         own = sorted((c for c in cells if (c.arm, c.length) == (arm, length)), key=lambda c: c.batch)
-        measured = next((c.batch for c in own if c.low is not None and c.low <= 1), None)
-        unknown = [c.batch for c in own if c.low is None]
+        measured = next((c.batch for c in own if c.high is not None and c.high < 1), None)
+        before = [c for c in own if measured is None or c.batch < measured]
         model = models_of.get((arm, length))
-        crossovers.append(Crossover(arm, length, measured, unknown, model.crossover() if model is not None else None))
+        crossovers.append(
+            Crossover(
+                arm,
+                length,
+                measured,
+                not_shown=[c.batch for c in before if c.low is not None and c.low <= 1],
+                without_interval=[c.batch for c in own if c.low is None],
+                predicted=model.crossover() if model is not None else None,
+                predicted_from=model.batches if model is not None else (),
+            )
+        )
     return cells, crossovers

@@ -10,13 +10,15 @@ import psutil
 from dovetail.commands.progress import Progress
 from dovetail.spec_decode.experiments import provenance
 from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acceptance, learned_rates, meetings
-from dovetail.spec_decode.experiments.arms import Setup, check_room, prepare
+from dovetail.spec_decode.experiments.admission import check_admission
+from dovetail.spec_decode.experiments.arms import Setup, prepare
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
 from dovetail.spec_decode.experiments.datasets import load_prompts
 from dovetail.spec_decode.experiments.engine_features import try_engine_features
-from dovetail.spec_decode.experiments.equality import compare_equality
+from dovetail.spec_decode.experiments.equality import Equality, compare_equality
 from dovetail.spec_decode.experiments.features import try_features
+from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
 from dovetail.spec_decode.experiments.plan import num_turns
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of
 from dovetail.spec_decode.experiments.report import Report
@@ -34,7 +36,7 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
     """
     data = load_prompts(experiment.workload, folder)
     setup = prepare(experiment, folder, allow=allow)
-    check_room(experiment, setup)
+    check_admission(experiment, setup, data)
     with Bench(setup, experiment) as bench:
         resident = [psutil.Process().memory_info().rss] * len(bench.engines)
         workload = read_prompts(data, bench.engines[0], experiment)
@@ -66,7 +68,7 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
                 if experiment.compatibility
                 else []
             ),
-            warnings=list(_warnings(experiment, setup, workload, measured, acceptance)),
+            warnings=[*_warnings(experiment, setup, workload, measured, acceptance), *tie_warnings(equality)],
             requests=measured.requests,
             step_samples=measured.steps,
             spans=measured.spans,
@@ -109,6 +111,17 @@ def _warnings(
             "outputs end at their end-of-sequence token: where an arm's tokens diverge, so may its lengths, and its"
             " times (e2e, ITL and tokens/s alike) are of other texts than plain's. sampling.ignore_eos: true makes"
             " lengths equal; what stands after a divergence differs all the same."
+        )
+
+
+def tie_warnings(equality: Sequence[Equality]) -> Iterator[str]:
+    """Where a tie is so wide that it excuses more than rounding."""
+    gap = max((item.tie_gap for item in equality if item.tie_gap is not None), default=0.0)
+    if gap > WIDE_TIE_GAP:
+        yield (
+            f"tie_gap is {gap:.2g}: tokens that the target tells apart count as ties, so that a tie excuses nothing by"
+            " itself, and equality rests on how often arms diverge beside the control. More prompts decide that;"
+            " reproducibility: strict leaves nothing to excuse."
         )
 
 

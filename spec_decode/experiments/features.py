@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.spec_decode.experiments.arms import Setup, Variant
-from dovetail.spec_decode.experiments.equality import TIE_GAPS
+from dovetail.spec_decode.experiments.divergences import TIE_GAPS
 from dovetail.spec_decode.experiments.run import Bench, TokenIds, Workload
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.trials import MAX_TOKENS, Asked, Trial, ask, judge, shown

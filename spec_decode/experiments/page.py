@@ -35,6 +35,7 @@ _CLASSES = {
     "failed": "bad",
     "refused": "bad",
     "undecided": "soft",
+    "not shown": "soft",
     "tie": "soft",
 }
 _DEEPEST = 1.0
@@ -163,6 +164,8 @@ def _grid_plots(report: Report) -> Iterator[str]:
 def _model_plots(report: Report, batches: Sequence[int]) -> Iterator[str]:
     last = max(2 * batches[-1], 8)
     for model in report.cost_models:
+        if len(model.batches) < 2:
+            continue
         curve = [(float(batch), model.speedup(batch)) for batch in range(1, last + 1)]
         measured = [
             (float(c.batch), c.decode_speedup)
@@ -173,7 +176,12 @@ def _model_plots(report: Report, batches: Sequence[int]) -> Iterator[str]:
         series = [svg.Series("predicted", curve), svg.Series("measured", sorted(measured))]
         series = [one for one in series if one.points]
         yield svg.curves(
-            f"{label}: speed-up of decoding by batch", series, _integer, lambda v: f"{v:g}", "batch size", legend="top"
+            f"{label}: speed-up of decoding by batch; predicted from {', '.join(map(str, model.batches))}",
+            series,
+            _integer,
+            lambda v: f"{v:g}",
+            "batch size",
+            legend="top",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
-from dovetail.spec_decode.experiments.cost import Crossover
+from dovetail.spec_decode.experiments.cost import Crossover, Line
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PER_REQUEST, PRIMARY, Speed
@@ -97,7 +97,7 @@ def speed_section(report: Report) -> Section:
     """Ratios to the baseline."""
     notes = [
         "Ratios to plain, more than 1 is faster; geometric means over groups of prompts, each group paired with itself"
-        " in the same repetition. 95% intervals: symmetric bootstrap-t over groups (the mean over repetitions of each)."
+        " in the same repetition. 95% intervals: bootstrap-t over groups (the mean over repetitions of each)."
         " p: of no difference, Holm-corrected over all arms, lengths and batch sizes of a metric. Verdict: by p < 0.05."
         f" {CONTROL} is the noise, and not corrected. No interval with fewer than {MIN_GROUPS} groups.",
         "to decide: groups of prompts (prompts / batch size) that would decide a ratio like this four times out of"
@@ -177,13 +177,12 @@ def grid_section(report: Report) -> Section:
             )
             cells.append(f"{cell.speedup:.2f}{interval}{predicted}")
         crossover = crossovers[variant]
-        measured = gain_end(crossover, batches)
-        predicted_at = f"batch {crossover.predicted}" if crossover.predicted is not None else "none up to 1,024"
-        rows.append([report.label(*variant), *cells, measured, predicted_at])
+        rows.append([report.label(*variant), *cells, gain_end(crossover, batches), predicted_end(crossover)])
     notes = [
         "Cells: speed-up in tokens/s [95%]; of decoding alone (ITL), measured and predicted by the cost model. Gain"
-        " ends: the smallest batch of the grid whose interval is not above 1, and the smallest batch at which the model"
-        " predicts no gain.",
+        " ends: the smallest batch of the grid whose interval lies below 1 (not shown: an interval that holds 1 tells"
+        " neither a gain nor its end), and the smallest batch at which the model predicts no gain; the model needs two"
+        " batch sizes for that, and beyond the largest it extrapolates.",
         "Cost model: L x T(b, 0) / T(b, k), T = host + forward(rows) + sample + draft, each a line fitted to measured"
         " steps; L and the drafts per step are those of the smallest batch.",
     ]
@@ -195,16 +194,35 @@ def grid_section(report: Report) -> Section:
 
 
 def gain_end(crossover: Crossover, batches: Sequence[int]) -> str:
-    """Where the measured gain ends. What has no interval neither shows a gain nor its end."""
+    """Where the measured gain ends. Without an interval, or with one that holds 1, neither it nor its end is shown."""
     shown = [batch for batch in batches if batch not in crossover.without_interval]
     if not shown:
         return "no interval"
-    found = f"batch {crossover.measured}" if crossover.measured is not None else f"beyond {shown[-1]}"
-    return (
-        found
-        if len(shown) == len(batches)
-        else f"{found} (no interval: {', '.join(map(str, crossover.without_interval))})"
-    )
+    open_at = f"not shown at batch {_listed(crossover.not_shown)}" if crossover.not_shown else ""
+    none = f"no interval: {_listed(crossover.without_interval)}" if crossover.without_interval else ""
+    if crossover.measured is not None:
+        found = f"batch {crossover.measured}"
+    elif open_at:
+        found, open_at = open_at, ""
+    else:
+        found = f"beyond {shown[-1]}"
+    rest = "; ".join(part for part in (open_at, none) if part)
+    return f"{found} ({rest})" if rest else found
+
+
+def predicted_end(crossover: Crossover) -> str:
+    """Where the model's gain ends, and whether that lies beyond what was measured."""
+    known = crossover.predicted_from
+    if len(known) < 2:
+        return "-"
+    if crossover.predicted is not None and crossover.predicted <= known[-1]:
+        return f"batch {crossover.predicted}"
+    found = f"batch {crossover.predicted}" if crossover.predicted is not None else "none up to 1,024"
+    return f"{found} (extrapolated from {_listed(known)})"
+
+
+def _listed(batches: Sequence[int]) -> str:
+    return ", ".join(map(str, batches))
 
 
 def _model_table(report: Report) -> TableData:
@@ -214,9 +232,7 @@ def _model_table(report: Report) -> TableData:
             f"{m.accepted_length:.2f}",
             f"{m.drafted_per_step:.2f}",
             f"{m.forward.start:.2f} + {m.forward.slope:.3f} r",
-            f"{m.draft.start:.2f} + {m.draft.slope:.3f} b",
-            f"{m.rest.start:.2f} + {m.rest.slope:.3f} b",
-            f"{m.plain_rest.start:.2f} + {m.plain_rest.slope:.3f} b",
+            *(_by_requests(line, m.batches) for line in (m.draft, m.rest, m.plain_rest)),
         ]
         for m in report.cost_models
     ]
@@ -230,6 +246,12 @@ def _model_table(report: Report) -> TableData:
         "rest of plain, ms",
     ]
     return TableData(header, rows, "The model's parts")
+
+
+def _by_requests(line: Line, batches: Sequence[int]) -> str:
+    if len(batches) < 2:
+        return f"{line.at(batches[0] if batches else 1):.2f} (one batch size)"
+    return f"{line.start:.2f} + {line.slope:.3f} b"
 
 
 def steps_section(report: Report) -> Section:

@@ -48,6 +48,8 @@ _OWN_NAMES = (
     "identical",
     "diverged",
     "diverged.real",
+    "diverged.control",
+    "diverged.p",
 )
 _SPEED_NAMES = {**{metric: metric.replace("tokens/s", "throughput") for metric in METRICS}, "speedup": "speedup"}
 _SPEED_PARTS = ("", ".low", ".high", ".verdict", ".p", ".detectable")
@@ -117,6 +119,8 @@ def _own_values(own: Equality, has_failed: bool) -> _Found:
         "identical": (own.verdict == "identical", None),
         "diverged": (len(own.divergences), None),
         "diverged.real": (own.num_real, None),
+        "diverged.control": (own.control_diverged, "nothing diverged that needed a control"),
+        "diverged.p": (own.p_all_above_control, "nothing diverged that needed a control"),
     }
 
 

@@ -12,6 +12,7 @@ from dovetail import LLMEngine, RequestOutput, SamplingParams
 from dovetail.commands.machine import Span, Watch
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.telemetry import StepStats
+from dovetail.spec_decode.experiments.admission import check_count, fits
 from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name
 from dovetail.spec_decode.experiments.datasets import DataSet, Prompt
 from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
@@ -169,27 +170,15 @@ def read_prompts(data: DataSet, engine: LLMEngine, experiment: Experiment) -> Wo
         raise ConfigError("workload.template is chat, but the model has no chat template: write raw")
     if section.system is not None and template != "chat":
         raise ConfigError("workload.system needs a chat template: leave it out, or write template: chat")
-    # One token less, so that whole outputs can be scored as prompts.
-    longest = engine.config.model.max_model_len - experiment.sampling.max_tokens - 1
     kept, token_ids, left_out = [], [], 0
     for prompt in data.prompts:
         ids = _tokens(prompt, engine, template, section.system)
-        if len(ids) <= longest:
+        if fits(prompt, len(ids), data.name, experiment, engine.config.model.max_model_len):
             kept.append(prompt)
             token_ids.append(ids)
-        elif section.skip_too_long:
-            left_out += 1
         else:
-            raise ConfigError(
-                f"prompt {prompt.index} of {data.name} ({prompt.category}) has {len(ids)} tokens, and with"
-                f" {experiment.sampling.max_tokens} more it exceeds max_model_len"
-                f" {engine.config.model.max_model_len}: lower sampling.max_tokens, or set workload.skip_too_long"
-            )
-    largest = max(experiment.grid.batch_sizes)
-    if len(kept) < largest:
-        raise ConfigError(
-            f"{len(kept)} prompts fit, fewer than batch size {largest}: lower grid.batch_sizes, or give more prompts"
-        )
+            left_out += 1
+    check_count(len(kept), experiment)
     return Workload(kept, token_ids, template, left_out)
 
 

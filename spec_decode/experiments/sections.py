@@ -93,15 +93,19 @@ def equality_section(report: Report) -> Section:
         "ties",
         "REAL",
         "unstable",
-        "p (above control)",
+        "control",
+        "p (all)",
+        "p (REAL)",
         "why",
         "verdict",
     ]
     rows = [_equality_row(report, item) for item in report.equality]
     notes = [
-        f"Every token of every prompt, beside the arm {BASELINE} at the same batch size; {CONTROL} is the control."
-        f" {BASELINE} itself stands here for larger batches, beside its own tokens at the first batch size."
-        " p: exact McNemar test (one-sided) that an arm has REAL divergences on more prompts than the control."
+        f"Every token of every prompt, beside the arm {BASELINE} at the same batch size. {BASELINE} itself stands here"
+        " for larger batches, beside its own tokens at the first batch size."
+        f" control: prompts on which {BASELINE} differs from itself, a second time ({CONTROL}) or at the batch size in"
+        " parentheses, whose steps have as many rows as the arm's. p: exact McNemar tests (one-sided,"
+        " Holm-corrected) that an arm diverges on more prompts than the control, ties included (all) or not (REAL)."
         " unstable: prompts of which repetitions differ among themselves."
     ]
     tie_gaps = [item.tie_gap for item in report.equality if item.tie_gap is not None]
@@ -133,7 +137,7 @@ def equality_section(report: Report) -> Section:
 
 def _equality_row(report: Report, item: Equality) -> list[str]:
     diverged = len(item.divergences)
-    p_value = "-" if item.p_above_control is None else f"{item.p_above_control:.3f}"
+    control = "-" if item.control_diverged is None else f"{item.control_diverged} (batch {item.control_batch})"
     return [
         report.label(item.arm, item.length),
         str(item.batch),
@@ -142,7 +146,8 @@ def _equality_row(report: Report, item: Equality) -> list[str]:
         str(diverged - item.num_real),
         str(item.num_real),
         str(item.unstable),
-        p_value,
+        control,
+        *("-" if p is None else f"{p:.3f}" for p in (item.p_all_above_control, item.p_above_control)),
         item.reason,
         item.verdict,
     ]

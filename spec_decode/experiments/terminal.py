@@ -40,6 +40,7 @@ STYLES = {
     "refused": "yellow",
     "lossy by declaration": "yellow",
     "too few prompts": "yellow",
+    "not shown": "yellow",
     "undecided": "dim",
     "same": "dim",
     "tie": "dim",

@@ -25,7 +25,7 @@ def report(
     error: str | None = None,
     steps: Sequence[float] = (1.0, 2.0, 3.0),
     drafts: int = 4,
-    equality: tuple[str, int] = ("identical", 0),
+    equality: tuple[str, int] | tuple[str, int, int] = ("identical", 0),
     model: dict[str, Any] | None = None,
     workload: dict[str, Any] | None = None,
     experiment: dict[str, Any] | None = None,
@@ -34,7 +34,7 @@ def report(
 
     Args:
         steps: when an arm's three tokens came; half of the `drafts` of each request stood.
-        equality: the verdict of each arm, and how many prompts diverged.
+        equality: the verdict of each arm, how many prompts diverged, and how many of the control.
     """
     columns: dict[str, list[Any]] = {field.name: [] for field in fields(RequestRecord)}
     for arm, speed in {"plain": 1.0, "plain-again": 1.0, **arms}.items():
@@ -55,8 +55,9 @@ def report(
         "machine": {},
         "arms": {},
     }
-    verdict, diverged = equality
-    judged = [{"arm": arm, "length": 4, "batch": 1, "verdict": verdict, "divergences": [{}] * diverged} for arm in arms]
+    verdict, diverged, *control = equality
+    own = {"verdict": verdict, "divergences": [{}] * diverged, "control_diverged": sum(control)}
+    judged = [{"arm": arm, "length": 4, "batch": 1, **own} for arm in arms]
     found = {"dovetail_ab": 1, "provenance": provenance, "requests": columns, "equality": judged}
     return SavedReport.model_validate(found)
 
@@ -109,6 +110,7 @@ def test_a_drafter_that_drafts_less_at_the_same_rate_is_worse() -> None:
     ("before", "after", "verdict"),
     [
         (("identical", 0), ("lossless", 1), "worse"),
+        (("identical", 0), ("consistent", 1, 2), "undecided"),
         (("identical", 0), ("too few prompts", 2), "worse"),
         (("lossless", 1), ("LOSSY", 3), "worse"),
         (("lossless", 1), ("identical", 0), "better"),
@@ -117,7 +119,7 @@ def test_a_drafter_that_drafts_less_at_the_same_rate_is_worse() -> None:
     ],
 )
 def test_tokens_that_are_no_longer_plains_are_worse(
-    before: tuple[str, int], after: tuple[str, int], verdict: str
+    before: tuple[str, int], after: tuple[str, int] | tuple[str, int, int], verdict: str
 ) -> None:
     found = compare(report({"x": 2.0}, equality=before), report({"x": 2.0}, equality=after))
     assert [change.verdict for change in found.changes if change.what == "equality"] == [verdict]

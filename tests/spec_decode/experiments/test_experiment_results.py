@@ -9,12 +9,20 @@ import pytest
 
 from dovetail.spec_decode.experiments.acceptance import describe_acceptance
 from dovetail.spec_decode.experiments.bootstrap import Resampler
-from dovetail.spec_decode.experiments.cost import Line, describe_grid, describe_steps, fit_line, fit_models
-from dovetail.spec_decode.experiments.equality import Equality, first_difference, judge_real
-from dovetail.spec_decode.experiments.experiment import memory_warnings
+from dovetail.spec_decode.experiments.cost import (
+    Crossover,
+    Line,
+    describe_grid,
+    describe_steps,
+    fit_line,
+    fit_models,
+)
+from dovetail.spec_decode.experiments.equality import Equality, control_batch, first_difference
+from dovetail.spec_decode.experiments.experiment import memory_warnings, tie_warnings
 from dovetail.spec_decode.experiments.fail_if import Condition
+from dovetail.spec_decode.experiments.judging import Diverged, PValues, correct, judge, p_values
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
-from dovetail.spec_decode.experiments.result_sections import gain_end
+from dovetail.spec_decode.experiments.result_sections import gain_end, predicted_end
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_names, result_rows
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import compare_speed
@@ -256,6 +264,56 @@ def test_the_cost_model_predicts_what_its_lines_say() -> None:
     assert model.crossover() == 12
 
 
+def ends(**changes: object) -> Crossover:
+    values: dict[str, object] = {
+        "measured": None,
+        "not_shown": [],
+        "without_interval": [],
+        "predicted": None,
+        "predicted_from": [1, 4],
+    }
+    return Crossover("a", 4, **values | changes)  # type: ignore[arg-type]
+
+
+def test_one_batch_size_predicts_no_other() -> None:
+    records = [request("a", 4, g, drafted=8, accepted=6) for g in range(6)]
+    steps = [step for step in modelled_steps() if step.batch == 1]
+    model = fit_models(steps, describe_acceptance(records, RESAMPLER))[0]
+    assert (model.batches, model.crossover()) == ([1], None)
+    assert predicted_end(ends(predicted_from=model.batches)) == "-"
+
+
+@pytest.mark.parametrize(
+    ("predicted", "text"),
+    [
+        (3, "batch 3"),
+        (12, "batch 12 (extrapolated from 1, 4)"),
+        (None, "none up to 1,024 (extrapolated from 1, 4)"),
+    ],
+)
+def test_a_prediction_beyond_what_was_measured_says_so(predicted: int | None, text: str) -> None:
+    assert predicted_end(ends(predicted=predicted)) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "beyond 8"),
+        ({"not_shown": [1]}, "not shown at batch 1"),
+        ({"not_shown": [4], "measured": 8}, "batch 8 (not shown at batch 4)"),
+        ({"not_shown": [1], "without_interval": [8]}, "not shown at batch 1 (no interval: 8)"),
+    ],
+)
+def test_a_gain_that_was_not_shown_has_no_measured_end(changes: dict[str, object], text: str) -> None:
+    assert gain_end(ends(**changes), [1, 4, 8]) == text
+
+
+def test_an_interval_around_1_is_no_end_of_the_gain() -> None:
+    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "same": 1.01}, 0.3), RESAMPLER)
+    found = describe_grid(speeds, [])[1][0]
+    assert (found.measured, found.not_shown) == (None, [1])
+
+
 def test_the_grid_puts_measured_beside_predicted() -> None:
     records = timed({BASELINE: 1, CONTROL: 1, "a": 1.5}, 0.02)
     records = [r if r.arm != "a" else request("a", 4, r.group, r.repetition, times=r.times, drafted=4) for r in records]
@@ -273,7 +331,7 @@ def test_a_gain_without_an_interval_has_no_end() -> None:
     assert gain_end(describe_grid(speeds, [])[1][0], [1]) == "no interval"
     records = [*measured(6, times=[2.0, 3.0, 4.0, 5.0]), *measured(3, batch=4)]
     found = describe_grid(compare_speed(records, RESAMPLER), [])[1][0]
-    assert gain_end(found, [1, 4]) == "batch 1 (no interval: 4)"
+    assert gain_end(found, [1, 4]) == "not shown at batch 1 (no interval: 4)"
 
 
 def test_cost_per_step_leaves_prompts_out() -> None:
@@ -295,29 +353,83 @@ def test_first_difference(one: list[int], other: list[int], index: int | None) -
     assert first_difference(one, other) == index
 
 
+def judged(own: Diverged, control: Diverged, tie_gap: float = 0.01) -> str:
+    return judge(own, control, tie_gap, p_values(own, control))[0]
+
+
 @pytest.mark.parametrize(
-    ("own", "noise", "verdict"),
+    ("own", "control", "verdict"),
     [
-        (set(), {1}, "lossless"),
         ({1, 2}, set(), "LOSSY"),
-        ({1, 2}, None, "lossless"),
         ({1}, {1}, "lossless"),
-        ({1, 2}, {3, 4}, "lossless"),
+        ({1, 2}, {3, 4}, "consistent"),
         (set(range(21)), {20}, "LOSSY"),
         (set(range(4)), {0}, "too few prompts"),
         ({1, 2}, {9}, "too few prompts"),
         (set(range(6)), {0}, "LOSSY"),
-        (set(range(6)), {6, 7, 8, 9}, "lossless"),
+        (set(range(6)), {6}, "not shown"),  # p = 0.0625
+        (set(range(6)), {6, 7, 8, 9}, "consistent"),
     ],
 )
 def test_real_divergences_are_judged_beside_those_of_the_control(
-    own: set[int], noise: set[int] | None, verdict: str
+    own: set[int], control: set[int], verdict: str
 ) -> None:
-    assert judge_real(own, noise)[0] == verdict
+    found = [Diverged(frozenset(prompts), frozenset(prompts)) for prompts in (own, control)]
+    assert judged(*found) == verdict
+
+
+def ties(*prompts: int) -> Diverged:
+    return Diverged(frozenset(), frozenset(prompts))
+
+
+@pytest.mark.parametrize(
+    ("own", "control", "tie_gap", "verdict"),
+    [
+        (ties(*range(7)), ties(), 0.78, "LOSSY"),
+        (ties(*range(7)), ties(), 0.01, "LOSSY"),
+        (ties(*range(4)), ties(), 0.78, "not shown"),
+        (ties(*range(4)), ties(), 0.01, "lossless"),
+        (ties(*range(14)), ties(*range(6, 20)), 0.78, "consistent"),
+        (ties(1, 2), ties(1, 2, 3), 0.78, "lossless"),
+        (ties(1, 2), ties(3), 0.78, "consistent"),
+    ],
+)
+def test_ties_are_counted_beside_those_of_the_control(
+    own: Diverged, control: Diverged, tie_gap: float, verdict: str
+) -> None:
+    assert judged(own, control, tie_gap) == verdict
+
+
+def test_many_variants_make_one_p_value_count_for_less() -> None:
+    own, control = ties(*range(5)), ties()
+    alone = p_values(own, control)
+    corrected = correct({0: alone, 1: PValues(1.0, 1.0), 2: PValues(1.0, 1.0)})[0]
+    assert corrected.every == pytest.approx(3 / 32)
+    assert judge(own, control, 0.5, alone)[0] == "LOSSY"
+    assert judge(own, control, 0.5, corrected)[0] == "not shown"
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "largest", "found"),
+    [(1, 4, 48, 5), (4, 3, 48, 16), (4, None, 48, 8), (16, 4, 48, 48), (8, 4, 8, 4), (1, 4, 1, 1)],
+)
+def test_the_control_has_as_many_rows_as_a_verify_step(
+    batch: int, length: int | None, largest: int, found: int
+) -> None:
+    assert control_batch(batch, length, largest) == found
+
+
+def equality_of(verdict: str, tie_gap: float | None = None) -> Equality:
+    return Equality("a", 4, 1, 8, (), 0, None, None, verdict, "why", tie_gap)  # type: ignore[arg-type]
+
+
+def test_a_wide_tie_gap_is_told() -> None:
+    assert "tie_gap is 0.78" in next(iter(tie_warnings([equality_of("consistent", 0.78)])))
+    assert not list(tie_warnings([equality_of("lossless", 0.15), equality_of("identical")]))
 
 
 def rows_of(records: list[RequestRecord], verdict: str = "identical", status: tuple[ArmStatus, ...] = ()) -> list[Row]:
-    equality = [Equality("a", 4, 1, 8, (), 0, None, None, verdict, "why")]  # type: ignore[arg-type]
+    equality = [equality_of(verdict)]
     speeds, acceptance = compare_speed(records, RESAMPLER), describe_acceptance(records, RESAMPLER)
     return result_rows(equality, speeds, acceptance, status, records)
 
@@ -349,8 +461,9 @@ def test_too_few_groups_fail_a_condition_that_needs_an_interval_and_say_so() -> 
         assert failures(text, rows) == ["a@4, batch 1: speedup.low not measured: 3 groups, 5 needed"]
 
 
-def test_what_too_few_prompts_cannot_show_fails_a_condition() -> None:
-    rows = rows_of(measured(6), verdict="too few prompts")
+@pytest.mark.parametrize("verdict", ["too few prompts", "not shown"])
+def test_what_was_not_shown_fails_a_condition(verdict: str) -> None:
+    rows = rows_of(measured(6), verdict=verdict)
     assert failures("lossless == false", rows) == ["a@4, batch 1: lossless not measured: why"]
     assert failures("lossless == false", rows_of(measured(6))) == []
 

@@ -295,6 +295,22 @@ def test_a_rule_that_takes_everything_is_caught_and_one_that_owns_up_is_labelled
     assert control["verdict"] == "identical"
 
 
+def test_another_model_is_not_lossless_however_wide_ties_are(folder: Path) -> None:
+    """Its arm names the one key in which it differs, beneath a mapping that is empty in plain."""
+    other = {"drafter": "off", "config": {"model": {"hf_overrides": {"rms_norm_eps": 2e-4}}}}
+    data = experiment(arms={"other": other, "lookup": {"drafter": "lookup"}}, tie_gap=0.78)
+    data["sampling"] = {"max_tokens": 24, "ignore_eos": True}
+    report = run(folder, data, "eps")
+    found = {e["arm"]: e for e in report["equality"]}
+    assert found["other"]["verdict"] == "LOSSY"
+    assert all(one["is_tie"] for one in found["other"]["divergences"])
+    assert (found["other"]["control_diverged"], found["other"]["control_batch"]) == (0, 2)
+    assert found["lookup"]["verdict"] == "identical"
+    assert any("tie_gap is 0.78" in warning for warning in report["warnings"])
+    assert "model.hf_overrides" not in report["provenance"]["differences"]
+    assert report["provenance"]["differences"]["model.hf_overrides.rms_norm_eps"]["other"] == 2e-4
+
+
 def test_sampled_runs_compare_log_probabilities(folder: Path) -> None:
     arms = {
         "lookup": {"drafter": "lookup"},
@@ -408,9 +424,23 @@ def test_check_says_what_would_run(folder: Path) -> None:
     assert "27 groups will run, warm-up included, of 3 arms and lengths" in found.output
 
 
-def test_check_finds_a_batch_that_no_engine_runs_at_once(folder: Path) -> None:
-    found = invoke(folder, experiment(grid={"batch_sizes": [300]}), "--check")
-    assert "max_num_seqs is 256" in str(found.exception)
+GREEDY_RULE = {"a": {"drafter": "lookup", "config": {"speculative": {"acceptance": "greedy"}}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"grid": {"batch_sizes": [300]}}, "max_num_seqs is 256"),
+        ({"grid": {"batch_sizes": [9]}}, "fewer than batch size 9"),
+        ({"sampling": {"max_tokens": 5000}}, "leaves no room for a prompt"),
+        ({"sampling": {"max_tokens": 250}}, "15 tokens, and with 250 more it exceeds max_model_len 256"),
+        ({"sampling": {"temperature": 0.7}, "arms": GREEDY_RULE}, "serves temperature 0 only"),
+    ],
+)
+def test_check_finds_what_the_run_would_refuse(folder: Path, changes: dict[str, Any], words: str) -> None:
+    found = invoke(folder, experiment(**changes), "--check")
+    assert isinstance(found.exception, ConfigError), found.output
+    assert words in str(found.exception)
 
 
 @pytest.mark.parametrize("arguments", [["--check", "e.yaml"], ["--fail-if", "lossless", "--check", "e.yaml"]])
