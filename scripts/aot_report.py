@@ -15,16 +15,15 @@ from dataclasses import replace
 
 from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch, merge_launch, write_launch
 from dovetail.attention_backends.paged_triton.configs import KINDS, find_config
+from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.testing.triton_aot import KernelResources, compile_launch
-
-KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 
 
 def rows(variant: Variant, arch: int) -> Iterator[tuple[str, str, KernelResources]]:
     """(kernel, config, resources) for one architecture and variant."""
     head_pad = 1 << max(4, (variant.head_size - 1).bit_length())
     for kind in KINDS:
-        config = find_config(arch, head_pad, KV_BYTES[variant.kv_dtype], kind)
+        config = find_config(arch, head_pad, DTYPE_BYTES[variant.kv_dtype], kind)
         text = f"{config.block_m}x{config.block_n} warps={config.num_warps} stages={config.num_stages}"
         yield f"attend {kind}", text, compile_launch(attend_launch(variant, config), arch)
         if kind == "verify":
