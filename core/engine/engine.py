@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
@@ -65,7 +65,7 @@ class LLMEngine:
         *,
         options: Iterable[str] = (),
         **keywords: Any,
-    ) -> LLMEngine:
+    ) -> Self:
         """An engine from a config file (or mapping), `key=value` options and keywords.
 
         Keywords are the sections of the file or the names that vLLM users know. Raises `ConfigError`, `PluginError`,
@@ -153,6 +153,10 @@ class LLMEngine:
         """Whether `step` has something to do."""
         return self._core.has_work
 
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests are not finished."""
+        return len(self._outputs.request_ids)
+
     @property
     def request_ids(self) -> list[str]:
         """Requests that are not finished, in order of arrival."""
@@ -205,6 +209,10 @@ class LLMEngine:
         """Takes memory again. Raises `ConfigError` for an engine that is awake."""
         self._parts.executor.call("wake_up")
         self._is_asleep = False
+
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` must come before requests."""
+        return self._is_asleep
 
     def cache_statistics(self) -> KVStatistics:
         """Blocks used, cached and in all; prefix tokens looked up and found."""
