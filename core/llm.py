@@ -117,10 +117,8 @@ class LLM:
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise RequestError("chat needs a tokenizer with a chat template, and this engine has no tokenizer")
-        text = tokenizer.apply_chat_template(messages, **template_options)
-        # The template writes the special tokens itself.
-        prompt = {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
-        return cast("Prompt", prompt)
+        text, token_ids = tokenizer.chat_prompt(messages, **template_options)
+        return {"prompt": text, "prompt_token_ids": token_ids}
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True

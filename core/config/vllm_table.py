@@ -43,7 +43,6 @@ _MODEL = (
         "str",
         "model.tokenizer_mode",
         refuses={
-            "mistral": "tokenizers are read through Hugging Face transformers; use a checkpoint with tokenizer.json",
             "custom": "a tokenizer of your own goes beside the engine: tokenizer_mode none, token ids in and out",
         },
     ),

@@ -180,6 +180,12 @@ class Tokenizer(ABC):
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
+        """Text and token ids of a conversation's prompt; `options` are those of `apply_chat_template`."""
+        text: str = self.apply_chat_template(messages, **options)
+        # The template writes the special tokens itself.
+        return text, self.encode(text, add_special_tokens=False)
+
     def _template_source(self, chat_template: str | None, has_tools: bool) -> str:
         if chat_template is not None:
             return self.chat_templates.get(chat_template, chat_template)

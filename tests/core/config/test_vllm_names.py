@@ -145,7 +145,7 @@ def test_a_name_sets_its_key(keywords, expected):
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is planned: .*tensor_parallel_size"),
         ({"scheduler_cls": "a.B"}, "scheduler_cls='a.B' is refused: .*pkg.mod:Class"),
         ({"distributed_executor_backend": "uni"}, "'uni' is refused: .*leave it out"),
-        ({"tokenizer_mode": "mistral"}, "'mistral' is refused"),
+        ({"tokenizer_mode": "custom"}, "'custom' is refused"),
         ({"data_parallel_size": 2}, "data_parallel_size=2 is planned: .*start one process per replica"),
         ({"logits_processors": ["a.B"]}, "logits_processors.* is refused: .*section logits_processors"),
         ({"quantization": "squeezellm"}, "'squeezellm' is refused: .*AWQ, GPTQ or GGUF"),
