@@ -58,6 +58,8 @@ class Outcome:
 def changed(source: str) -> str:
     """The example with the import and the model's name changed."""
     source = IMPORTS.sub(r"\1dovetail.vllm", source)
+    if "from_pretrained(" in source:  # transformers itself does not know what the small model is called here
+        return source
     return QUOTED.sub(rf"\g<1>{SMALL}\g<1>", source)
 
 
@@ -78,9 +80,15 @@ def run(script: Path, name: str, workdir: Path, seconds: float) -> Outcome:
         )
     except subprocess.TimeoutExpired:
         return Outcome(name, "time limit", f"not done after {seconds:g} s")
-    lines = [line.strip() for line in (done.stderr if done.returncode else done.stdout).splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if re.search(r"\w", line)), "")
-    return Outcome(name, judge(done.returncode, done.stderr, last), last)
+    last = last_words(done.stderr if done.returncode else done.stdout, failed=bool(done.returncode))
+    return Outcome(name, judge(done.returncode, done.stderr, last), last if len(last) < 300 else last[:300] + " ...")
+
+
+def last_words(output: str, failed: bool) -> str:
+    """The last line with a word; of a failure, the line that begins the last error, which may go on."""
+    lines = [line.strip() for line in output.splitlines() if re.search(r"\w", line)]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)] if failed else []
+    return (errors or lines or [""])[-1]
 
 
 def judge(code: int, errors: str, last: str) -> str:

@@ -29,20 +29,23 @@ _REPLICAS = (
     "data parallel is not there yet: an engine is one replica; start one process per replica and share the prompts out"
 )
 
+_CONFIG = (
+    "there are no config objects: settings are keywords, a mapping or a file (docs/configuration.md), and"
+    " `LLM.llm_engine.config` is what they came to"
+)
+
 _MODULES: Mapping[str, str] = {
     "assets": MEDIA,
     "attention": "attention backends are plugins here: derive from dovetail.contracts.attention.AttentionBackend",
     "benchmarks": "its data sets are not part of Dovetail; measure with `dovetail bench` and `dovetail ab`",
     "compilation": "what is captured and compiled is set with executor: {name: gpu, cuda_graphs: [...], compile: ...}",
-    "config": "there are no config objects: settings are keywords, a mapping or a file (docs/configuration.md), and"
-    " `LLM.llm_engine.config` is what they came to",
+    "config": _CONFIG,
     "distributed": "ranks speak through the executor and its workers; only cleanup_dist_env_and_memory is here",
     "entrypoints.openai": "the OpenAI-compatible server is not there yet: use LLM or AsyncLLM",
     "entrypoints.score_utils": POOLING,
     "envs": "there are no environment variables that change behaviour: settings are in the config"
     " (docs/configuration.md)",
     "executor": "executors are plugins here: derive from dovetail.contracts.executor.Executor (docs/executors.md)",
-    "logger": "modules log to Python's own logging, under the name dovetail",
     "logits_process": "logits processors are plugins here: derive from dovetail.contracts.logits.LogitsProcessor",
     "lora": LORA,
     "model_executor": "models are plugins here: derive from dovetail.contracts.model.ModelFamily and build from"
@@ -104,6 +107,27 @@ MEMBERS: Mapping[str, str] = {
     "get_supported_tasks": POOLING,
 }
 """Of vLLM's classes, by name."""
+
+
+CONFIGS: Mapping[str, str] = {
+    "KVTransferConfig": "KV blocks are not sent between engines yet, so prompts and answers are computed by one engine",
+    "KVEventsConfig": "what enters and leaves the KV cache is not published yet",
+    "CompilationConfig": _MODULES["compilation"],
+    "PoolerConfig": POOLING,
+    "StructuredOutputsConfig": GRAMMARS,
+    "VllmConfig": _CONFIG,
+}
+"""Of vLLM's config classes, by name."""
+
+
+def answer_import(module: str, name: str, reasons: Mapping[str, str]) -> NoReturn:
+    """For a module's `__getattr__`: the reason as an ImportError, since `from module import name` swallows an
+    AttributeError with its words. Names that Python itself asks for raise AttributeError."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    reason = reasons.get(name) or _NAMES.get(name)
+    said = f"vLLM's {name} is not in Dovetail"
+    raise ImportError(f"{said}: {reason}" if reason else f"{said} (docs/from-vllm.md lists what is)", name=module)
 
 
 def missing_name(name: str) -> str:

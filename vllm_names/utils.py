@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import socket
+import sys
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.vllm.missing import missing_name
+from dovetail.vllm.missing import answer_import
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -25,7 +26,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse's."""
-        given = self._with_config_file(_command_line() if args is None else list(args))
+        given = self._with_config_file(sys.argv[1:] if args is None else list(args))
         return super().parse_known_args([self._known_spelling(word) for word in given], namespace)
 
     def _known_spelling(self, word: str) -> str:
@@ -51,12 +52,6 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return words + args[:place] + args[place + 2 :]
 
 
-def _command_line() -> list[str]:
-    import sys
-
-    return sys.argv[1:]
-
-
 def _read_flags(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
@@ -80,5 +75,5 @@ def get_open_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def __getattr__(name: str) -> object:
-    raise AttributeError(missing_name(name))
+def __getattr__(name: str) -> NoReturn:
+    answer_import(__name__, name, {})

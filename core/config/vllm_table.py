@@ -59,7 +59,16 @@ _MODEL = (
         "str",
         "model.weight_format.name",
         "any installed weight format",
-        refuses={"dummy": "random weights are for tests; make a small random checkpoint instead"},
+        refuses={
+            "dummy": "random weights are for tests; make a small random checkpoint instead",
+            **dict.fromkeys(("pt", "npcache"), "pickled weights can run code; convert them to safetensors"),
+            **dict.fromkeys(
+                ("sharded_state", "tensorizer", "runai_streamer", "runai_streamer_sharded"),
+                "that is a format of vLLM's own loaders; take the checkpoint in safetensors",
+            ),
+            "bitsandbytes": "such checkpoints are not read; take the unquantized one, with quantization q4 or q8",
+            "mistral": "take the checkpoint in the form of Hugging Face, which Mistral publishes as well",
+        },
     ),
     planned("config_format", "str", "configs are read as Hugging Face's or from GGUF metadata", "auto", "hf"),
     works("dtype", "str", "model.dtype", values={"half": "float16", "float": "float32"}),

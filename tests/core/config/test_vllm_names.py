@@ -14,8 +14,8 @@ from dovetail.config.vllm_doc import with_table
 from dovetail.config.vllm_table import VLLM_NAMES
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.llm import LLM
 from dovetail.outputs import CompletionOutput, RequestOutput
+from dovetail.vllm import LLM
 
 REPO = Path(__file__).resolve().parents[3]
 FLAGS = (Path(__file__).parent / "vllm_serve_flags.txt").read_text().split()
@@ -50,7 +50,8 @@ def test_python_names_in_the_documentation_are_what_classes_have():
     assert fixed
     assert not set(fixed) & {field.name for field in fields(SamplingParams)}
     methods = re.findall(r"`LLM\.(\w+)", "".join(r for r in table.splitlines() if "| works" in r))
-    assert set(methods) <= set(vars(LLM))
+    assert methods
+    assert set(methods) <= set(dir(LLM))
 
 
 def test_names_that_are_not_taken_say_why():
