@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, Mistral, Phi-3 and 4, Qwen2, 2.5 and 3: one decoder, with and without biases, windows and norms."""
+"""Llama 2 and 3, SmolLM2, Mistral, Phi-3 and 4, Qwen2 to 3: one decoder, with and without biases, windows and norms."""
 
 from __future__ import annotations
 
