@@ -119,7 +119,7 @@ def main() -> None:
     """Prints a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sdist", type=Path)
-    parser.add_argument("--seconds", type=float, default=120, help="time limit of one example")
+    parser.add_argument("--seconds", type=float, default=300, help="time limit of one example")
     parser.add_argument("--only", help="examples whose path contains this")
     arguments = parser.parse_args()
     outcomes = []

@@ -115,7 +115,7 @@ class MistralTokenizer(Tokenizer):
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
         """See `Tokenizer.chat_prompt`. The text is only to be read: control tokens are not found in it again."""
-        ids: list[int] = self.apply_chat_template(messages, **options, tokenize=True)
+        ids: list[int] = self.apply_chat_template(messages, **{**options, "tokenize": True})
         return self.decode(ids, skip_special_tokens=False), ids
 
     @cached_property

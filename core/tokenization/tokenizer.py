@@ -182,7 +182,7 @@ class Tokenizer(ABC):
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
         """Text and token ids of a conversation's prompt; `options` are those of `apply_chat_template`."""
-        text: str = self.apply_chat_template(messages, **options)
+        text: str = self.apply_chat_template(messages, **{**options, "tokenize": False})
         # The template writes the special tokens itself.
         return text, self.encode(text, add_special_tokens=False)
 
