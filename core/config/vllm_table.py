@@ -66,7 +66,7 @@ _MODEL = (
                 ("sharded_state", "tensorizer", "runai_streamer", "runai_streamer_sharded"),
                 "that is a format of vLLM's own loaders; take the checkpoint in safetensors",
             ),
-            "bitsandbytes": "such checkpoints are recognized by themselves; others are rounded by quantization q4 or q8",
+            "bitsandbytes": "such checkpoints are recognized by themselves; quantization q4 or q8 rounds others",
             "mistral": "take the checkpoint in the form of Hugging Face, which Mistral publishes as well",
         },
     ),
