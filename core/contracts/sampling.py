@@ -41,8 +41,8 @@ def _names_fields(cls: type[T]) -> type[T]:
             f" {name}={value!r}); those of dovetail.vllm do"
         )
 
-    cls.__init__ = create_or_explain  # type: ignore[misc]
-    cls.__setattr__ = refuse_change  # type: ignore[assignment, method-assign]
+    cls.__init__ = create_or_explain  # type: ignore[method-assign]
+    cls.__setattr__ = refuse_change  # type: ignore[method-assign]
     return cls
 
 

@@ -55,7 +55,7 @@ class MistralTokenizer(Tokenizer):
         return None
 
     @cached_property
-    def special_token_ids(self) -> frozenset[int]:  # type: ignore[override]
+    def special_token_ids(self) -> frozenset[int]:
         """See `Tokenizer.special_token_ids`."""
         return frozenset(token_id for token_id in range(self.vocab_size) if self._backend.is_special(token_id))
 

@@ -37,7 +37,7 @@ class LLM(llm.LLM):
         """The engine, for the calls of `LLMEngine`."""
         return self.engine
 
-    def generate(  # type: ignore[override]
+    def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -58,7 +58,7 @@ class LLM(llm.LLM):
             raise RequestError("LLM.generate got no prompts")
         return super().generate(prompts, sampling_params, use_tqdm=_is_shown(use_tqdm), priority=priority)
 
-    def chat(  # type: ignore[override]
+    def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -90,7 +90,7 @@ class LLM(llm.LLM):
             chat_template_kwargs=chat_template_kwargs,
         )
 
-    def beam_search(  # type: ignore[override]
+    def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
