@@ -202,6 +202,12 @@ class TransformersModel(torch.nn.Module):
         return hidden
 
 
+_CODE_KEYS = frozenset(
+    {"auto_map", "custom_pipelines", "custom_generate", "use_kernels"}
+    | {f"{prefix}{part}_implementation" for prefix in ("", "_") for part in ("attn", "experts")}
+    | {f"_{part}_implementation_internal" for part in ("attn", "experts")}
+)
+
 _LOADING_PROBLEMS = {
     "missing": "missing_keys",
     "not expected": "unexpected_keys",
@@ -256,9 +262,17 @@ def _hf_config(config: Mapping[str, Any]) -> Any:
         )
     values = {key: value for key, value in config.items() if key != "generation_config"}
     try:
-        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(values))
+        return CONFIG_MAPPING[model_type].from_dict(_without_code(values))
     except Exception as error:
         raise ModelError(f"transformers cannot use the config: {type(error).__name__}: {error}") from error
+
+
+def _without_code(value: Any) -> Any:
+    """A copy of plain data without the keys by which a checkpoint names code: classes of its own, and kernels that
+    transformers would fetch from a hub and load."""
+    if isinstance(value, Mapping):
+        return {key: _without_code(item) for key, item in value.items() if key not in _CODE_KEYS}
+    return [_without_code(item) for item in value] if isinstance(value, list) else value
 
 
 def _rope_types() -> list[str]:

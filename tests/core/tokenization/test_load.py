@@ -1,5 +1,6 @@
 """Which tokenizer comes of which files, against transformers on the same files."""
 
+import io
 import json
 import subprocess
 import sys
@@ -148,7 +149,44 @@ def test_broken_files_are_named(file: str, content: str, tmp_path: Path, tokeniz
 
 def test_files_that_nobody_can_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match=f"transformers cannot read the tokenizer in {tmp_path}"):
+    with pytest.raises(ModelError, match=f"the tokenizer in {tmp_path} cannot be used: "):
+        load_tokenizer(TokenizerFiles(directory=tmp_path), "auto")
+
+
+def write_evil(directory: Path, **config: Any) -> Path:
+    """A tokenizer with code of its own; returns the file that the code would write."""
+    trace = directory / "it-ran"
+    (directory / "tokenization_evil.py").write_text(
+        f"open({str(trace)!r}, 'w').close()\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class EvilTokenizer(PreTrainedTokenizerFast): pass\n"
+    )
+    (directory / "vocab.txt").write_text("a\nb\n")
+    reference = "tokenization_evil.EvilTokenizer"
+    for name, content in {"tokenizer_config.json": {"tokenizer_class": "EvilTokenizer"}, "config.json": {}}.items():
+        auto_map = {"AutoTokenizer": [reference, reference], "AutoConfig": reference}
+        (directory / name).write_text(json.dumps({"auto_map": auto_map, **content, **config}))
+    return trace
+
+
+@pytest.mark.parametrize("mode", ["auto", "slow"])
+@pytest.mark.parametrize("config", [{}, {"model_type": "llama"}], ids=["unknown", "llama"])
+def test_code_of_a_checkpoint_is_never_run_and_nobody_is_asked(
+    mode: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = write_evil(tmp_path, **config)
+    answers = io.StringIO("y\n" * 9)
+    monkeypatch.setattr(sys, "stdin", answers)
+    with pytest.raises(ModelError, match=r"Python code of the checkpoint \(tokenization_evil.EvilTokenizer\).*never run"):
+        load_tokenizer(TokenizerFiles(directory=tmp_path), mode)
+    assert not trace.exists()
+    assert answers.tell() == 0
+
+
+def test_a_sentencepiece_file_says_which_library_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x04\x0a\x02hi")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(ModelError, match=r"to read tokenizer\.model takes libraries .*: pip install sentencepiece"):
         load_tokenizer(TokenizerFiles(directory=tmp_path), "auto")
 
 
