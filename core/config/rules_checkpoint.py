@@ -26,6 +26,7 @@ _MOST_POSITIONS = 2**24
 _SLACK = 2**24
 """Weights that a model may have and its checkpoint lack: those left out are named when it is loaded."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ADAPTER = "adapter_config.json"
 _COMPARED_ROWS = 1024
 _SHOWN = 80
 
@@ -130,6 +131,8 @@ def check_values(config: Mapping[str, Any], files: ModelFiles) -> None:
 
 def compare(state: Resolution, opener: WeightFormat, files: ModelFiles, config: Mapping[str, Any]) -> Stored:
     """The config beside the checkpoint's tensors. Raises `ModelError` for sizes that they do not have."""
+    if (files.path / _ADAPTER).exists():
+        state.warn(f"{files.path} has an adapter ({_ADAPTER}) beside the model: it is left out, and the model is as it was")
     reader = opener.open(files)
     try:
         infos = reader.infos()

@@ -70,5 +70,5 @@ class VLLMName:
 def _parse_json(value: str, text: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{text}: {value!r} is not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{text}: {value[:80]!r} is not JSON ({error})") from error

@@ -8,7 +8,7 @@ import tokenizers
 
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.tokenization.directory import TokenizerSettings, read_settings
+from dovetail.tokenization.directory import TokenizerSettings, read_settings, read_text
 from dovetail.tokenization.tokenizer import FastTokenizer, Tokenizer
 
 _MODES = ("auto", "slow", "none")
@@ -64,7 +64,7 @@ def _from_directory(files: TokenizerFiles, directory: Path, mode: str) -> Tokeni
     templates = _templates(files, settings.chat_templates)
     path = directory / "tokenizer.json"
     if mode == "auto" and path.exists():
-        source = path.read_text(encoding="utf-8")
+        source = read_text(path)
         backend = _parse(source, str(path))
         _mark_special(backend, settings)
         return FastTokenizer(backend, source, settings.special_tokens, templates)

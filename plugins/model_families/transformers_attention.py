@@ -47,6 +47,10 @@ class MaskRule:
         return self.function(zero, zero, query, torch.arange(num_keys)).expand(num_keys)
 
 
+_WORDS = {"s_aux": "attention sinks (s_aux)"}
+"""What models call by names that say little."""
+
+
 class AttentionPort(Protocol):
     """Answers the attention calls of one forward pass."""
 
@@ -73,12 +77,16 @@ def attend(
     value: torch.Tensor,
     attention_mask: Any = None,
     *,
-    dovetail: AttentionPort,
+    dovetail: AttentionPort | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The registered attention function; its second result would be the attention weights."""
+    if dovetail is None:
+        raise ModelError(
+            f"{type(module).__name__} does not hand on the keywords of a call, by which paged attention is reached"
+        )
     return dovetail.attend(module, query, key, value, Asked(attention_mask, scaling, softcap, others)), None
 
 
@@ -134,7 +142,7 @@ class Rehearsal:
     ) -> torch.Tensor:
         """Registers a layer in the context, then answers like `LocalAttention`."""
         name = type(module).__name__
-        unknown = sorted(k for k, given in asked.others.items() if given is not None and k not in self.HARMLESS)
+        unknown = sorted(_WORDS.get(k, k) for k, given in asked.others.items() if given is not None and k not in self.HARMLESS)
         if unknown:
             raise ModelError(f"{name} asks attention for {', '.join(unknown)}, which paged attention does not serve")
         if not isinstance(asked.mask, MaskRule):
