@@ -6,7 +6,6 @@ import difflib
 from dataclasses import fields, replace
 from typing import Any
 
-
 from dovetail.config.files import parse_value
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import SamplingParams

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 def rehearse(resolved: ResolvedConfig) -> list[str]:
     """Loads the tokenizer, and builds each model with the names and shapes of its checkpoint's tensors, without memory.
 
@@ -24,9 +23,7 @@ def rehearse(resolved: ResolvedConfig) -> list[str]:
     """
     _load_tokenizer(resolved)
     model = resolved.model
-    target = _Model(
-        resolved.model_family, resolved.weight_format, model.files, model.hf_config, model.max_model_len
-    )
+    target = _Model(resolved.model_family, resolved.weight_format, model.files, model.hf_config, model.max_model_len)
     drafters = resolved.speculation.drafters.values() if resolved.speculation is not None else ()
     drafts = [
         _Model(draft.family, draft.weight_format, draft.files, draft.hf_config, draft.max_model_len)

@@ -132,7 +132,9 @@ def check_values(config: Mapping[str, Any], files: ModelFiles) -> None:
 def compare(state: Resolution, opener: WeightFormat, files: ModelFiles, config: Mapping[str, Any]) -> Stored:
     """The config beside the checkpoint's tensors. Raises `ModelError` for sizes that they do not have."""
     if (files.path / _ADAPTER).exists():
-        state.warn(f"{files.path} has an adapter ({_ADAPTER}) beside the model: it is left out, and the model is as it was")
+        state.warn(
+            f"{files.path} has an adapter ({_ADAPTER}) beside the model: it is left out, and the model is as it was"
+        )
     reader = opener.open(files)
     try:
         infos = reader.infos()

@@ -111,7 +111,9 @@ def load_weights(module: torch.nn.Module, weights: NamedWeights, rules: WeightRu
         _raise_for(missing, list(unexpected.values()), problems)
     if foreign:
         listed = _shortened([unexpected[name] for name in foreign])
-        logger.warning("tensors of the checkpoint that are no part of the model are left out (%d): %s", len(foreign), listed)
+        logger.warning(
+            "tensors of the checkpoint that are no part of the model are left out (%d): %s", len(foreign), listed
+        )
     for holder in _holders(module):
         holder.finish()
 

@@ -59,8 +59,10 @@ class Budget:
     def take_step(self, size: int = 0) -> None:
         """Charges one step that goes over `size` characters or items. Raises `TemplateLimitError`."""
         self._steps -= 1 + size // _CHARS_PER_STEP
-        if self._steps > self._next_look:
-            return
+        if self._steps <= self._next_look:
+            self._look()
+
+    def _look(self) -> None:
         if self._steps < 0:
             raise TemplateLimitError("it takes more steps than any chat needs")
         self._next_look = self._steps - _STEPS_BETWEEN_LOOKS
@@ -156,7 +158,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.budget.take(size_of(value))
         return _taken(value, self.budget) if isinstance(value, Iterator) else value
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - jinja's form
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """As the sandbox calls, charged. `loop(...)` of a recursive loop goes over its argument."""
         # The sandbox wraps str.format.
         method = getattr(__obj, "__wrapped__", __obj)
@@ -199,7 +201,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(map(str, parts))
 
     def _finalized(self, value: Any) -> Any:
-        """What is put out, before it is text."""
+        """What is put out, before it is text; `concat` charges for texts."""
         if not isinstance(value, str):
             self.budget.take(self._weight(value))
         return value
@@ -242,24 +244,26 @@ def _taken(items: Iterable[Any], budget: Budget) -> Iterator[Any]:
 class _Hooks(NodeTransformer):
     """Puts filters of a `LimitedEnvironment` into a template, under names that no template can write."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja's form
+    def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         node.iter = _filtered(node.iter, _COUNTED)
         return node
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        node.expr = _filtered(node.expr, _WEIGHED)
-        for operand in node.ops:
-            operand.expr = _filtered(operand.expr, _WEIGHED)
+        sides = [node, *node.ops]
+        if any(isinstance(side.expr, nodes.Const) for side in sides) and not _searches(node):
+            return node  # as long as the constant is
+        for side in sides:
+            if not isinstance(side.expr, nodes.Const):
+                side.expr = _filtered(side.expr, _WEIGHED)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
 
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:  # noqa: N802
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Getitem:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
             node.node = _filtered(node.node, _SLICED)
@@ -267,6 +271,10 @@ class _Hooks(NodeTransformer):
 
 
 _COUNTED, _WEIGHED, _SLICED, _JOINED = "-counted", "-weighed", "-sliced", "-joined"
+
+
+def _searches(node: nodes.Compare) -> bool:
+    return any(operand.op in ("in", "notin") for operand in node.ops)
 
 
 def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:

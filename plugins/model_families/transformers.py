@@ -62,8 +62,11 @@ class TransformersFamily(ModelFamily):
         except ModelError as error:
             return [*reasons, str(error)]
         if _is_encoder(hf_config):
-            return [*reasons, f"{need.config['model_type']!r} is an encoder: it fills gaps and makes embeddings, and "
-                "cannot generate; give a model that was made for generation"]
+            return [
+                *reasons,
+                f"{need.config['model_type']!r} is an encoder: it fills gaps and makes embeddings, and "
+                "cannot generate; give a model that was made for generation",
+            ]
         asked = need.config.get("architectures") or [model_class.__name__]
         if model_class.__name__ not in asked:
             reasons.append(

@@ -142,7 +142,9 @@ class Rehearsal:
     ) -> torch.Tensor:
         """Registers a layer in the context, then answers like `LocalAttention`."""
         name = type(module).__name__
-        unknown = sorted(_WORDS.get(k, k) for k, given in asked.others.items() if given is not None and k not in self.HARMLESS)
+        unknown = sorted(
+            _WORDS.get(k, k) for k, given in asked.others.items() if given is not None and k not in self.HARMLESS
+        )
         if unknown:
             raise ModelError(f"{name} asks attention for {', '.join(unknown)}, which paged attention does not serve")
         if not isinstance(asked.mask, MaskRule):

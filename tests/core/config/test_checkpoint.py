@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -40,9 +41,7 @@ def changed(llama: Path, tmp_path: Path) -> Callable[..., Path]:
     return change
 
 
-def write(
-    source: Path, target: Path, values: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None
-) -> Path:
+def write(source: Path, target: Path, values: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Path:
     config = json.loads((source / "config.json").read_text()) | values
     (target / "config.json").write_text(json.dumps(config))
     save_file(load_file(source / "model.safetensors") | (tensors or {}), target / "model.safetensors")
@@ -96,7 +95,9 @@ ODD = st.one_of(
     st.floats(),
     st.text(max_size=3),
     st.lists(st.integers(-2, 200), max_size=2),
-    st.dictionaries(st.sampled_from(["rope_type", "factor", "type", "__float__"]), st.one_of(SIZES, st.text(max_size=3))),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "factor", "type", "__float__"]), st.one_of(SIZES, st.text(max_size=3))
+    ),
 )
 KEYS = (
     *("architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -111,11 +112,9 @@ KEYS = (
 @given(values=st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1, max_size=2))
 def test_any_config_loads_or_is_refused(llama: Path, tmp_path: Path, values: dict[str, Any]) -> None:
     path = write(llama, tmp_path, values)
-    try:
-        with start(path) as llm:
-            llm.generate([PROMPT], GREEDY)
-    except DovetailError as error:
-        assert str(error)
+    # Whatever else is raised, or a run that does not end, is a failure.
+    with contextlib.suppress(DovetailError), start(path) as llm:
+        llm.generate([PROMPT], GREEDY)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -84,7 +85,5 @@ def test_any_text_is_a_configuration_or_refused(tmp_path: Path, text: str) -> No
     for suffix in ("yaml", "json", "toml"):
         path = tmp_path / f"engine.{suffix}"
         path.write_text(text, encoding="utf-8")
-        try:
+        with contextlib.suppress(ConfigError):
             load_config(path)
-        except ConfigError as error:
-            assert str(error)

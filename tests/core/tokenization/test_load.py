@@ -177,7 +177,9 @@ def test_code_of_a_checkpoint_is_never_run_and_nobody_is_asked(
     trace = write_evil(tmp_path, **config)
     answers = io.StringIO("y\n" * 9)
     monkeypatch.setattr(sys, "stdin", answers)
-    with pytest.raises(ModelError, match=r"Python code of the checkpoint \(tokenization_evil.EvilTokenizer\).*never run"):
+    with pytest.raises(
+        ModelError, match=r"Python code of the checkpoint \(tokenization_evil.EvilTokenizer\).*never run"
+    ):
         load_tokenizer(TokenizerFiles(directory=tmp_path), mode)
     assert not trace.exists()
     assert answers.tell() == 0

@@ -32,7 +32,8 @@ HOSTILE = {
     "{% for i in range(60) %}{% set n.x = m(n.x) %}{% endfor %}",
     "doubling by a block": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
     "{% set b %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = b %}{% endfor %}",
-    "doubling by join": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] | join %}{% endfor %}",
+    "doubling by join": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+    "{% set n.x = [n.x, n.x] | join %}{% endfor %}",
     "doubling by replace": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
     "{% set n.x = n.x.replace('a', n.x) %}{% endfor %}",
     "doubling by format": "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
@@ -81,7 +82,9 @@ HOSTILE = {
 def test_a_hostile_template_is_stopped_with_words(name: str) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.thread_time()
-    with pytest.raises(RequestError, match=r"^the chat template (was stopped|refused the messages|is not valid Jinja): ."):
+    with pytest.raises(
+        RequestError, match=r"^the chat template (was stopped|refused the messages|is not valid Jinja): ."
+    ):
         ChatTemplate(HOSTILE[name]).render(
             MESSAGES, add_generation_prompt=True, continue_final_message=False, variables={}
         )
@@ -118,7 +121,5 @@ def test_ordinary_templates_render_as_in_transformers(messages: list[dict[str, s
 def test_a_long_chat_stays_within_the_budget() -> None:
     messages = [{"role": "user", "content": "word " * 400}] * 2000
     source = "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t + m.content %}{% endfor %}{{ n.t }}"
-    text = ChatTemplate(source).render(
-        messages, add_generation_prompt=True, continue_final_message=False, variables={}
-    )
+    text = ChatTemplate(source).render(messages, add_generation_prompt=True, continue_final_message=False, variables={})
     assert len(text) == 2000 * 2000
