@@ -274,8 +274,8 @@ class _TrunkOutput:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ModelError(
-            f"its head reads {name!r} of the trunk beside the hidden states, as models for images or sound do, and only "
-            "text is served; give a checkpoint of the text model alone"
+            f"its head reads {name!r} of the trunk beside the hidden states, as models for images or sound do, and "
+            "only text is served; give a checkpoint of the text model alone"
         )
 
 
@@ -387,8 +387,8 @@ def _check_length(hf_config: Any, max_model_len: int) -> None:
             longest = text.get("max_position_embeddings")
         if kind in ("dynamic", "longrope") and longest and max_model_len > longest:
             raise ModelError(
-                f"RoPE scaling {kind!r} rescales positions as a sequence grows past {longest} tokens, which cached keys "
-                f"cannot follow; set model.max_model_len to {longest} or less"
+                f"RoPE scaling {kind!r} rescales positions as a sequence grows past {longest} tokens, which cached "
+                f"keys cannot follow; set model.max_model_len to {longest} or less"
             )
 
 
