@@ -9,6 +9,7 @@ import tokenizers
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.weights import TokenizerFiles
 from dovetail.tokenization.directory import TokenizerSettings, read_settings, read_text
+from dovetail.tokenization.sentencepiece_file import convert
 from dovetail.tokenization.tokenizer import FastTokenizer, Tokenizer
 
 _MODES = ("auto", "slow", "none")
@@ -68,6 +69,11 @@ def _from_directory(files: TokenizerFiles, directory: Path, mode: str) -> Tokeni
         backend = _parse(source, str(path))
         _mark_special(backend, settings)
         return FastTokenizer(backend, source, settings.special_tokens, templates)
+    if mode == "auto" and (converted := convert(directory)) is not None:
+        backend = _parse(converted.json, str(directory / "tokenizer.model"))
+        _mark_special(backend, settings)
+        special = {**converted.special_tokens, **settings.special_tokens}
+        return FastTokenizer(backend, converted.json, special, templates)
     # transformers takes seconds to import: only for what nothing else reads.
     from dovetail.tokenization.slow import load_with_transformers
 

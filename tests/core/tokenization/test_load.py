@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -88,14 +89,81 @@ def test_slow_mode_goes_through_transformers(stories: Path) -> None:
 
 
 def test_a_sentencepiece_model_alone_is_converted(stories: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sentencepiece")
     (tmp_path / "tokenizer.model").write_bytes((stories / "tokenizer.model").read_bytes())
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = load(TokenizerFiles(directory=tmp_path))
-    original = load(TokenizerFiles(directory=stories))
-    assert tokenizer.encode("Once upon a time, there") == original.encode("Once upon a time, there")
-    assert tokenizer.tokenizer_json is not None
+    assert_same(tokenizer, load(TokenizerFiles(directory=stories)))
+    assert tokenizer.special_tokens == load(TokenizerFiles(directory=stories)).special_tokens
+
+
+def varint(value: int) -> bytes:
+    """A number of a protocol buffer."""
+    value %= 1 << 64
+    parts = []
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def field(number: int, value: int | float | str | bytes) -> bytes:
+    """A field of a protocol buffer."""
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    raw = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(raw)) + raw
+
+
+def sentencepiece_file(source: str, *, kind: int = 2, adds_space: bool = True) -> bytes:
+    """The file that SentencePiece would write of a tokenizer in JSON."""
+    model = json.loads(source)["model"]
+    merged = ["".join(pair) for pair in model["merges"]]
+    pieces = b""
+    for text in model["vocab"]:
+        type_ = 2 if text == "<unk>" else 3 if text in ("<s>", "</s>") else 6 if text.startswith("<0x") else 1
+        score = -float(merged.index(text)) if text in merged else -1000.0
+        pieces += field(1, field(1, text) + field(2, score) + field(3, type_))
+    trainer = field(3, kind) + field(35, 1) + field(40, 0) + field(41, 1) + field(42, 2) + field(43, -1)
+    return pieces + field(2, trainer) + field(3, field(1, "identity") + field(3, int(adds_space)) + field(4, 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "added"),
+    [({}, {}), ({"add_bos_token": False}, {}), ({"add_eos_token": True}, {}), ({}, {"<extra>": 999})],
+)
+def test_a_sentencepiece_model_needs_no_library(
+    config: dict[str, Any], added: dict[str, int], tmp_path: Path, tokenizer_jsons: dict[str, str]
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(tokenizer_jsons["sentencepiece"]))
+    if config:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if added:
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    tokenizer = load(TokenizerFiles(directory=tmp_path))
+    original = load(TokenizerFiles(tokenizer_json=tokenizer_jsons["sentencepiece"]))
+    first = [1] if config.get("add_bos_token", True) else []
+    last = [2] if config.get("add_eos_token") else []
+    for text in TEXTS:
+        ids = original.encode(text, add_special_tokens=False)
+        assert tokenizer.encode(text) == [*first, *ids, *last]
+        assert tokenizer.encode(text, add_special_tokens=False) == ids
+        assert tokenizer.decode(ids) == original.decode(ids)
+    assert tokenizer.special_tokens == {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    num_pieces = original.vocab_size
+    assert [tokenizer.token_to_id(text) for text in added] == [num_pieces] * len(added)
+        len(json.loads(tokenizer_jsons["sentencepiece"])["model"]["vocab"])
+    ] * len(added)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 500])
+def test_a_damaged_sentencepiece_model_is_named(cut: int, tmp_path: Path, tokenizer_jsons: dict[str, str]) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(sentencepiece_file(tokenizer_jsons["sentencepiece"])[:-cut])
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(TokenizerFiles(directory=tmp_path), "auto")
 
 
 def test_bos_of_metadata_is_put_in_front_once(sentencepiece: Tokenizer) -> None:
@@ -185,8 +253,11 @@ def test_code_of_a_checkpoint_is_never_run_and_nobody_is_asked(
     assert answers.tell() == 0
 
 
-def test_a_sentencepiece_file_says_which_library_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x04\x0a\x02hi")
+def test_a_sentencepiece_file_says_which_library_reads_it(
+    tmp_path: Path, tokenizer_jsons: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unigram = sentencepiece_file(tokenizer_jsons["sentencepiece"], kind=1)
+    (tmp_path / "tokenizer.model").write_bytes(unigram)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ModelError, match=r"to read tokenizer\.model takes libraries .*: pip install sentencepiece"):
         load_tokenizer(TokenizerFiles(directory=tmp_path), "auto")
