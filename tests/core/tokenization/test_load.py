@@ -154,8 +154,6 @@ def test_a_sentencepiece_model_needs_no_library(
     assert tokenizer.special_tokens == {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     num_pieces = original.vocab_size
     assert [tokenizer.token_to_id(text) for text in added] == [num_pieces] * len(added)
-        len(json.loads(tokenizer_jsons["sentencepiece"])["model"]["vocab"])
-    ] * len(added)
 
 
 @pytest.mark.parametrize("cut", [1, 40, 500])
