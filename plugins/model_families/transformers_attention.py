@@ -50,10 +50,6 @@ class MaskRule:
         return self.function(zero, zero, query, torch.arange(num_keys)).expand(num_keys)
 
 
-_WORDS = {"s_aux": "attention sinks (s_aux)"}
-"""What models call by names that say little."""
-
-
 class AttentionPort(Protocol):
     """Answers the attention calls of one forward pass."""
 
@@ -146,9 +142,7 @@ class Rehearsal:
     ) -> torch.Tensor:
         """Registers a layer in the context, then answers like `LocalAttention`."""
         name = type(module).__name__
-        unknown = sorted(
-            _WORDS.get(k, k) for k, given in asked.others.items() if given is not None and k not in self.HARMLESS
-        )
+        unknown = sorted(k for k, given in asked.others.items() if given is not None and k not in self.HARMLESS)
         if unknown:
             raise ModelError(f"{name} asks attention for {', '.join(unknown)}, which paged attention does not serve")
         if not isinstance(asked.mask, MaskRule):

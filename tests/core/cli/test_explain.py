@@ -207,13 +207,13 @@ def test_a_tokenizer_that_the_start_refuses_is_refused(engine_yaml):
     assert "Python code of the checkpoint (tokenization_own.Own), which is never run" in result.stderr
 
 
-LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+LONGROPE |= {"original_max_position_embeddings": 32}
 REFUSED = {
-    "sinks": ("gpt_oss", {"num_local_experts": 4, "head_dim": 16}, r"attention sinks \(s_aux\)"),
     "no keywords": ("nemotron", {}, "NemotronAttention does not hand on the keywords"),
     "longrope": (
-        "phi3",
-        {"rope_scaling": LONGROPE, "original_max_position_embeddings": 32},
+        "granite",
+        {"rope_parameters": LONGROPE},
         "'longrope' rescales positions .* set model.max_model_len to 32 or less",
     ),
     "chunks": (
@@ -247,7 +247,7 @@ def test_a_model_that_the_start_refuses_is_refused_in_the_same_words(name, tmp_p
 
 def write_headers(directory, model_type, values):
     """A random checkpoint, its config.json written as transformers writes it, but for `values`."""
-    given = {key: value for key, value in values.items() if key not in ("time_step_limit", "rope_scaling")}
+    given = {key: value for key, value in values.items() if key not in ("time_step_limit", "rope_parameters")}
     if model_type == "gemma3":
         given |= {"text_config": tiny_config("gemma3_text").to_dict(), "mm_tokens_per_image": 4}
         given |= {"vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}}

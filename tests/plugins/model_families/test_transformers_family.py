@@ -97,7 +97,6 @@ def test_check_has_nothing_against_a_model_it_serves(make_checkpoint: Any) -> No
     ("model_type", "overrides", "reason"),
     [
         ("minimax", {"num_local_experts": 4}, "mixes tokens outside of attention"),
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 16}, "asks attention for s_aux"),
         (
             "llama",
             {
