@@ -154,6 +154,8 @@ def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _some_rows(tensor: torch.Tensor | PackedTensor) -> torch.Tensor:
     """A few rows of a table and its last ones, where tokens are added: enough to tell two tables apart, and small
     enough to be kept while the rest is loaded."""
+    if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+        return tensor  # there is nothing to keep
     step = max(1, tensor.shape[0] // _NUM_COMPARED)
     parts = [tensor[index : index + 1] for index in range(0, tensor.shape[0], step)]
     parts.append(tensor[max(0, tensor.shape[0] - _NUM_COMPARED) :])
