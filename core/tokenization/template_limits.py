@@ -37,6 +37,8 @@ _STRUCTURAL = frozenset(
     }
 )
 """Filters that make no text of what they are given. Tests make none either, and are few."""
+_FORMS = frozenset({"format", "format_map", "%"})
+_WRITTEN_NUMBER = 20
 _LEFT_OUT = ("urlize", "pprint", "random", "lipsum")
 """Jinja's own that serve web pages and debugging; no budget fits them."""
 
@@ -103,8 +105,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def limit_filters(self) -> None:
         """Charges for every filter and test that the environment has by now, and for what it puts out."""
-        for functions in (self.filters, self.tests):
-            functions.update({name: self._charged(name, function) for name, function in functions.items()})
+        self.filters.update({name: self._charged(name, function) for name, function in self.filters.items()})
+        self.tests.update({name: self._charged(None, function) for name, function in self.tests.items()})
         own = {_COUNTED: self._counted, _WEIGHED: self._weighed, _SLICED: self._sliced, _JOINED: self._joined}
         self.filters |= own
         self.finalize = self._finalized
@@ -113,31 +115,29 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         hooked: str = super()._generate(_Hooks().visit(source), *args, **kwargs)
         return hooked
 
-    def _charged(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _charged(self, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter, or without `name` a test."""
         # Jinja passes its context, or the environment, in front of the arguments of some.
         num_passed = 1 if getattr(function, "jinja_pass_arg", None) is not None else 0
 
         @functools.wraps(function)  # which keeps jinja's note of what is to be passed
         def call(*args: Any, **kwargs: Any) -> Any:
             given = args[num_passed:]
-            if name in _STRUCTURAL or not given:
+            if name is None or name in _STRUCTURAL or not given:
                 self.budget.take_step(sum(map(size_of, given)))
             else:
-                self._charge_text(given[0], [*given[1:], *kwargs.values()], counts_numbers=name != "format")
-            if name == "sum" and any(isinstance(value, list | tuple) for value in (*given, *kwargs.values())[1:]):
+                self._charge_text(name, given[0], [*given[1:], *kwargs.values()])
+            if name == "sum" and any(isinstance(value, list | tuple) for value in (*given[1:], *kwargs.values())):
                 raise TemplateLimitError("it adds lists by the filter sum")
             return self._charged_result(function(*args, **kwargs))
 
         return call
 
-    def _charge_text(self, text: Any, others: Sequence[Any], *, counts_numbers: bool = True) -> None:
-        """For functions that put texts together: each character may bring one of the others along. Numbers are widths
-        and counts, except those that are written out."""
-        if not counts_numbers:
+    def _charge_text(self, name: str, text: Any, others: Sequence[Any]) -> None:
+        """Charges for the text that a filter, or a method of a text, will make."""
+        if name in _FORMS:
             _refuse_widths(text)
-            others = [0 if isinstance(value, int) else value for value in others]
-        sizes = [abs(value) if isinstance(value, int) else self._weight(value) for value in others]
-        size = (self._weight(text) + 1) * max([1, *sizes])
+        size = _size_made(name, text, others, self._weight)
         if size > self.budget.longest:
             raise TemplateLimitError("it makes more text than any chat needs")
         self.budget.take_step(size)
@@ -164,8 +164,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            counts_numbers = method.__name__ not in ("format", "format_map")
-            __self._charge_text(owner, [*args, *kwargs.values()], counts_numbers=counts_numbers)
+            __self._charge_text(method.__name__, owner, [*args, *kwargs.values()])
         else:
             __self.budget.take_step(size_of(owner) + sum(map(size_of, args)))
         if isinstance(__obj, LoopContext) and args:
@@ -175,8 +174,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The operator, after what it will make is charged."""
         if operator == "%" and isinstance(left, str):
-            others = right if isinstance(right, tuple) else (right,)
-            self._charge_text(left, others, counts_numbers=False)
+            self._charge_text("%", left, right if isinstance(right, tuple) else (right,))
         self.budget.take(_size_of_product(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
@@ -279,6 +277,28 @@ def _searches(node: nodes.Compare) -> bool:
 
 def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _size_made(name: str, text: Any, others: Sequence[Any], weight: Callable[[Any], int]) -> int:
+    """At least the characters of what a filter, or a method, makes of `text` and its other arguments; `weight` gives
+    those of a value."""
+    own, weights = weight(text), [weight(value) for value in others]
+    numbers = [abs(value) for value in others if isinstance(value, int)]
+    widest, most = max(numbers, default=0), max(weights, default=0)
+    form = text if isinstance(text, str) else ""
+    if name == "replace" and len(others) > 1 and isinstance(others[0], str):
+        return own + form.count(others[0]) * weights[1]
+    if name in _FORMS:
+        return own + max(form.count("%"), form.count("{")) * (most + _WRITTEN_NUMBER)
+    if name == "join":
+        lists = text if isinstance(text, list | tuple) else others[0] if others else ()
+        separator = most if lists is text else own
+        return own + most + separator * size_of(lists)
+    if name in ("indent", "expandtabs"):
+        return own + (form.count("\n") + form.count("\t") + 1) * max(widest, most)
+    if name in ("tojson", "translate", "wordwrap"):
+        return own * (1 + max(widest, most))
+    return own + sum(weights) + sum(numbers)
 
 
 def _refuse_widths(form: Any) -> None:

@@ -118,6 +118,31 @@ def test_ordinary_templates_render_as_in_transformers(messages: list[dict[str, s
     assert found == oracle
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "('{tools}' ~ m * 50).replace('{tools}', m * 500)",
+        "('%s' ~ m * 50) % (m * 500)",
+        "('{}' ~ m * 50).format(m * 500)",
+        "(m * 50).startswith(m * 500)",
+        "(m * 500) | replace('word', 'a longer text ' * 9)",
+        "[m * 50, m * 500] | join(m)",
+        "m.join([m * 50, m * 500])",
+        "1700000000 is gt 1600000000",
+        "[{'t': 1700000000}] | selectattr('t', 'gt', 1600000000) | list",
+        "'%d %s' % (1700000000, m)",
+        "'{} {}'.format(1700000000, m)",
+        "(m * 500) | indent(4)",
+        "[{'a': [m * 500]}] | tojson(indent=4)",
+        "x | default(1700000000)",
+    ],
+)
+def test_large_texts_and_numbers_are_no_attack(expression: str) -> None:
+    messages = [{"role": "user", "content": "some words of a chat \n" * 10}]
+    source = "{% set m = messages[0].content %}{{ " + expression + " }}"
+    ChatTemplate(source).render(messages, add_generation_prompt=True, continue_final_message=False, variables={})
+
+
 def test_a_long_chat_stays_within_the_budget() -> None:
     messages = [{"role": "user", "content": "word " * 400}] * 2000
     source = "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t + m.content %}{% endfor %}{{ n.t }}"
