@@ -77,7 +77,6 @@ def test_the_size_is_that_of_the_transformers_model(make_checkpoint: Any, name: 
         ("bloom", {}, 1, "does not go through transformers' attention registry"),
         ("t5", {}, 1, "encoder-decoder"),
         ("llama", {}, 2, "one rank"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, 1, "quantized"),
         ("nonesuch", {}, 1, "knows no model_type 'nonesuch'"),
     ],
 )
