@@ -76,7 +76,7 @@ class TransformersFamily(ModelFamily):
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted on the meta device."""
         hf_config = _hf_config(config)
-        with torch.device("meta"):
+        with torch.device("meta"), _building():
             model = _model_class(hf_config)(hf_config)
         text = hf_config.get_text_config()
         given = text.to_dict()
@@ -117,7 +117,7 @@ class TransformersModel(torch.nn.Module):
             raise ModelError("; ".join(reasons))
         _check_length(hf_config, context.max_model_len)
         hf_config = copy.deepcopy(hf_config)
-        with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype):
+        with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype), _building():
             model = model_class._from_config(hf_config, attn_implementation=REHEARSAL, dtype=context.dtype)
         rehearsal = Rehearsal(context)
         self._forward(model.eval(), rehearsal, [1, 2, 3], [0, 1, 2])
@@ -395,6 +395,19 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal up to what the order of additions changes in the tensors' dtype."""
     tolerance = 32 * torch.finfo(one.dtype).eps * max(float(one.abs().max()), 1.0)
     return bool(torch.allclose(one.float(), other.float(), rtol=0.0, atol=tolerance))
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    """Whatever goes wrong inside is about the config."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot build the model by its config: {type(error).__name__}: {error}"
+        ) from error
 
 
 @contextmanager

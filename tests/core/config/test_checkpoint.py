@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -108,6 +108,7 @@ KEYS = (
 )
 
 
+@example(values={"hidden_act": ""})
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1, max_size=2))
 def test_any_config_loads_or_is_refused(llama: Path, tmp_path: Path, values: dict[str, Any]) -> None:

@@ -94,7 +94,8 @@ def test_every_text_comes_back() -> None:
     for pre in PRE_TOKENIZERS:
         tokenizer = load(byte_level(pre))
         for text, ids in zip(EXPECTED["texts"], encode(tokenizer, EXPECTED["texts"]), strict=True):
-            assert tokenizer.decode(ids, skip_special_tokens=False) == text
+            composed = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
+            assert tokenizer.decode(ids, skip_special_tokens=False) == composed
 
 
 def test_bos_is_in_front_where_the_file_or_the_kind_says_so() -> None:
