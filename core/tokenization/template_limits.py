@@ -106,7 +106,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def limit_filters(self) -> None:
         """Charges for every filter and test that the environment has by now, and for what it puts out."""
         self.filters.update({name: self._charged(name, function) for name, function in self.filters.items()})
-        self.tests.update({name: self._charged(None, function) for name, function in self.tests.items()})
+        tests: Mapping[str, Any] = self.tests
+        self.tests.update({name: self._charged(None, function) for name, function in tests.items()})
         own = {_COUNTED: self._counted, _WEIGHED: self._weighed, _SLICED: self._sliced, _JOINED: self._joined}
         self.filters |= own
         self.finalize = self._finalized
@@ -204,7 +205,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             self.budget.take(self._weight(value))
         return value
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """What jinja puts the pieces of its output together with."""
         pieces = []
         for piece in parts:
@@ -249,7 +250,7 @@ class _Hooks(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        sides = [node, *node.ops]
+        sides: list[Any] = [node, *node.ops]
         if any(isinstance(side.expr, nodes.Const) for side in sides) and not _searches(node):
             return node  # as long as the constant is
         for side in sides:
@@ -275,7 +276,7 @@ def _searches(node: nodes.Compare) -> bool:
     return any(operand.op in ("in", "notin") for operand in node.ops)
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
