@@ -19,6 +19,7 @@ import torch
 from dovetail.nn.atomic_file import TEMPORARY_PREFIX, atomic_file
 from dovetail.nn.content_hash import ContentHashes
 from dovetail.nn.disk_cache import UnsafeCacheError, cache_directory, check_file, check_folder, make_private_folder
+from dovetail.nn.mapped_pages import MappedPages
 from dovetail.nn.tensor_file import DamagedFileError, OtherVersionError, num_bytes, read_tensors, write_tensors
 
 logger = logging.getLogger("dovetail.nn.packed_cache")
@@ -41,6 +42,7 @@ class PackedCache:
         """Made by the first `put`."""
         self.max_bytes = max_bytes
         self._hashes = ContentHashes(directory / "content-hashes.json")
+        self._pages: dict[str, MappedPages] = {}
         self._has_warned = False
 
     def content_key(self, files: Iterable[Path], *parts: str) -> str:
@@ -85,6 +87,12 @@ class PackedCache:
         with contextlib.suppress(OSError):
             os.utime(path)
         return tensors
+
+    def release(self, key: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors that `get` gave were copied: their pages may leave memory, and come back where they are read."""
+        pages = self._pages.setdefault(key, MappedPages(self._path(key)))
+        for tensor in tensors:
+            pages.release(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def put(self, key: str, tensors: Mapping[str, torch.Tensor], beside: Collection[str] = ()) -> bool:
         """Stores dense tensors of any device under `key`, in place of what was there, and makes room by deleting the
