@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.activity import collector_paused
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
@@ -71,7 +72,8 @@ class LLMEngine:
         Keywords are the sections of the file or the names that vLLM users know. Raises `ConfigError`, `PluginError`,
         `ModelError` or `CapacityError`, each saying what to do.
         """
-        return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
+        with collector_paused():
+            return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
 
     def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput:
         """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from another thread."""
