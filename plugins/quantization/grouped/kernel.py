@@ -24,7 +24,7 @@ BLOCK = 32
 """Input features come in whole blocks of so many."""
 
 _PLAIN = "plain."
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 1024
 """A multiple of every tile."""
 _OWN_DTYPES = (torch.float32, torch.bfloat16)
 
