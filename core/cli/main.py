@@ -13,6 +13,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from dovetail import __version__
+from dovetail.activity import show_in_terminal
 from dovetail.cli.errors import print_error
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError, PluginError
@@ -98,6 +99,7 @@ def create_group(registry: Registry, switches: Switches) -> LazyGroup:
 def main() -> None:
     """Entry point of the console script. An error of Dovetail's own ends in one message and an exit code."""
     switches = Switches()
+    show_in_terminal()
     try:
         create_group(Registry.scan(), switches).main(prog_name="dovetail")
     except DovetailError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from dovetail.activity import activity
 from dovetail.config import rules_checkpoint, rules_model, rules_quantization, rules_run
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
@@ -35,7 +36,8 @@ def resolve(
     Raises `ConfigError` for what is refused, `PluginError` for a named plugin that cannot be loaded, `ModelError`
     for a model that is not there or that nothing can build.
     """
-    resolved = run_rules(create_resolution(layered, registry, environment))
+    with activity("choosing components"):
+        resolved = run_rules(create_resolution(layered, registry, environment))
     for warning in resolved.warnings:
         logger.warning("%s", warning)
     return resolved

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from dovetail.activity import collector_paused
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
@@ -70,7 +71,8 @@ class LLMEngine:
         Keywords are the sections of the file or the names that vLLM users know. Raises `ConfigError`, `PluginError`,
         `ModelError` or `CapacityError`, each saying what to do.
         """
-        return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
+        with collector_paused():
+            return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
 
     def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput:
         """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from another thread."""

@@ -27,10 +27,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.plugin import FixableReason
-from dovetail.nn.disk_cache import cache_directory
+from dovetail.nn.compiler_patience import HUNG_PREFIX, HungCommands, HungError, Patience
+from dovetail.nn.disk_cache import UnsafeCacheError, cache_directory, check_file, check_folder, make_private_folder
 
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 _OPENMP = "-fopenmp"
@@ -38,7 +40,6 @@ _LACKS_OPENMP = re.compile(r"fopenmp|omp\.h|lomp|libomp|lgomp|libgomp")
 _COMPILERS = ("cc", "gcc", "clang")
 INCLUDE = Path(__file__).with_name("include")
 """Where compilers look for headers that any source may include, as `#include <dovetail/numbers.h>`."""
-_TIMEOUT = 300
 _SELF_TEST = "self_test"
 _WRONG = 2
 """Exit status for a self-test that fails; Python's own, as for a library that cannot be loaded, is 1."""
@@ -46,7 +47,7 @@ _BUILDING = ".build-"
 _UNUSED_SECONDS = 30 * 24 * 3600
 """A library that was not loaded for so long is of sources, a compiler or a processor that are gone."""
 _ABANDONED_SECONDS = 3600
-"""A build that is older was left by a process that died: each command of a build is stopped after `_TIMEOUT`."""
+"""A build that is older was left by a process that died: each command of a build is stopped much earlier."""
 
 logger = logging.getLogger(__name__)
 
@@ -165,20 +166,44 @@ def recorded_calls() -> Iterator[list[tuple[Kernel, ctypes.Structure]]]:
         _record.calls = None
 
 
+class _Library(ctypes.CDLL):
+    """Compiled kernels. Where a function is missing they are compiled anew, once."""
+
+    def __init__(self, source: Path, path: Path):
+        super().__init__(str(path))
+        self._source = source
+        self._path = path
+        self._renewed: ctypes.CDLL | None = None
+
+    def __getitem__(self, name: Any) -> Any:
+        try:
+            return super().__getitem__(name)
+        except AttributeError as error:
+            if self._renewed is None:
+                logger.warning("%s has no function %s: it is deleted and compiled anew", self._path, name)
+                self._path.unlink(missing_ok=True)
+                self._renewed = ctypes.CDLL(str(built(self._source)))
+            try:
+                return self._renewed[name]
+            except AttributeError:
+                raise NativeError(f"{self._source} has no function {name}") from error
+
+
 @functools.cache
 def load(source: Path) -> ctypes.CDLL:
-    """The compiled kernels of `source`. Raises `NativeError` with the compiler's message."""
+    """The compiled kernels of `source`. Raises `NativeError` with the compiler's message, and for a function that is
+    looked up in them and that `source` does not have."""
     import torch  # noqa: F401 - its OpenMP runtime must be the one that the dynamic linker finds
 
     library = built(source)
     try:
-        return ctypes.CDLL(str(library))
+        return _Library(source, library)
     except OSError:
         # Deleted by another process meanwhile, or linked with what is no longer here.
         library.unlink(missing_ok=True)
     library = built(source)
     try:
-        return ctypes.CDLL(str(library))
+        return _Library(source, library)
     except OSError as error:
         raise NativeError(f"the compiled kernels of {source.name} cannot be loaded: {error}") from error
 
@@ -194,11 +219,18 @@ def built(source: Path) -> Path:
     of these sources for this processor serves. Safe against concurrent callers: each writes a file of its own and
     renames it.
 
-    Raises `NativeError` where there is neither such a library nor a compiler that works, and where the folder cannot
-    be written to; `SelfTestError` where compilers work, and what they make fails its self-test.
+    Raises `NativeError` where there is neither such a library nor a compiler that works, where the folder cannot be
+    written to, and where other users can write to it; `SelfTestError` where compilers work, and what they make fails
+    its self-test.
     """
     compilers = find_compilers()
     folder, name = cache_directory() / "native", f"{source.stem}-{_source_key(source)}"
+    try:
+        check_folder(folder)
+    except UnsafeCacheError as error:
+        raise NativeError(f"compiled kernels are not used: {error}") from error
+    except OSError:
+        pass  # it is not there, and is made below
     for compiler in compilers:
         kept = _intact(folder, f"{name}-{_compiler_key(compiler)}")
         if kept is not None:
@@ -220,18 +252,23 @@ def find_compilers() -> list[str]:
 
 
 def _intact(folder: Path, name: str) -> Path | None:
-    """A library whose name begins so, marked as used; damaged ones are deleted."""
+    """A library whose name begins so, marked as used; damaged ones, and what others can write to, are deleted."""
     try:
         found = sorted(folder.glob(f"{glob.escape(name)}-*.so"))
     except OSError:
         return None
     for path in found:
         with contextlib.suppress(OSError):
-            if path.stem.rpartition("-")[2] == _file_hash(path):
-                with contextlib.suppress(OSError):
-                    os.utime(path)
-                return path
-            logger.warning("%s is damaged: it is deleted and compiled anew", path)
+            try:
+                check_file(path)
+            except UnsafeCacheError as error:
+                logger.warning("%s; it is deleted and compiled anew", error)
+            else:
+                if path.stem.rpartition("-")[2] == _file_hash(path):
+                    with contextlib.suppress(OSError):
+                        os.utime(path)
+                    return path
+                logger.warning("%s is damaged: it is deleted and compiled anew", path)
             path.unlink()
     return None
 
@@ -245,7 +282,7 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
         )
     errors: list[NativeError] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         for compiler in compilers:
             try:
                 made = _build(source, compiler, folder, f"{name}-{_compiler_key(compiler)}")
@@ -254,6 +291,8 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
             else:
                 _clear(folder, made)
                 return made
+    except UnsafeCacheError as error:
+        raise NativeError(f"compiled kernels are not used: {error}") from error
     except OSError as error:
         raise NativeError(
             f"its compiled kernels cannot be kept in {folder} ({error}): make that folder writable, or set "
@@ -266,13 +305,31 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
 
 def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
     announce_compiling()
+    hung, compiler_key = HungCommands(folder), _compiler_key(compiler)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_BUILDING, ignore_cleanup_errors=True) as own:
         made = Path(own) / f"{name}.so"
-        _compile(source, compiler, made)
-        _self_test(source, made)
+        with _noting_hung(hung, compiler_key, compiler):
+            _compile(source, compiler, made)
+        with _noting_hung(hung, name, f"the self-test of {source.name}"):
+            _self_test(source, made)
+        made.chmod(0o600)  # whatever the umask says
         with made.open("rb+") as file:
             os.fsync(file.fileno())
         return made.replace(folder / f"{name}-{_file_hash(made)}.so")
+
+
+@contextmanager
+def _noting_hung(hung: HungCommands, key: str, what: str) -> Iterator[None]:
+    """Refuses what hung before; notes what hangs. The message names no source, so that one serves for all of them."""
+    try:
+        hung.refuse(key)
+        try:
+            yield
+        except HungError as error:
+            hung.note(key, error)
+            hung.refuse(key)
+    except HungError as error:
+        raise NativeError(f"{what} {error}") from None
 
 
 def _compile(source: Path, compiler: str, target: Path) -> None:
@@ -296,7 +353,8 @@ def _clear(folder: Path, made: Path) -> None:
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             age = now - path.stat().st_mtime
-            if path.suffix == ".so" and path != made and age > _UNUSED_SECONDS:
+            is_kept = path.suffix == ".so" or path.name.startswith(HUNG_PREFIX)
+            if is_kept and path != made and age > _UNUSED_SECONDS:
                 path.unlink()
             elif path.name.startswith(_BUILDING) and age > _ABANDONED_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
@@ -329,11 +387,14 @@ def _run(command: Sequence[str], problem: str) -> None:
         raise NativeError(f"{problem} (exit {done.returncode}): {' | '.join(detail[:3])}")
 
 
+_patience = Patience()
+
+
 def _ended(command: Sequence[str], problem: str) -> subprocess.CompletedProcess[str]:
-    """Whatever it returned."""
+    """Whatever it returned. Raises `HungError`."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return _patience.run(command)
+    except OSError as error:
         raise NativeError(f"{problem}: {error}") from error
 
 

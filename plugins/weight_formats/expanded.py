@@ -68,6 +68,12 @@ class ExpandedReader(WeightReader):
         """Those of the weights that come in blocks."""
         return frozenset(weight.dtype for weight in self._weights.values() if weight.packed is not None)
 
+    def release(self, name: str) -> None:
+        """What the other reader's tensors were read from."""
+        weight = self._weights.get(name)
+        for part in (name,) if weight is None else weight.parts:
+            self._reader.release(part)
+
     def files(self) -> Sequence[Path]:
         """Those of the other reader."""
         return self._reader.files()

@@ -63,6 +63,7 @@ class Int4Reader(WeightReader):
         self._reader = reader
         self._scheme = scheme
         stored = {info.name: info for info in reader.infos()}
+        self._stored = frozenset(stored)
         self._layers = {name.removesuffix(".qweight") for name in stored if name.endswith(".qweight")}
         self._infos = [
             info for info in stored.values() if not any(info.name == name + part for name, part in self._parts(info))
@@ -93,6 +94,14 @@ class Int4Reader(WeightReader):
     def packed_formats(self) -> frozenset[str]:
         """One for each group size."""
         return frozenset(info.dtype for info in self._infos if info.dtype.startswith("int4g"))
+
+    def release(self, name: str) -> None:
+        """What the other reader's tensors were read from."""
+        layer = name.removesuffix(".weight")
+        parts = [layer + part for part in _PARTS] if layer in self._layers else [name]
+        for part in parts:
+            if part in self._stored:
+                self._reader.release(part)
 
     def files(self) -> Sequence[Path]:
         """Those of the other reader."""

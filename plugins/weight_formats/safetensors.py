@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, TensorInfo, TokenizerFiles, WeightFormat, WeightReader
+from dovetail.nn.mapped_pages import MappedPages
 from dovetail.plugins.weight_formats.bnb_checkpoint import bnb_weights
 from dovetail.plugins.weight_formats.expanded import ExpandedReader
 from dovetail.plugins.weight_formats.int4_checkpoint import Int4Reader, Int4Scheme
@@ -43,7 +44,7 @@ _DTYPES = {
 class SafetensorsFormat(WeightFormat):
     """One file, or shards with an index; tensors are views of memory-mapped files."""
 
-    contract = (1, 2)
+    contract = (1, 3)
     quantizations = frozenset({"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"})
 
     @classmethod
@@ -113,6 +114,7 @@ class SafetensorsReader(WeightReader):
 
     def __init__(self, paths: Sequence[Path]):
         self._handles = {path: _open_file(path) for path in paths}
+        self._pages = {path: MappedPages(path) for path in paths}
         self._paths: dict[str, Path] = {}
         for path, handle in self._handles.items():
             for name in handle.keys():  # noqa: SIM118 - the handle is no mapping
@@ -131,6 +133,11 @@ class SafetensorsReader(WeightReader):
             raise ModelError(f"the checkpoint has no tensor {name!r}")
         tensor: torch.Tensor = self._handles[path].get_tensor(name)
         return tensor
+
+    def release(self, name: str) -> None:
+        """The pages of the tensor's map."""
+        tensor = self.read(name)
+        self._pages[self._paths[name]].release(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def files(self) -> Sequence[Path]:
         """Every shard."""

@@ -24,6 +24,8 @@ BLOCK = 32
 """Input features come in whole blocks of so many."""
 
 _PLAIN = "plain."
+_ROWS_AT_ONCE = 1024
+"""A multiple of every tile."""
 _OWN_DTYPES = (torch.float32, torch.bfloat16)
 
 Rounding = Callable[[torch.Tensor], Groups]
@@ -119,8 +121,22 @@ class GroupedLinear(LinearKernel):
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Lays the rows out at once; blocks that come packed keep their integers."""
-        groups = groups_of(weight) if isinstance(weight, PackedTensor) else self._rounding(weight)
-        self._parts[rows.start] = (self._laid_out(groups, rows.start), rows.stop - rows.start, groups.format)
+        former = self._parts.get(rows.start)
+        data, form = None if former is None else former[0], None
+        # Some rows at a time, since rounding works in float32 and takes several copies.
+        for start in range(0, max(1, weight.shape[0]), _ROWS_AT_ONCE):
+            part = weight[start : start + _ROWS_AT_ONCE]
+            groups = groups_of(part) if isinstance(part, PackedTensor) else self._rounding(part)
+            if form is None:
+                form = groups.format
+                num_bytes = self._packed_bytes(weight.shape[0], form)
+                # Weights that are loaded anew take the place of the former ones.
+                data = data if data is not None and len(data) == num_bytes else self._memory.take(num_bytes)
+            assert data is not None
+            self._lay_out(groups, data.data_ptr() + self._packed_bytes(start, form))
+        assert data is not None
+        assert form is not None
+        self._parts[rows.start] = (data, rows.stop - rows.start, form)
 
     def finish(self) -> None:
         """Writes down where the parts are."""
@@ -208,13 +224,13 @@ class GroupedLinear(LinearKernel):
         if self._library.lookup(address, ids.data_ptr(), len(ids), columns, out.data_ptr(), is_bf16):
             check_rows(ids + segment.first_row, self._shape)
 
-    def _laid_out(self, groups: Groups, first_row: int) -> torch.Tensor:
+    def _packed_bytes(self, rows: int, form: GroupFormat) -> int:
+        found: int = self._library.packed_bytes(rows, self._shape.in_features, form.bits, form.group, form.has_min)
+        return found
+
+    def _lay_out(self, groups: Groups, address: int) -> None:
         rows, columns = groups.values.shape
         form = groups.format
-        num_bytes = self._library.packed_bytes(rows, columns, form.bits, form.group, form.has_min)
-        former = self._parts.get(first_row)
-        # Weights that are loaded anew take the place of the former ones.
-        data = former[0] if former is not None and len(former[0]) == num_bytes else self._memory.take(num_bytes)
         values, scales = groups.values.contiguous(), groups.scales.contiguous()
         minimums = None if groups.minimums is None else groups.minimums.contiguous()
         self._library.pack(
@@ -225,9 +241,8 @@ class GroupedLinear(LinearKernel):
             columns,
             form.bits,
             form.group,
-            data.data_ptr(),
+            address,
         )
-        return data
 
 
 def check_rows(ids: torch.Tensor, shape: LinearShape) -> None:
