@@ -15,9 +15,8 @@ def turn(vectors, NUM_VECTORS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.co
     RUN: tl.constexpr = 64 if (HEAD & -HEAD) > 64 else (HEAD & -HEAD)
     turned = vectors.to(tl.float32)
     for stage in tl.static_range(6):
-        HALF: tl.constexpr = 2**stage
-        if HALF < RUN:
-            pairs = tl.reshape(turned, [NUM_VECTORS * HEAD_PAD // (2 * HALF), 2, HALF])
+        if 2**stage < RUN:
+            pairs = tl.reshape(turned, [NUM_VECTORS * HEAD_PAD // 2 ** (stage + 1), 2, 2**stage])
             first, second = tl.split(tl.permute(pairs, (0, 2, 1)))
             turned = tl.permute(tl.join(first + second, first - second), (0, 2, 1))
     return tl.reshape(turned, [NUM_VECTORS, HEAD_PAD]) * (1.0 / RUN**0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -104,10 +104,16 @@ def _of_blocks(packed: PackedTensor, blocks: torch.Tensor) -> Groups:
     # These name several weights at once, by their place in a long list: which of the table's values a weight is
     # follows from its value and its scale. In pieces, since numbers take eight times what is made of them.
     values = [
-        _places(form.table, packed.unpack(some).view(len(some), -1, form.group) / of_some[..., None])
-        for some, of_some in zip(blocks.split(_BLOCKS_AT_ONCE), scales.split(_BLOCKS_AT_ONCE), strict=True)
+        _places(form.table, packed.unpack(blocks[start:stop]).view(-1, scales.shape[1], form.group) / part[..., None])
+        for start, stop, part in _pieces(scales)
     ]
     return Groups(form, torch.cat(values).flatten(1), scales.half(), None)
+
+
+def _pieces(scales: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+    for start in range(0, len(scales), _BLOCKS_AT_ONCE):
+        stop = min(start + _BLOCKS_AT_ONCE, len(scales))
+        yield start, stop, scales[start:stop]
 
 
 def _halves(blocks: torch.Tensor, start: int, count: int = 1) -> torch.Tensor:

@@ -67,7 +67,10 @@ def test_json_has_values_with_origins_decisions_and_estimates(engine_yaml):
     per_token = 2 * 2 * 2 * 8 * 4
     assert data["memory"]["kv_bytes_per_token"] == per_token
     assert data["memory"]["kv_tokens"] == (2**30 // (per_token * 16) - 1) * 16
-    assert (data["memory"]["num_parameters"], data["memory"]["weight_bytes"]) == (2048, 8192)
+    # Of the model, of which this checkpoint has a part: embedding and output layer, two layers, the last norm.
+    layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32
+    assert data["memory"]["num_parameters"] == 2048
+    assert data["memory"]["weight_bytes"] == 4 * (2 * 64 * 32 + 2 * layer + 32)
     assert data["refused"] is None
 
 
