@@ -178,7 +178,7 @@ def turned(vectors: torch.Tensor) -> torch.Tensor:
     vectors = vectors.float()
     half = 1
     while half < run:
-        first, second = vectors.unflatten(-1, (-1, 2, half)).unbind(-2)
+        first, second = vectors.reshape(*vectors.shape[:-1], -1, 2, half).unbind(-2)
         vectors = torch.stack((first + second, first - second), -2).flatten(-3)
         half *= 2
     return vectors * float(1 / np.sqrt(np.float32(run)))
