@@ -218,6 +218,7 @@ static Work begin_work(const Plan *plan, const Layer *layer, const Step *step, c
         float *query = work.query + (int64_t)row * width;
         read_any_numbers(layer->dtype, step->query, from, layer->head_size, query);
         for (int d = 0; d < layer->head_size; d++) query[d] *= factor;
+        if (layer->kv_dtype == INT8) turn(query, layer->head_size);
         int first = plan->first_key[token], end = plan->end_key[token];
         work.token[row] = token;
         work.first[row] = first < unit->key_begin ? unit->key_begin : first;

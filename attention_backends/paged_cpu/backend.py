@@ -46,7 +46,8 @@ class PagedCPUBackend(AttentionBackend):
     """One call per layer writes the new keys and values into the pages and attends to the pages in place.
 
     A page holds, by key head, transposed keys [head_size, block_size], then values [block_size, head_size]; in int8
-    each of the two is followed by one float16 scale per token. Compiled once per machine, with its own C compiler.
+    each of the two is followed by one float16 scale per token, and keys are turned as `SCALE_BYTES` says. Compiled once
+    per machine, with its own C compiler.
     """
 
     contract = (1, 6)

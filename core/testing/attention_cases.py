@@ -166,6 +166,24 @@ def as_cached(vectors: torch.Tensor, kv_dtype: str) -> torch.Tensor:
     return (vectors / scale).round().clamp(-127, 127) * scale
 
 
+def keys_as_cached(keys: torch.Tensor, kv_dtype: str) -> torch.Tensor:
+    """As `as_cached`, of keys: those of int8 pages are turned before they are rounded, as `SCALE_BYTES` says. float32
+    where that is so."""
+    return turned(as_cached(turned(keys), kv_dtype)) if kv_dtype == "int8" else as_cached(keys, kv_dtype)
+
+
+def turned(vectors: torch.Tensor) -> torch.Tensor:
+    """float32 [..., head_size], turned as keys of int8 pages and the queries that meet them; its own inverse."""
+    run = min(64, vectors.shape[-1] & -vectors.shape[-1])
+    vectors = vectors.float()
+    half = 1
+    while half < run:
+        first, second = vectors.reshape(*vectors.shape[:-1], -1, 2, half).unbind(-2)
+        vectors = torch.stack((first + second, first - second), -2).flatten(-3)
+        half *= 2
+    return vectors * float(1 / np.sqrt(np.float32(run)))
+
+
 def unreadable_number(dtype: torch.dtype) -> float:
     """What pages hold that must not be read: NaN; in an int8 page, the bytes of a scale that is NaN."""
     return torch.nan if dtype.is_floating_point else -1

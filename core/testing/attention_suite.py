@@ -22,7 +22,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities, AttentionNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
-from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, random_case
+from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, keys_as_cached, random_case
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 FEATURES = ("plain", "sliding_window", "soft_cap", "alibi", "trees", "sliding_window+trees", "alibi+trees", "sinks")
@@ -161,7 +161,9 @@ class AttentionBackendSuite:
             for seed in range(self.num_cases):
                 case = self.case(seed)
                 rounded = tuple(
-                    replace(request, keys=as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype))
+                    replace(
+                        request, keys=keys_as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype)
+                    )
                     for request in case.requests
                 )
                 setup = replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype))
@@ -185,7 +187,9 @@ class AttentionBackendSuite:
             case = replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype)))
             output, rotated = self.rotate_and_run(case, case.layer.head_size)
             rounded = tuple(
-                replace(request, keys=as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype))
+                replace(
+                    request, keys=keys_as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype)
+                )
                 for request in rotated.requests
             )
             self.assert_close(output, replace(rotated, requests=rounded))

@@ -43,6 +43,9 @@ class _Segment(ctypes.Structure):
         ("group", ctypes.c_int32),
         ("has_min", ctypes.c_int32),
         ("zero", ctypes.c_int32),
+        ("scale_bytes", ctypes.c_int32),
+        ("has_table", ctypes.c_int32),
+        ("table", ctypes.c_int8 * 16),
     )
 
 
@@ -86,10 +89,10 @@ class _Library:
         self.linear = native.Kernel(library, "linear_call", _LinearCall)
         self.lookup = native.Kernel(library, "lookup_call", _LookupCall)
         self.pack = library.pack
-        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, pointer)
+        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, number, pointer)
         self.pack.restype = None
         self.packed_bytes = library.packed_bytes
-        self.packed_bytes.argtypes = (whole, whole, number, number, number)
+        self.packed_bytes.argtypes = (whole, whole, number, number, number, number)
         self.packed_bytes.restype = whole
 
 
@@ -140,27 +143,24 @@ class GroupedLinear(LinearKernel):
 
     def finish(self) -> None:
         """Writes down where the parts are."""
-        segments = [
-            _Segment(data.data_ptr(), rows, first, form.bits, form.group, form.has_min, form.zero)
-            for first, (data, rows, form) in sorted(self._parts.items())
-        ]
+        segments = [_segment(data, rows, first, form) for first, (data, rows, form) in sorted(self._parts.items())]
         self._segments = (_Segment * len(segments))(*segments)
         self._address = ctypes.addressof(self._segments)
 
     def packed(self) -> Mapping[str, torch.Tensor]:
         """Each part under where it goes and its format."""
         return {
-            f"{first}.{rows}.{form.bits}.{form.group}.{int(form.has_min)}.{form.zero}": data
+            ".".join(map(str, (first, rows, *_numbers_of(form)))): data
             for first, (data, rows, form) in self._parts.items()
         }
 
     def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
         """Into this process's own memory for weights."""
         for name, kept in packed.items():
-            first, rows, bits, group, has_min, zero = map(int, name.split("."))
+            first, rows, *numbers = map(int, name.split("."))
             data = self._memory.take(len(kept))
             data.copy_(kept)
-            self._parts[first] = (data, rows, GroupFormat(bits, group, bool(has_min), zero))
+            self._parts[first] = (data, rows, _format_of(*numbers))
         self.finish()
 
     def tensors(self) -> list[torch.Tensor]:
@@ -225,7 +225,9 @@ class GroupedLinear(LinearKernel):
             check_rows(ids + segment.first_row, self._shape)
 
     def _packed_bytes(self, rows: int, form: GroupFormat) -> int:
-        found: int = self._library.packed_bytes(rows, self._shape.in_features, form.bits, form.group, form.has_min)
+        found: int = self._library.packed_bytes(
+            rows, self._shape.in_features, form.bits, form.group, form.has_min, form.scale_bytes
+        )
         return found
 
     def _lay_out(self, groups: Groups, address: int) -> None:
@@ -241,8 +243,23 @@ class GroupedLinear(LinearKernel):
             columns,
             form.bits,
             form.group,
+            form.scale_bytes,
             address,
         )
+
+
+def _segment(data: torch.Tensor, rows: int, first_row: int, form: GroupFormat) -> _Segment:
+    table = (ctypes.c_int8 * 16)(*form.table)
+    numbers = (form.bits, form.group, form.has_min, form.zero, form.scale_bytes)
+    return _Segment(data.data_ptr(), rows, first_row, *numbers, bool(form.table), table)
+
+
+def _numbers_of(form: GroupFormat) -> tuple[int, ...]:
+    return (form.bits, form.group, int(form.has_min), form.zero, form.scale_bytes, *form.table)
+
+
+def _format_of(bits: int, group: int, has_min: int, zero: int, scale_bytes: int, *table: int) -> GroupFormat:
+    return GroupFormat(bits, group, bool(has_min), zero, scale_bytes, table)
 
 
 def check_rows(ids: torch.Tensor, shape: LinearShape) -> None:

@@ -40,3 +40,25 @@ class TestGGUFOfMixedKQuants(QuantizationSuite):
 
     def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
         return random_blocks("Q6_K" if seed % 10 == 2 else "Q4_K", rows, columns // 256, seed)
+
+
+class TestGGUFOfThreeBits(QuantizationSuite):
+    method_class = GGUFMethod
+    tolerance = 0.01
+    packed_formats = frozenset({"Q2_K", "Q3_K"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
+        return random_blocks("Q3_K" if seed % 10 == 2 else "Q2_K", rows, columns // 256, seed)
+
+
+class TestGGUFOfTables(QuantizationSuite):
+    method_class = GGUFMethod
+    tolerance = 0.01
+    packed_formats = frozenset({"IQ4_XS", "MXFP4"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
+        return (
+            random_blocks("MXFP4", rows, columns // 32, seed)
+            if seed % 10 == 2
+            else random_blocks("IQ4_XS", rows, columns // 256, seed)
+        )
