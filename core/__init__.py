@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
+from dovetail.short_waits import import_torch
+
 if TYPE_CHECKING:
     from dovetail.async_engine import AsyncLLMEngine
     from dovetail.config.schema import EngineConfig
@@ -31,6 +33,9 @@ __all__ = [  # noqa: RUF022
     "__version__",
 ]
 
+_ENGINES = ("AsyncLLMEngine", "LLM", "LLMEngine")
+"""Names whose modules import torch."""
+
 _HOMES = {
     "AsyncLLMEngine": "dovetail.async_engine",
     "BeamSearchParams": "dovetail.contracts.sampling",
@@ -47,6 +52,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = metadata.version("dovetail")
     elif name in _HOMES:
+        if name in _ENGINES:
+            import_torch()
         value = getattr(import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'dovetail' has no attribute '{name}'")

@@ -1,10 +1,11 @@
 """Small C kernels that a plugin brings as source: compiled once with the machine's own compiler, kept on disk.
 
 A plugin that has such kernels works without them, or refuses with the reason that `reasons_against` gives. Kernels are
-plain C (C11 with OpenMP) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up
-to a minute), and are called through ctypes with addresses of tensors. They share torch's OpenMP threads. A source that
-calls OpenMP's functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks
-OpenMP.
+plain C (C11) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up to a
+minute), and are called through ctypes with addresses of tensors. Their loops share one team of threads
+(`#include <dovetail/team.h>`), which leaves neighbours on the machine their time. OpenMP works as well, with torch's
+threads: a source that calls its functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the
+compiler lacks OpenMP.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.plugin import FixableReason
 from dovetail.nn.disk_cache import cache_directory
 
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 _OPENMP = "-fopenmp"
 _LACKS_OPENMP = re.compile(r"fopenmp|omp\.h|lomp|libomp|lgomp|libgomp")
 _COMPILERS = ("cc", "gcc", "clang")
 INCLUDE = Path(__file__).with_name("include")
 """Where compilers look for headers that any source may include, as `#include <dovetail/numbers.h>`."""
+TEAM = Path(__file__).with_name("team.c")
+"""The threads that the kernels of all sources share."""
 _TIMEOUT = 300
 _SELF_TEST = "self_test"
 _WRONG = 2
@@ -167,7 +170,44 @@ def recorded_calls() -> Iterator[list[tuple[Kernel, ctypes.Structure]]]:
 
 @functools.cache
 def load(source: Path) -> ctypes.CDLL:
-    """The compiled kernels of `source`. Raises `NativeError` with the compiler's message."""
+    """The compiled kernels of `source`, with the team of threads that all share. Raises `NativeError` with the
+    compiler's message."""
+    library = _opened(source)
+    try:
+        join_team = library.dovetail_join_team
+    except AttributeError:  # it does without
+        return library
+    join_team.argtypes, join_team.restype = (ctypes.c_void_p,), None
+    join_team(_team())
+    return library
+
+
+@functools.cache
+def _team() -> int:
+    """Where the team's functions are."""
+    create = _opened(TEAM).create_team
+    create.restype = ctypes.c_void_p
+    address: int = create()
+    return address
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """The calling thread computes torch's operators by itself meanwhile, where native kernels have been loaded: after
+    each operator OpenMP's threads would spin, for milliseconds by default, on the cores of the team's."""
+    if _team.cache_info().currsize == 0:
+        yield
+        return
+    set_threads = _opened(TEAM).set_openmp_threads
+    before = set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
+
+
+@functools.cache
+def _opened(source: Path) -> ctypes.CDLL:
     import torch  # noqa: F401 - its OpenMP runtime must be the one that the dynamic linker finds
 
     library = built(source)

@@ -72,6 +72,7 @@ class _LookupCall(ctypes.Structure):
         ("num_columns", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("is_bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
     )
 
 
@@ -84,7 +85,7 @@ class _Library:
         self.linear = native.Kernel(library, "linear_call", _LinearCall)
         self.lookup = native.Kernel(library, "lookup_call", _LookupCall)
         self.pack = library.pack
-        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, pointer)
+        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, pointer, number)
         self.pack.restype = None
         self.packed_bytes = library.packed_bytes
         self.packed_bytes.argtypes = (whole, whole, number, number, number)
@@ -204,8 +205,8 @@ class GroupedLinear(LinearKernel):
     def _look_up(self, segment: _Segment, ids: torch.Tensor, out: torch.Tensor) -> None:
         columns = self._shape.in_features
         is_bf16 = out.dtype == torch.bfloat16
-        address = ctypes.addressof(segment)
-        if self._library.lookup(address, ids.data_ptr(), len(ids), columns, out.data_ptr(), is_bf16):
+        places = ctypes.addressof(segment), ids.data_ptr(), len(ids), columns, out.data_ptr()
+        if self._library.lookup(*places, is_bf16, torch.get_num_threads()):
             check_rows(ids + segment.first_row, self._shape)
 
     def _laid_out(self, groups: Groups, first_row: int) -> torch.Tensor:
@@ -226,6 +227,7 @@ class GroupedLinear(LinearKernel):
             form.bits,
             form.group,
             data.data_ptr(),
+            torch.get_num_threads(),
         )
         return data
 
