@@ -68,7 +68,8 @@ static struct {
 
 /* What only the caller that has the team touches. */
 static atomic_flag is_taken = ATOMIC_FLAG_INIT;
-static int32_t num_threads = 1; /* that there are, the caller with them */
+static _Thread_local int32_t own_id; /* as the system knows this thread; 0: not asked yet */
+static int32_t num_threads = 1;      /* that there are, the caller with them */
 static struct {
     int32_t threads; /* no more than these */
     int64_t until;   /* ns: from then on there may be one more */
@@ -153,36 +154,36 @@ static void follow_caller(void) {
 #endif
 }
 
-/* Returns the number of a loop that is not `seen`. */
-static uint64_t next_loop(Helper *own, uint64_t seen) {
-    int64_t end = now_ns() + LOOK_OUT_NS;
+/* Returns the number of a loop that is not `seen`, for which the helper looks out until `end`. */
+static uint64_t next_loop(Helper *own, uint64_t seen, int64_t *end) {
     for (;;) {
         for (int i = 0; i < SPIN_PAUSES; i++) {
             uint64_t number = atomic_load_explicit(&team.number, memory_order_acquire);
             if (number != seen) return number;
             pause_briefly();
         }
-        if (now_ns() < end) continue;
+        if (now_ns() < *end) continue;
         atomic_store(&own->is_asleep, 1);
         if (atomic_load(&team.number) == seen)
             while (atomic_load(&own->is_asleep)) sleep_while(&own->is_asleep, 1);
         atomic_store(&own->is_asleep, 0);
         follow_caller();
-        end = now_ns() + LOOK_OUT_NS;
+        *end = now_ns() + LOOK_OUT_NS;
     }
 }
 
 static void *help(void *index) {
     const int32_t thread = (int32_t)(intptr_t)index;
     uint64_t number = 0;
+    int64_t end = now_ns() + LOOK_OUT_NS;
     for (;;) {
-        number = next_loop(&team.helpers[thread], number);
+        number = next_loop(&team.helpers[thread], number, &end);
         int32_t threads = atomic_load_explicit(&team.threads, memory_order_relaxed);
-        if (thread >= threads) continue;
-        uint32_t count = take_turns(number, thread, threads);
-        if (count == 0) continue;
+        uint32_t count = thread < threads ? take_turns(number, thread, threads) : 0;
+        if (count == 0) continue; /* loops that need no such helper do not keep it awake */
         atomic_fetch_add(&team.done, count);
         if (atomic_load(&team.caller_sleeps)) wake(&team.done);
+        end = now_ns() + LOOK_OUT_NS;
     }
     return NULL;
 }
@@ -209,9 +210,11 @@ static void grow(int32_t threads) {
     pthread_attr_destroy(&attributes);
 }
 
-/* In a process that was forked there are no helpers. */
+/* In a process that was forked there are no helpers, and nobody waits for the loop that another thread had under way. */
 static void forget_helpers(void) {
     num_threads = 1;
+    own_id = 0;
+    atomic_fetch_add(&team.number, 1);
     atomic_store(&team.caller_sleeps, 0);
     atomic_flag_clear(&is_taken);
 }
@@ -229,19 +232,20 @@ static int32_t allowed_threads(int32_t threads) {
     return rest.threads;
 }
 
-/* One of so many threads did not run when it should have. */
-static void use_fewer(int32_t threads, int64_t now, int64_t lost) {
+/* A thread did not run when it should have. One less of all those that callers ask for, even where this loop had turns for
+ * a few only: the system then finds cores for the others. */
+static void use_fewer(int32_t asked, int64_t now, int64_t lost) {
     const int happens_again = now - rest.raised < SOON_NS;
+    const int32_t most = rest.threads < asked ? rest.threads : asked;
     rest.factor = !happens_again ? REST_FACTOR : rest.factor < MAX_REST_FACTOR ? 2 * rest.factor : MAX_REST_FACTOR;
     rest.time = lost < MAX_REST_NS / rest.factor ? lost * rest.factor : MAX_REST_NS;
-    rest.threads = threads - 1;
+    rest.threads = most > 1 ? most - 1 : 1;
     rest.until = now + rest.time;
 }
 
 /* ---- loops ---- */
 
 static void begin_loop(DovetailTurn do_turn, const void *loop, int64_t turns, int32_t threads) {
-    static _Thread_local int32_t own_id;
     const uint64_t number = atomic_load_explicit(&team.number, memory_order_relaxed) + 1;
 #if defined(__linux__)
     if (!own_id) own_id = (int32_t)syscall(SYS_gettid);
@@ -263,7 +267,7 @@ static void begin_loop(DovetailTurn do_turn, const void *loop, int64_t turns, in
 }
 
 /* Waits for `wanted` turns that others have begun; `patience`: ns that they may well take. */
-static void end_loop(uint32_t wanted, int32_t threads, int64_t began, int64_t patience) {
+static void end_loop(uint32_t wanted, int32_t asked, int64_t began, int64_t patience) {
     int64_t now;
     do {
         for (int i = 0; i < SPIN_PAUSES; i++) {
@@ -276,15 +280,15 @@ static void end_loop(uint32_t wanted, int32_t threads, int64_t began, int64_t pa
     for (uint32_t done; (done = atomic_load(&team.done)) != wanted;) sleep_while(&team.done, done);
     atomic_store(&team.caller_sleeps, 0);
     now = now_ns();
-    use_fewer(threads, now, now - began);
+    use_fewer(asked, now, now - began);
 }
 
-static void share(DovetailTurn do_turn, const void *loop, int64_t turns, int32_t threads) {
+static void share(DovetailTurn do_turn, const void *loop, int64_t turns, int32_t asked) {
     const int is_mine = turns <= MAX_TURNS && !atomic_flag_test_and_set(&is_taken);
     if (is_mine) {
-        if (threads > MAX_THREADS) threads = MAX_THREADS;
+        if (asked > MAX_THREADS) asked = MAX_THREADS;
+        int32_t threads = allowed_threads(asked);
         if (threads > turns) threads = (int32_t)turns;
-        threads = allowed_threads(threads);
         if (threads > num_threads) grow(threads);
         if (threads > num_threads) threads = num_threads;
         if (threads > 1) {
@@ -294,7 +298,7 @@ static void share(DovetailTurn do_turn, const void *loop, int64_t turns, int32_t
             const uint32_t own = take_turns(number, 0, threads);
             if (own < turns) {
                 const int64_t began = now_ns();
-                end_loop((uint32_t)turns - own, threads, began, LATE_NS + 2 * (began - start) / (own ? own : 1));
+                end_loop((uint32_t)turns - own, asked, began, LATE_NS + 2 * (began - start) / (own ? own : 1));
             }
             atomic_flag_clear(&is_taken);
             return;
