@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,3 +110,15 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (visit_all(100, 3)[0] == 1).all()
+
+
+def test_torch_computes_alone_where_it_is_told_to() -> None:
+    native.load(CASES)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with native.torch_alone():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
