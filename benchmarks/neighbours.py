@@ -45,7 +45,7 @@ def main() -> None:
             rates[contender.name] = []
         for count in arguments.neighbours:
             with neighbours(count, arguments.neighbour_threads):
-                found = {name: [] for name in workers}
+                found: dict[str, list[float]] = {name: [] for name in workers}
                 for _ in range(arguments.repeats):
                     for name, worker in workers.items():
                         found[name].append(generate(worker, arguments.tokens))
