@@ -9,8 +9,6 @@ import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from dovetail.short_waits import import_torch
-
 if TYPE_CHECKING:
     from dovetail.async_engine import AsyncLLMEngine
     from dovetail.config.schema import EngineConfig
@@ -34,9 +32,6 @@ __all__ = [  # noqa: RUF022
     "__version__",
 ]
 
-_ENGINES = ("AsyncLLMEngine", "LLM", "LLMEngine")
-"""Names whose modules import torch."""
-
 _HOMES = {
     "AsyncLLMEngine": "dovetail.async_engine",
     "BeamSearchParams": "dovetail.contracts.sampling",
@@ -53,8 +48,6 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = metadata.version("dovetail")
     elif name in _HOMES:
-        if name in _ENGINES:
-            import_torch()
         value = getattr(import_module(_HOMES[name]), name)
     else:
         raise AttributeError(_elsewhere(name) or f"module 'dovetail' has no attribute '{name}'")

@@ -21,7 +21,6 @@ from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import CoreList, reasons_against, share_of
 from dovetail.executors._threads import worker_threads
 from dovetail.executors._worker_group import WorkerGroup
-from dovetail.short_waits import short_waits
 
 
 class MultiprocOptions(PluginOptions):
@@ -144,7 +143,7 @@ class MultiprocExecutor(Executor):
     def _environment(self) -> dict[str, str]:
         num_cores = None if self._cores[0] is None else len(self._cores[0])
         threads = worker_threads(self._threads, self.need.tensor_parallel, num_cores).count
-        env = {**os.environ, **short_waits(os.environ), "OMP_NUM_THREADS": str(threads)}
+        env = dict(os.environ, OMP_NUM_THREADS=str(threads))
         if sys.platform == "linux":
             # All ranks are on this machine. By default gloo resolves the host's name, which may fail or lead outside.
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")

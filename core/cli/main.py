@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.registry.registry import Registry
 from dovetail.registry.summary import docstring_summary
-from dovetail.short_waits import short_waits
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,6 @@ def create_group(registry: Registry, switches: Switches) -> LazyGroup:
 def main() -> None:
     """Entry point of the console script. An error of Dovetail's own ends in one message and an exit code."""
     switches = Switches()
-    os.environ.update(short_waits(os.environ))  # before a command imports torch
     try:
         create_group(Registry.scan(), switches).main(prog_name="dovetail")
     except DovetailError as error:

@@ -26,12 +26,11 @@ from dovetail.runner.input_batch import InputBatch, StepInputs
 from dovetail.runner.logprobs import token_logprobs
 from dovetail.runner.sampler import Sampler
 from dovetail.runner.speculation import Speculation
-from dovetail.short_waits import import_torch
 
 _PROMPT_LOGPROB_ROWS = 128
 """Prompt positions whose logits are held at once: a row of float32 over a large vocabulary takes half a megabyte."""
-_FEW_LOGITS = 1 << 21
-"""One thread goes through so many in about a millisecond."""
+_FEW_LOGITS = 1 << 22
+"""One thread goes through so many in about two milliseconds."""
 
 
 class ModelRunner:
@@ -243,6 +242,6 @@ class ModelRunner:
 
 
 def _sampling_threads(logits: torch.Tensor) -> AbstractContextManager[None]:
-    """One, where torch's threads would go on to spin while the next forward pass runs."""
+    """One for a few logits: torch's threads would go on to spin while the native kernels of the next step run."""
     is_slow = logits.device.type != "cpu" or logits.numel() > _FEW_LOGITS
-    return nullcontext() if is_slow or import_torch() else native.torch_alone()
+    return nullcontext() if is_slow else native.torch_alone()

@@ -47,23 +47,6 @@ def test_the_environment_of_the_driver_stays_as_it_is(monkeypatch: pytest.Monkey
     executor.shutdown()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("own", "expected"), [({}, ["GOMP_SPINCOUNT=5000"]), ({"OMP_WAIT_POLICY": "active"}, [])])
-def test_threads_of_workers_soon_sleep_where_they_wait_unless_the_user_chose(
-    own: dict[str, str], expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
-    executor = create()
-    executor.start()
-    [pid] = executor.call("pid")
-    environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
-    executor.shutdown()
-    assert [line for line in environment if line.startswith("GOMP_")] == expected
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are bound to cores on Linux only")
 def test_each_worker_keeps_to_its_share_of_the_cores() -> None:
     usable = sorted(os.sched_getaffinity(0))
