@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from dovetail.config.files import FileContent, read_file
+from dovetail.config.files import FileContent, parse_value, read_file
 from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
 from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
 from dovetail.config.schema import OFF, EngineConfig, known_keys, place_at
@@ -159,8 +158,8 @@ def _override_layers(overrides: Sequence[str]) -> Iterator[Layer]:
         if not separator or not all(path):
             raise ConfigError(f"-o {override!r}: write section.key=value, for example -o scheduler.name=priority")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = parse_value(text)
+        except ValueError as error:
             raise ConfigError(f"-o {override!r}: the value is not YAML: {error}") from error
         if replaced_unit(path) != path:
             raise ConfigError(f"-o {override!r}: telemetry is a list; give it whole, as in -o 'telemetry=[log]'")

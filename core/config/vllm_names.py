@@ -114,5 +114,5 @@ def _is_same(value: Any, same: Any) -> bool:
 def _parse_json(value: str, text: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{text}: {value!r} is not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{text}: {value[:80]!r} is not JSON ({error})") from error

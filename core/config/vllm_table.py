@@ -331,7 +331,11 @@ _REST = (
         "worker_cls", "str", "workers are built from the chosen plugins; write the plugin that should differ", "auto"
     ),
     planned(
-        "generation_config", "str", "only its end-of-sequence ids are read; give the rest as SamplingParams", "auto"
+        "generation_config",
+        "str",
+        "the checkpoint's own is read: end-of-sequence ids, and sampling defaults for requests without SamplingParams; "
+        "another one, or none, cannot be named",
+        "auto",
     ),
     planned("override_generation_config", "json", "give sampling defaults as SamplingParams"),
     refused("enable_sleep_mode", "switch", "every engine can: call sleep and wake_up of LLMEngine", True, False),

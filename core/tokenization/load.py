@@ -8,7 +8,8 @@ import tokenizers
 
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.tokenization.directory import TokenizerSettings, read_settings
+from dovetail.tokenization.directory import TokenizerSettings, read_settings, read_text
+from dovetail.tokenization.sentencepiece_file import convert
 from dovetail.tokenization.tokenizer import FastTokenizer, Tokenizer
 
 _MODES = ("auto", "slow", "mistral", "none")
@@ -70,10 +71,15 @@ def _from_directory(files: TokenizerFiles, directory: Path, mode: str) -> Tokeni
     templates = _templates(files, settings.chat_templates)
     path = directory / "tokenizer.json"
     if mode == "auto" and path.exists():
-        source = path.read_text(encoding="utf-8")
+        source = read_text(path)
         backend = _parse(source, str(path))
         _mark_special(backend, settings)
         return FastTokenizer(backend, source, settings.special_tokens, templates)
+    if mode == "auto" and (converted := convert(directory)) is not None:
+        backend = _parse(converted.json, str(directory / "tokenizer.model"))
+        _mark_special(backend, settings)
+        special = {**converted.special_tokens, **settings.special_tokens}
+        return FastTokenizer(backend, converted.json, special, templates)
     # transformers takes seconds to import: only for what nothing else reads.
     from dovetail.tokenization.slow import load_with_transformers
 
