@@ -110,9 +110,7 @@ class PagedCPUBackend(AttentionBackend):
         if len(batch.slot_mapping) == 0:
             return
         setup = self.setup
-        # Until torch is asked, the OpenMP of a new thread has not heard of the number that torch was given.
-        torch.get_num_threads()
-        num_threads = self._kernels.max_threads()
+        num_threads = torch.get_num_threads()
         items = _ITEMS_PER_THREAD * num_threads if num_threads > 1 else 1
         tokens = Tokens.of(batch, setup.block_size)
         units_wanted = items / setup.spec.num_kv_heads

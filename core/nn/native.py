@@ -1,10 +1,11 @@
 """Small C kernels that a plugin brings as source: compiled once with the machine's own compiler, kept on disk.
 
 A plugin that has such kernels works without them, or refuses with the reason that `reasons_against` gives. Kernels are
-plain C (C11 with OpenMP) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up
-to a minute), and are called through ctypes with addresses of tensors. They share torch's OpenMP threads. A source that
-calls OpenMP's functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks
-OpenMP.
+plain C (C11) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up to a
+minute), and are called through ctypes with addresses of tensors. Their loops share one team of threads
+(`#include <dovetail/team.h>`), which leaves neighbours on the machine their time. OpenMP works as well, with torch's
+threads: a source that calls its functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the
+compiler lacks OpenMP.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from dovetail.contracts.plugin import FixableReason
 from dovetail.nn.compiler_patience import HUNG_PREFIX, HungCommands, HungError, Patience
 from dovetail.nn.disk_cache import UnsafeCacheError, cache_directory, check_file, check_folder, make_private_folder
 
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 _OPENMP = "-fopenmp"
 _LACKS_OPENMP = re.compile(r"fopenmp|omp\.h|lomp|libomp|lgomp|libgomp")
 _COMPILERS = ("cc", "gcc", "clang")
 INCLUDE = Path(__file__).with_name("include")
 """Where compilers look for headers that any source may include, as `#include <dovetail/numbers.h>`."""
+TEAM = Path(__file__).with_name("team.c")
+"""The threads that the kernels of all sources share."""
 _SELF_TEST = "self_test"
 _WRONG = 2
 """Exit status for a self-test that fails; Python's own, as for a library that cannot be loaded, is 1."""
@@ -191,8 +194,45 @@ class _Library(ctypes.CDLL):
 
 @functools.cache
 def load(source: Path) -> ctypes.CDLL:
-    """The compiled kernels of `source`. Raises `NativeError` with the compiler's message, and for a function that is
-    looked up in them and that `source` does not have."""
+    """The compiled kernels of `source`, with the team of threads that all share. Raises `NativeError` with the
+    compiler's message, and for a function that is looked up in them and that `source` does not have."""
+    library = _opened(source)
+    try:
+        # Not through `_Library`, for which a function that is missing is a damaged library's.
+        join_team = ctypes.CDLL.__getitem__(library, "dovetail_join_team")
+    except AttributeError:  # it does without
+        return library
+    join_team.argtypes, join_team.restype = (ctypes.c_void_p,), None
+    join_team(_team())
+    return library
+
+
+@functools.cache
+def _team() -> int:
+    """Where the team's functions are."""
+    create = _opened(TEAM).create_team
+    create.restype = ctypes.c_void_p
+    address: int = create()
+    return address
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """The calling thread computes torch's operators by itself meanwhile, where native kernels have been loaded: after
+    each operator OpenMP's threads would spin, for milliseconds by default, on the cores of the team's."""
+    if _team.cache_info().currsize == 0:
+        yield
+        return
+    set_threads = _opened(TEAM).set_openmp_threads
+    before = set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
+
+
+@functools.cache
+def _opened(source: Path) -> ctypes.CDLL:
     import torch  # noqa: F401 - its OpenMP runtime must be the one that the dynamic linker finds
 
     library = built(source)

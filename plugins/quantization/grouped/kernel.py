@@ -77,6 +77,7 @@ class _LookupCall(ctypes.Structure):
         ("num_columns", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("is_bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
     )
 
 
@@ -89,7 +90,7 @@ class _Library:
         self.linear = native.Kernel(library, "linear_call", _LinearCall)
         self.lookup = native.Kernel(library, "lookup_call", _LookupCall)
         self.pack = library.pack
-        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, number, pointer)
+        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, number, pointer, number)
         self.pack.restype = None
         self.packed_bytes = library.packed_bytes
         self.packed_bytes.argtypes = (whole, whole, number, number, number, number)
@@ -220,8 +221,8 @@ class GroupedLinear(LinearKernel):
     def _look_up(self, segment: _Segment, ids: torch.Tensor, out: torch.Tensor) -> None:
         columns = self._shape.in_features
         is_bf16 = out.dtype == torch.bfloat16
-        address = ctypes.addressof(segment)
-        if self._library.lookup(address, ids.data_ptr(), len(ids), columns, out.data_ptr(), is_bf16):
+        places = ctypes.addressof(segment), ids.data_ptr(), len(ids), columns, out.data_ptr()
+        if self._library.lookup(*places, is_bf16, torch.get_num_threads()):
             check_rows(ids + segment.first_row, self._shape)
 
     def _packed_bytes(self, rows: int, form: GroupFormat) -> int:
@@ -245,6 +246,7 @@ class GroupedLinear(LinearKernel):
             form.group,
             form.scale_bytes,
             address,
+            torch.get_num_threads(),
         )
 
 

@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include <dovetail/numbers.h>
+#include <dovetail/team.h>
 
 #if defined(__x86_64__) && !defined(PORTABLE)
 #include <immintrin.h>
@@ -43,6 +44,9 @@
  * prefetching, which stops at each page, leaves memory waiting. */
 #define AHEAD 4096
 #define ROWS_AT_ONCE 192
+/* Pairs of tiles that a thread takes at a time: at most so many, and fewer where that would be less than so many times. */
+#define PAIRS_PER_TURN 4
+#define TURNS_PER_THREAD 6
 #define inline_always DOVETAIL_INLINE
 
 typedef float vf __attribute__((vector_size(NR * 4)));
@@ -456,6 +460,34 @@ int64_t packed_bytes(int64_t rows, int64_t K, int32_t bits, int32_t group, int32
 
 static int64_t pairs_of(const Segment *s) { return (s->rows + MAX_TILES * NR - 1) / (MAX_TILES * NR); }
 
+/* One call of linear(), and the rows of x that its threads multiply now. */
+typedef struct {
+    const Segment *segments;
+    const void *x;
+    int64_t M, K, pairs, pairs_per_turn, from, end;
+    const Activations *rounded;
+    const Output *to;
+} LinearLoop;
+
+static void round_turn(const void *loop, int64_t row, int32_t thread) {
+    const LinearLoop *l = loop;
+    (void)thread;
+    round_row(l->x, row, l->M, l->K, l->to->is_bf16, l->rounded);
+}
+
+static void multiply_turn(const void *loop, int64_t turn, int32_t thread) {
+    const LinearLoop *l = loop;
+    (void)thread;
+    int64_t first = turn * l->pairs_per_turn, stop = first + l->pairs_per_turn < l->pairs ? first + l->pairs_per_turn : l->pairs;
+    for (int64_t p = first; p < stop; p++) {
+        const Segment *s = l->segments;
+        int64_t pair = p;
+        while (pair >= pairs_of(s)) pair -= pairs_of(s++);
+        int64_t tile = pair * MAX_TILES, last = tile + MAX_TILES, tiles = (s->rows + NR - 1) / NR;
+        kernel_of(s)(s, tile, last < tiles ? last : tiles, l->K, l->rounded, l->from, l->end, l->to);
+    }
+}
+
 /* y = x [M][K] W^T + bias, x in the dtype of y. Returns 0, or 1 where there was no memory for rounded activations. */
 static int linear(const Segment *segments, int64_t num_segments, const void *x, int64_t M, int64_t K, const Output *to,
                   int threads) {
@@ -471,26 +503,15 @@ static int linear(const Segment *segments, int64_t num_segments, const void *x, 
     Activations rounded = {(int8_t *)memory, (float *)(memory + values), (float *)(memory + values) + M * K / BLOCK};
     int64_t pairs = 0;
     for (int64_t i = 0; i < num_segments; i++) pairs += pairs_of(&segments[i]);
-    const int is_large = M * K * pairs * MAX_TILES * NR > 65536;
-    if (M <= 4)
-        for (int64_t m = 0; m < M; m++) round_row(x, m, M, K, to->is_bf16, &rounded);
-#pragma omp parallel num_threads(threads) if (is_large)
-    {
-        if (M > 4) {
-#pragma omp for schedule(static)
-            for (int64_t m = 0; m < M; m++) round_row(x, m, M, K, to->is_bf16, &rounded);
-        }
-        for (int64_t from = 0; from < M; from += ROWS_AT_ONCE) {
-            int64_t end = from + ROWS_AT_ONCE < M ? from + ROWS_AT_ONCE : M;
-#pragma omp for schedule(static) nowait
-            for (int64_t p = 0; p < pairs; p++) {
-                const Segment *s = segments;
-                int64_t pair = p;
-                while (pair >= pairs_of(s)) pair -= pairs_of(s++);
-                int64_t tile = pair * MAX_TILES, last = tile + MAX_TILES, tiles = (s->rows + NR - 1) / NR;
-                kernel_of(s)(s, tile, last < tiles ? last : tiles, K, &rounded, from, end, to);
-            }
-        }
+    if (M * K * pairs * MAX_TILES * NR <= 65536) threads = 1;
+    int64_t per_turn = pairs / ((int64_t)threads * TURNS_PER_THREAD);
+    per_turn = per_turn < 1 ? 1 : per_turn > PAIRS_PER_TURN ? PAIRS_PER_TURN : per_turn;
+    LinearLoop loop = {segments, x, M, K, pairs, per_turn, 0, 0, &rounded, to};
+    dovetail_share(round_turn, &loop, M, M > 4 ? threads : 1);
+    for (int64_t from = 0; from < M; from += ROWS_AT_ONCE) {
+        loop.from = from;
+        loop.end = from + ROWS_AT_ONCE < M ? from + ROWS_AT_ONCE : M;
+        dovetail_share(multiply_turn, &loop, (pairs + per_turn - 1) / per_turn, threads);
     }
     return 0;
 }
@@ -512,7 +533,7 @@ typedef struct {
     const int64_t *ids;
     int64_t count, K;
     void *out;
-    int32_t is_bf16;
+    int32_t is_bf16, threads;
 } LookupCall;
 
 int linear_call(const LinearCall *c) {
@@ -562,60 +583,71 @@ static float scale_at(const uint8_t *scales, int64_t i, int scale_bytes) {
     return dovetail_from_float16(half);
 }
 
+/* One call of pack(). */
+typedef struct {
+    const uint8_t *values, *scales;
+    const uint16_t *minimums;
+    int64_t rows, K;
+    int32_t bits, group, scale_bytes;
+    uint8_t *data;
+} PackLoop;
+
+static void pack_tile(const void *loop, int64_t tile, int32_t thread) {
+    const PackLoop *l = loop;
+    const int has_min = l->minimums != NULL, sets = BLOCK / l->group, scale_bytes = l->scale_bytes;
+    const int64_t stride = block_bytes(l->bits, l->group, has_min, scale_bytes), blocks = l->K / BLOCK;
+    uint8_t *block = l->data + tile * blocks * stride;
+    (void)thread;
+    memset(block, 0, (size_t)(blocks * stride));
+    for (int64_t b = 0; b < blocks; b++, block += stride) {
+        uint8_t *of_minimums = block + NR * sets * scale_bytes;
+        uint8_t *quants = block + scales_bytes(l->group, has_min, scale_bytes);
+        for (int r = 0; r < NR && tile * NR + r < l->rows; r++) {
+            int64_t row = tile * NR + r;
+            for (int g = 0; g < sets; g++) {
+                int64_t from = row * (l->K / l->group) + b * sets + g, to = g * NR + r;
+                memcpy(block + scale_bytes * to, l->scales + scale_bytes * from, (size_t)scale_bytes);
+                if (has_min) memcpy(of_minimums + 2 * to, l->minimums + from, 2);
+            }
+            const uint8_t *from = l->values + row * l->K + b * BLOCK;
+            for (int c = 0; c < BLOCK; c++) put_value(quants, l->bits, r, c, from[c]);
+        }
+    }
+}
+
 /* Lays out rows: values uint8 [rows][K] (int8 with 8 bits), scales [rows][K / group] of float16 or one byte, minimums
  * float16 [rows][K / group]. Rows beyond the last up to a whole tile become zeros. */
 void pack(const uint8_t *values, const uint8_t *scales, const uint16_t *minimums, int64_t rows, int64_t K,
-          int32_t bits, int32_t group, int32_t scale_bytes, uint8_t *data) {
-    const int has_min = minimums != NULL, sets = BLOCK / group;
-    const int64_t stride = block_bytes(bits, group, has_min, scale_bytes), blocks = K / BLOCK;
-#pragma omp parallel for schedule(static)
-    for (int64_t tile = 0; tile < (rows + NR - 1) / NR; tile++) {
-        uint8_t *block = data + tile * blocks * stride;
-        memset(block, 0, (size_t)(blocks * stride));
-        for (int64_t b = 0; b < blocks; b++, block += stride) {
-            uint8_t *of_minimums = block + NR * sets * scale_bytes;
-            uint8_t *quants = block + scales_bytes(group, has_min, scale_bytes);
-            for (int r = 0; r < NR && tile * NR + r < rows; r++) {
-                int64_t row = tile * NR + r;
-                for (int g = 0; g < sets; g++) {
-                    int64_t from = row * (K / group) + b * sets + g, to = g * NR + r;
-                    memcpy(block + scale_bytes * to, scales + scale_bytes * from, (size_t)scale_bytes);
-                    if (has_min) memcpy(of_minimums + 2 * to, minimums + from, 2);
-                }
-                const uint8_t *from = values + row * K + b * BLOCK;
-                for (int c = 0; c < BLOCK; c++) put_value(quants, bits, r, c, from[c]);
-            }
+          int32_t bits, int32_t group, int32_t scale_bytes, uint8_t *data, int32_t threads) {
+    const PackLoop loop = {values, scales, minimums, rows, K, bits, group, scale_bytes, data};
+    dovetail_share(pack_tile, &loop, (rows + NR - 1) / NR, threads);
+}
+
+static void look_up_row(const void *loop, int64_t i, int32_t thread) {
+    const LookupCall *l = loop;
+    const Segment *s = l->segment;
+    const int sets = BLOCK / s->group, scale_bytes = s->scale_bytes, r = (int)(l->ids[i] % NR);
+    const int64_t stride = block_bytes(s->bits, s->group, s->has_min, scale_bytes), blocks = l->K / BLOCK;
+    const uint8_t *block = s->data + l->ids[i] / NR * blocks * stride;
+    (void)thread;
+    for (int64_t b = 0; b < blocks; b++, block += stride) {
+        const uint8_t *minimums = block + NR * sets * scale_bytes;
+        const uint8_t *quants = block + scales_bytes(s->group, s->has_min, scale_bytes);
+        for (int c = 0; c < BLOCK; c++) {
+            int at = c / s->group * NR + r, value = get_value(quants, s->bits, r, c);
+            int number = s->has_table ? s->table[value] : value - s->zero;
+            float minimum = s->has_min ? scale_at(minimums, at, 2) : 0.0f;
+            float weight = scale_at(block, at, scale_bytes) * (float)number + minimum;
+            store_float(l->out, i * l->K + b * BLOCK + c, weight, l->is_bf16);
         }
     }
 }
 
-/* Rows of a segment: ids int64 [count], all of which it has -> out [count][K]. */
-static void lookup(const Segment *s, const int64_t *ids, int64_t count, int64_t K, void *out, int is_bf16) {
-    const int sets = BLOCK / s->group, scale_bytes = s->scale_bytes;
-    const int64_t stride = block_bytes(s->bits, s->group, s->has_min, scale_bytes), blocks = K / BLOCK;
-#pragma omp parallel for schedule(static) if (count > 16)
-    for (int64_t i = 0; i < count; i++) {
-        int r = (int)(ids[i] % NR);
-        const uint8_t *block = s->data + ids[i] / NR * blocks * stride;
-        for (int64_t b = 0; b < blocks; b++, block += stride) {
-            const uint8_t *minimums = block + NR * sets * scale_bytes;
-            const uint8_t *quants = block + scales_bytes(s->group, s->has_min, scale_bytes);
-            for (int c = 0; c < BLOCK; c++) {
-                int at = c / s->group * NR + r, value = get_value(quants, s->bits, r, c);
-                int number = s->has_table ? s->table[value] : value - s->zero;
-                float minimum = s->has_min ? scale_at(minimums, at, 2) : 0.0f;
-                float weight = scale_at(block, at, scale_bytes) * (float)number + minimum;
-                store_float(out, i * K + b * BLOCK + c, weight, is_bf16);
-            }
-        }
-    }
-}
-
-/* Returns 0, or 1 where the segment lacks one of the rows. */
+/* Rows of a segment: ids int64 [count] -> out [count][K]. Returns 0, or 1 where the segment lacks one of the rows. */
 int lookup_call(const LookupCall *c) {
     for (int64_t i = 0; i < c->count; i++)
         if (c->ids[i] < 0 || c->ids[i] >= c->segment->rows) return 1;
-    lookup(c->segment, c->ids, c->count, c->K, c->out, c->is_bf16);
+    dovetail_share(look_up_row, c, c->count, c->count > 16 ? c->threads : 1);
     return 0;
 }
 
@@ -643,10 +675,11 @@ static int test_format(int bits, int group, int has_min, int zero, int scale_byt
     Segment s = {data, N, 0, bits, group, has_min, zero, scale_bytes, has_table, {0}};
     for (int i = 0; i < 16; i++) s.table[i] = (int8_t)(i * 16 - 127);
     if (packed_bytes(N, K, bits, group, has_min, scale_bytes) > (int64_t)sizeof data) return 1;
-    pack(values, scales, has_min ? minimums : NULL, N, K, bits, group, scale_bytes, data);
-    lookup(&s, ids, N, K, dense, 0);
+    pack(values, scales, has_min ? minimums : NULL, N, K, bits, group, scale_bytes, data, 1);
+    const LookupCall all = {&s, ids, N, K, dense, 0, 1};
+    if (lookup_call(&all)) return 1;
     const Output to = {y, N, NULL, 0, 0};
-    if (linear(&s, 1, x, M, K, &to, 2)) return 1;
+    if (linear(&s, 1, x, M, K, &to, 1)) return 1;
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) {
             double sum = 0, size = 0;

@@ -206,6 +206,21 @@ def test_integers_are_read_from_blocks_as_they_stand(name: str) -> None:
 
 
 @needs_kernels
+@needs_kernels
+@pytest.mark.parametrize("num_rows", [1, 6, 300])
+def test_any_number_of_threads_gives_the_same_bits(num_rows: int) -> None:
+    kernel = _loaded(GroupedLinear(_shape(1000, 256), WeightMemory()), torch.randn(1000, 256))
+    x, before = torch.randn(num_rows, 256), torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(kernel.apply(x, None))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 def test_layers_that_leave_a_broken_block_stay_plain() -> None:
     need = QuantizationNeed("cpu", "float32")
     method = EightBitMethod(GroupedOptions(skip=("gate",)), need)
