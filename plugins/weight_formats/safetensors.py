@@ -67,6 +67,7 @@ class SafetensorsFormat(WeightFormat):
         _refuse_pickles(directory)
         path = directory / "config.json"
         if not path.exists():
+            _refuse_adapter(directory)
             raise ModelError(f"{directory} has no config.json: it is no model directory of Hugging Face's form")
         config = _read_json(path)
         generation = directory / "generation_config.json"
@@ -155,13 +156,25 @@ def _directory(path: Path) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path} is no regular file")  # a pipe would be waited for
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} should hold a JSON object, not a {type(content).__name__}")
     return content
+
+
+def _refuse_adapter(directory: Path) -> None:
+    path = directory / "adapter_config.json"
+    if path.exists():
+        base = _read_json(path).get("base_model_name_or_path") or "an unnamed model"
+        raise ModelError(
+            f"{directory} is an adapter (LoRA) for {base}, no model, and adapters are not served: merge it into its "
+            "model with the library peft (merge_and_unload, then save_pretrained), and give the directory of that"
+        )
 
 
 def _refuse_pickles(directory: Path) -> None:

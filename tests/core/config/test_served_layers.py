@@ -25,7 +25,9 @@ NARROWER = NARROW | {"intermediate_size": 72}
 
 
 def explained(path: Path, cpu: Any, **model: Any) -> Explanation:
-    return explain(load_config({"model": {"path": str(path), **model}, "device": "cpu"}), environment=cpu)
+    return explain(
+        load_config({"model": {"path": str(path), "tokenizer_mode": "none", **model}, "device": "cpu"}), environment=cpu
+    )
 
 
 @pytest.mark.parametrize("method", ["q8", "q4"])

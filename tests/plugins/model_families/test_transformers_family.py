@@ -130,6 +130,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_names(make_checkpoint: A
     assert "model.norm.weight" in str(refusal.value)
 
 
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
+def test_a_kernel_that_the_config_names_is_not_fetched(make_checkpoint: Any, key: str) -> None:
+    config = make_checkpoint("gpt2").config | {key: "somebody/kernel", "auto_map": {"AutoConfig": "evil.Config"}}
+    size = TransformersFamily(TransformersFamily.Options()).size(config)
+    assert size.num_layers == 2
+
+
 def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return key <= query
 
