@@ -5,6 +5,7 @@ from __future__ import annotations
 from dovetail.contracts.weights import PackedTensor
 from dovetail.plugins.quantization.grouped.methods import EightBitMethod, FourBitMethod, GGUFMethod
 from dovetail.plugins.quantization.int8 import Int8Method
+from dovetail.plugins.quantization.w8a8 import FP8Method, Int8ActivationMethod
 from dovetail.testing.packed_blocks import random_blocks
 from dovetail.testing.quantization_suite import QuantizationSuite
 
@@ -22,6 +23,16 @@ class TestFourBits(QuantizationSuite):
 class TestInt8(QuantizationSuite):
     method_class = Int8Method
     tolerance = 0.01
+
+
+class TestFP8(QuantizationSuite):
+    method_class = FP8Method
+    tolerance = 0.04
+
+
+class TestInt8Activations(QuantizationSuite):
+    method_class = Int8ActivationMethod
+    tolerance = 0.02
 
 
 class TestGGUFOfOneScaleAndMinimum(QuantizationSuite):
