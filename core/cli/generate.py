@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,11 @@ from dovetail.cli.sampling import refuse_unseen, sampling_params
 from dovetail.cli.streaming import print_rates, print_speculation, stream
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.sampling import SamplingParams
 from dovetail.outputs import PositionLogprobs, RequestOutput
+
+if TYPE_CHECKING:
+    from dovetail.llm import LLM
 
 app = typer.Typer(help="Complete prompts.", rich_markup_mode=None)
 
@@ -82,12 +86,7 @@ def generate(
         if chat:
             items = [llm.render_chat(_messages(item, system)) for item in items]
         if len(items) == 1 and params.num_sequences == 1 and not as_json:
-            output = stream(llm.engine, items[0], params)
-            print_rates(output)
-            if stats:
-                print_speculation([output])
-            if output.outputs[0].finish_reason == "abort":
-                raise typer.Exit(_INTERRUPTED)
+            _stream_one(llm, items[0], params, stats)
             return
         outputs = llm.generate(items, params)
     for output in outputs:
@@ -97,6 +96,16 @@ def generate(
             _print_text(output)
     if stats and not as_json:
         print_speculation(outputs)
+
+
+def _stream_one(llm: LLM, item: Any, params: SamplingParams, stats: bool) -> None:
+    """Prints one completion as it comes. Raises `typer.Exit` where Ctrl-C ended it."""
+    output = stream(llm.engine, item, params)
+    print_rates(output)
+    if stats:
+        print_speculation([output])
+    if output.outputs[0].finish_reason == "abort":
+        raise typer.Exit(_INTERRUPTED)
 
 
 def _print_text(output: RequestOutput) -> None:

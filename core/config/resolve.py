@@ -112,8 +112,14 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         plugin_hash="",
         values=state.values,
     )
-    warnings = [*state.all_warnings(), *differences(state.layered.recorded, resolved.components())]
-    return replace(resolved, plugin_hash=plugin_hash(resolved.components()), warnings=tuple(warnings))
+    return _complete(state, resolved)
+
+
+def _complete(state: Resolution, resolved: ResolvedConfig) -> ResolvedConfig:
+    """With what is known once every component is."""
+    components = resolved.components()
+    warnings = [*state.all_warnings(), *differences(state.layered.recorded, components)]
+    return replace(resolved, plugin_hash=plugin_hash(components), warnings=tuple(warnings))
 
 
 def _resolved_model(
