@@ -54,11 +54,11 @@ class Conversation:
             print_error(error)
             self._messages.pop()
             return
-        answer = output.outputs[0]
-        if answer.finish_reason == "abort" and not answer.text:
+        if output is None:
             self._console.print("[dim]stopped before the answer began: this turn is forgotten[/dim]")
             self._messages.pop()
             return
+        answer = output.outputs[0]
         print_rates(output)
         if answer.finish_reason == "length":
             self._console.print(f"[dim]cut after {len(answer.token_ids)} tokens: --max-tokens allows more[/dim]")

@@ -101,6 +101,8 @@ def generate(
 def _stream_one(llm: LLM, item: Any, params: SamplingParams, stats: bool) -> None:
     """Prints one completion as it comes. Raises `typer.Exit` where Ctrl-C ended it."""
     output = stream(llm.engine, item, params)
+    if output is None:
+        raise typer.Exit(_INTERRUPTED)
     print_rates(output)
     if stats:
         print_speculation([output])

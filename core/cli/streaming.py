@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -16,11 +17,11 @@ from dovetail.engine.progress import PromptProgress
 from dovetail.outputs import RequestMetrics, RequestOutput
 
 
-def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> RequestOutput | None:
     """Completes one prompt, printing text as it comes; returns the last output, whose completion holds all text.
 
     While the prompt is computed, a terminal shows how far. Ctrl-C aborts the request: the output then has
-    finish_reason "abort", and what had come until then.
+    finish_reason "abort", and what had come until then; None where nothing had.
     """
     if params.num_sequences != 1:
         raise RequestError("several completions cannot be streamed to one terminal: leave n at 1")
@@ -41,7 +42,11 @@ def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> Request
                     sys.stdout.flush()
                     printed, last = len(text), output
     except KeyboardInterrupt:
-        last = next(iter(engine.abort_request(request_id)), last)
+        # In the middle of a step it has ended the request already, without a last output.
+        engine.abort_request(request_id)
+        if last is not None:
+            last.outputs[0].finish_reason = "abort"
+        return last
     finally:
         sys.stdout.write("\n")
     if last is None or last.error is not None:
@@ -52,10 +57,12 @@ def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> Request
 def print_rates(output: RequestOutput) -> None:
     """One line about speed, on stderr."""
     metrics = output.metrics
-    if metrics.first_token_time is None or metrics.finished_time is None:
+    if metrics.first_token_time is None:
         return
     generated = len(output.outputs[0].token_ids)
-    decoding = metrics.finished_time - metrics.first_token_time
+    # An output that Ctrl-C cut off has no time of its end.
+    ended = time.monotonic() if metrics.finished_time is None else metrics.finished_time
+    decoding = ended - metrics.first_token_time
     rate = f", {(generated - 1) / decoding:.1f} tok/s" if generated > 1 and decoding > 0 else ""
     first = 1e3 * (metrics.first_token_time - metrics.arrival_time)
     create_console(stderr=True).print(
