@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
@@ -50,7 +50,7 @@ class AsyncLLMEngine:
         *,
         options: Iterable[str] = (),
         **keywords: Any,
-    ) -> AsyncLLMEngine:
+    ) -> Self:
         """As `LLMEngine.from_config`."""
         return cls(LLMEngine.from_config(config, options=options, **keywords))
 
@@ -68,6 +68,15 @@ class AsyncLLMEngine:
     def is_running(self) -> bool:
         """Whether requests are accepted: not shut down, and no worker died."""
         return self._steps.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine ended by an error, rather than by `shutdown`."""
+        return self._steps.errored
+
+    async def check_health(self) -> None:
+        """Raises what ended the engine, or `RequestError` after `shutdown`; otherwise returns."""
+        self._steps.check_running()
 
     async def generate(
         self,
@@ -110,6 +119,18 @@ class AsyncLLMEngine:
     async def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`; runs between two steps."""
         return await self._steps.call(self._engine.reset_prefix_cache)
+
+    async def sleep(self, level: int = 1) -> int:
+        """See `LLMEngine.sleep`; runs between two steps."""
+        return await self._call(lambda: self._engine.sleep(level))
+
+    async def wake_up(self) -> None:
+        """See `LLMEngine.wake_up`; runs between two steps."""
+        await self._call(self._engine.wake_up)
+
+    async def is_sleeping(self) -> bool:
+        """See `LLMEngine.is_sleeping`; asked between two steps."""
+        return await self._call(self._engine.is_sleeping)
 
     async def cache_statistics(self) -> KVStatistics:
         """See `LLMEngine.cache_statistics`; runs between two steps."""

@@ -69,7 +69,12 @@ class Switches:
 
 def create_group(registry: Registry, switches: Switches) -> LazyGroup:
     """The command line with the built-in commands and those of installed plugins."""
-    root = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode="rich")
+    root = typer.Typer(
+        cls=LazyGroup,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"token_normalize_func": _with_dashes},
+    )
 
     @root.callback()
     def dovetail(
@@ -97,6 +102,11 @@ def main() -> None:
         create_group(Registry.scan(), switches).main(prog_name="dovetail")
     except DovetailError as error:
         sys.exit(print_error(error, show_traceback=switches.show_traceback))
+
+
+def _with_dashes(token: str) -> str:
+    """Flags may be written with underscores, as keywords are: --max_model_len."""
+    return token.replace("_", "-")
 
 
 def _add_plugin_commands(group: LazyGroup, registry: Registry) -> None:

@@ -39,6 +39,7 @@ def choose_quantization(
     section = state.config.model.quantization
     if section is None:
         return None, frozenset()
+    section = _own_format_as_auto(state, section, weight_format, hf_config)
     is_auto = section.name == AUTO
     takes_any = cast(type[ModelFamily], family.plugin).takes_quantization
     if not is_auto and not takes_any:
@@ -59,6 +60,24 @@ def choose_quantization(
         return None, frozenset()
     chosen = _Question(state, section, need, family, hf_config).ask()
     return chosen.component if chosen is not None else None, need.packed_formats
+
+
+def _own_format_as_auto(
+    state: Resolution, section: ComponentSection, weight_format: WeightFormat, hf_config: Mapping[str, Any]
+) -> ComponentSection:
+    """`auto` where the config names the format in which the checkpoint's weights stand, as vLLM's users do, and no
+    method has that name."""
+    name = section.name
+    if name not in weight_format.quantizations or any(e.name == name for e in state.registry.entries("quantization")):
+        return section
+    own = (hf_config.get("quantization_config") or {}).get("quant_method")
+    if own != name:
+        raise ConfigError(
+            f"model.quantization.name {name!r} ({state.layered.origin('model.quantization.name')}) is a format of"
+            f" checkpoints, which are recognized by themselves, and this checkpoint's weights are"
+            f" {'unquantized' if own is None else own}: remove it, or name a method that `dovetail plugins list` has"
+        )
+    return ComponentSection(name=AUTO, **section.options)
 
 
 def _packed_formats(weight_format: WeightFormat, files: ModelFiles) -> frozenset[str]:

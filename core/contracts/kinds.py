@@ -67,3 +67,7 @@ KINDS: dict[str, Kind] = {
 
 HOOKS_GROUP = "dovetail.hooks.v1"
 """Entry-point group of modules or objects that implement `dovetail.contracts.hooks` (pluggy)."""
+
+NAMES_GROUP = "dovetail.names"
+"""Entry-point group of packages with names of another project, such as vLLM's: `dovetail` points to them when it is
+asked for a name that they list in `__all__`."""

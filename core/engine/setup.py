@@ -56,7 +56,7 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
         return EngineParts(
             tokenizer=tokenizer,
             executor=executor,
-            kv=_create_kv(config, executor),
+            kv=create_kv(config, executor),
             scheduler=plugins.create(config.scheduler, config.limits),
             processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
             acceptance=_acceptance(config, plugins),
@@ -90,18 +90,27 @@ def _compare_plugin_sets(config: ResolvedConfig, executor: Executor) -> None:
             )
 
 
-def _create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
+def create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
+    """The KV memory that the config asks for, or that the device holds."""
     reports: list[WorkerReport] = executor.call("describe")
     layout = build_layout(reports[0].caches, config.cache.block_size, reports[0].draft_caches)
     num_blocks = config.cache.num_blocks
     if num_blocks is None:
         num_blocks = min(report.available_bytes for report in reports) // layout.block_bytes
+    num_host_blocks = config.cache.swap_bytes // layout.block_bytes
+    _check_host_blocks(config, layout, num_host_blocks)
+    return allocate_kv(config, executor, layout, num_blocks, num_host_blocks)
+
+
+def allocate_kv(
+    config: ResolvedConfig, executor: Executor, layout: KVLayout, num_blocks: int, num_host_blocks: int
+) -> KVCacheManager:
+    """KV memory of so many blocks, in place of what the workers have. Raises `CapacityError` before anything is done
+    for fewer blocks than a sequence of full length takes."""
     drafters = config.speculation.drafters.values() if config.speculation is not None else ()
     lookahead = max((drafter.num_tokens for drafter in drafters if drafter.kv_cache), default=0)
     num_tokens = config.limits.max_num_batched_tokens + lookahead
     check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)
-    num_host_blocks = config.cache.swap_bytes // layout.block_bytes
-    _check_host_blocks(config, layout, num_host_blocks)
     executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
     return KVCacheManager(
         layout,

@@ -54,6 +54,11 @@ class StepThread:
         """Whether commands are taken."""
         return self._engine.use.is_in_this_process and self._end is None and not self._is_stopping
 
+    @property
+    def errored(self) -> bool:
+        """Whether an error ended the engine, rather than `stop`."""
+        return self._end is not None and not self._is_stopping
+
     def check_running(self) -> None:
         """Raises why no commands are taken: `RequestError` after a shutdown, or what ended the engine."""
         self._engine.use.check_process()

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node, Scope
+from jinja2.nodes import Name, Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -32,7 +32,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            self._takes_parts = reads_parts(environment.parse(source))
+            parsed = environment.parse(source)
+            self.names = frozenset(node.name for node in parsed.find_all(Name))
+            """Every variable that the template speaks of."""
+            self._takes_parts = reads_parts(parsed)
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template is not valid Jinja: {error}") from error

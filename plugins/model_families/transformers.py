@@ -49,8 +49,6 @@ class TransformersFamily(ModelFamily):
             reasons.append("models built by transformers run on one rank here; set executor.tensor_parallel to 1")
         if need.config.get("is_encoder_decoder"):
             reasons.append("an encoder-decoder needs cross attention, which paged attention does not serve")
-        if need.config.get("quantization_config"):
-            reasons.append("the checkpoint is quantized, and models built by transformers run unquantized here")
         try:
             check_rope(need.config, _rope_types())
             model_class = _model_class(_hf_config(need.config))
@@ -254,7 +252,8 @@ def _hf_config(config: Mapping[str, Any]) -> Any:
             f"transformers knows no model_type {model_type!r}; a newer transformers may, and code that comes with a "
             "checkpoint is not run"
         )
-    values = {key: value for key, value in config.items() if key != "generation_config"}
+    # Quantized weights come as numbers from the weight format.
+    values = {key: value for key, value in config.items() if key not in ("generation_config", "quantization_config")}
     try:
         return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(values))
     except Exception as error:

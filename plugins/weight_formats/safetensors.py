@@ -12,7 +12,11 @@ from safetensors import SafetensorError, safe_open
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, TensorInfo, TokenizerFiles, WeightFormat, WeightReader
+from dovetail.plugins.weight_formats.bnb_checkpoint import bnb_weights
+from dovetail.plugins.weight_formats.expanded import ExpandedReader
 from dovetail.plugins.weight_formats.int4_checkpoint import Int4Reader, Int4Scheme
+from dovetail.plugins.weight_formats.mxfp4_checkpoint import mxfp4_weights
+from dovetail.plugins.weight_formats.scaled_checkpoint import compressed_tensors_scheme, fp8_scheme
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +44,7 @@ class SafetensorsFormat(WeightFormat):
     """One file, or shards with an index; tensors are views of memory-mapped files."""
 
     contract = (1, 2)
-    quantizations = frozenset({"awq", "gptq"})
+    quantizations = frozenset({"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"})
 
     @classmethod
     def recognizes(cls, files: ModelFiles) -> bool:
@@ -80,9 +84,18 @@ class SafetensorsFormat(WeightFormat):
         path = _directory(files.path) / "config.json"
         config = _read_json(path) if path.exists() else {}
         quantization = config.get("quantization_config") or {}
-        if quantization.get("quant_method") not in self.quantizations:
-            return reader
-        return Int4Reader(reader, Int4Scheme.of(config))
+        match quantization.get("quant_method"):
+            case "awq" | "gptq":
+                return Int4Reader(reader, Int4Scheme.of(config))
+            case "fp8":
+                return ExpandedReader(reader, fp8_scheme(quantization))
+            case "compressed-tensors":
+                return ExpandedReader(reader, compressed_tensors_scheme(quantization))
+            case "bitsandbytes":
+                return ExpandedReader(reader, bnb_weights)
+            case "mxfp4":
+                return ExpandedReader(reader, mxfp4_weights)
+        return reader
 
     def _open_plain(self, path: Path) -> SafetensorsReader:
         if not path.is_dir():

@@ -128,7 +128,7 @@ def test_a_model_without_tokenizer_says_what_to_do() -> None:
 
 
 def test_an_unknown_mode_lists_the_modes() -> None:
-    with pytest.raises(ConfigError, match="must be one of auto, slow, none, got 'fast'"):
+    with pytest.raises(ConfigError, match="must be one of auto, slow, mistral, none, got 'fast'"):
         load_tokenizer(None, "fast")
 
 

@@ -77,7 +77,6 @@ def test_the_size_is_that_of_the_transformers_model(make_checkpoint: Any, name: 
         ("bloom", {}, 1, "does not go through transformers' attention registry"),
         ("t5", {}, 1, "encoder-decoder"),
         ("llama", {}, 2, "one rank"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, 1, "quantized"),
         ("nonesuch", {}, 1, "knows no model_type 'nonesuch'"),
     ],
 )
@@ -97,7 +96,6 @@ def test_check_has_nothing_against_a_model_it_serves(make_checkpoint: Any) -> No
     ("model_type", "overrides", "reason"),
     [
         ("minimax", {"num_local_experts": 4}, "mixes tokens outside of attention"),
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 16}, "asks attention for s_aux"),
         (
             "llama",
             {
