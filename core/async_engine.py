@@ -122,15 +122,15 @@ class AsyncLLMEngine:
 
     async def sleep(self, level: int = 1) -> int:
         """See `LLMEngine.sleep`; runs between two steps."""
-        return await self._call(lambda: self._engine.sleep(level))
+        return await self._steps.call(lambda: self._engine.sleep(level))
 
     async def wake_up(self) -> None:
         """See `LLMEngine.wake_up`; runs between two steps."""
-        await self._call(self._engine.wake_up)
+        await self._steps.call(self._engine.wake_up)
 
     async def is_sleeping(self) -> bool:
         """See `LLMEngine.is_sleeping`; asked between two steps."""
-        return await self._call(self._engine.is_sleeping)
+        return await self._steps.call(self._engine.is_sleeping)
 
     async def cache_statistics(self) -> KVStatistics:
         """See `LLMEngine.cache_statistics`; runs between two steps."""

@@ -203,6 +203,7 @@ def forked(told: Path) -> Iterator[bool]:
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks in processes with threads
         child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)  # a child that hangs is killed
         try:
             yield True
