@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
@@ -15,6 +14,7 @@ from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine.beam import BeamSearch
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.input_processor import Prompt
+from dovetail.engine.joint_run import JointCall, JointRun
 from dovetail.engine.progress import GenerationProgress
 from dovetail.kv.pool import PrefixCacheReset
 from dovetail.outputs import BeamSearchOutput, RequestOutput
@@ -25,7 +25,8 @@ Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model and an engine, for offline use.
+    """A model and an engine, for offline use. Several threads may use one: their requests are batched together, and
+    what needs the engine for itself waits for its turn.
 
     `LLM("engine.yaml")`-style configs go in `config`; `model` and every other section of the file is also a
     keyword, as are the names that vLLM users know::
@@ -50,6 +51,7 @@ class LLM:
         if model is not None:
             keywords["model"] = model
         self.engine = self.engine_class.from_config(config, options=options, **keywords)
+        self._joint = JointRun(self.engine)
         self._request_ids = itertools.count()
 
     def generate(
@@ -72,10 +74,10 @@ class LLM:
             raise RequestError(f"priority has {len(priority)} entries for {len(items)} prompts")
         inputs = [self.engine.process_input(prompt, p) for prompt, p in zip(items, params, strict=True)]
         ids = [str(next(self._request_ids)) for _ in items]
-        with self._aborting_on_error(ids):
+        with self._joint.joined(ids) as call:
             for index, (request_id, processed) in enumerate(zip(ids, inputs, strict=True)):
                 self.engine.add_request(request_id, processed, priority=priority[index] if priority else 0)
-            return self._run(ids, use_tqdm)
+            return self._run(call, use_tqdm)
 
     def chat(
         self,
@@ -123,11 +125,12 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
     ) -> list[BeamSearchOutput]:
-        """Beam search for each prompt; beams share the KV blocks of what they have in common."""
+        """Beam search for each prompt; beams share the KV blocks of what they have in common. Waits until no other
+        thread has a request."""
         search = BeamSearch(self.engine, params)
         items = _as_list(prompts)
         with GenerationProgress(len(items), enabled=use_tqdm) as progress:
-            return [progress.track_prompt(search.run(prompt)) for prompt in items]
+            return [progress.track_prompt(self._search_alone(search, prompt)) for prompt in items]
 
     def encode(self, *_: object, **__: object) -> NoReturn:
         """Refused: Dovetail serves no pooling or embedding model yet."""
@@ -181,37 +184,20 @@ class LLM:
             raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
         return [_final_only(params) for params in given]
 
-    def _run(self, ids: list[str], show_progress: bool) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        wanted = set(ids)
-        with GenerationProgress(len(ids), enabled=show_progress) as progress:
-            while len(finished) < len(wanted) and self.engine.has_unfinished_requests():
-                for output in self.engine.step():
-                    if output.finished and output.request_id in wanted:
-                        finished[output.request_id] = output
-                        progress.finish(output)
-                if progress.is_due:
-                    progress.update(self.engine.token_progress(wanted - finished.keys()))
-        if len(finished) < len(wanted):
-            missing = min(wanted - finished.keys())
-            raise RequestError(f"{missing} ended without a last output: something else aborted it or drove the engine")
-        outputs = [finished[request_id] for request_id in ids]
+    def _search_alone(self, search: BeamSearch, prompt: Prompt) -> BeamSearchOutput:
+        with self._joint.alone():
+            return search.run(prompt)
+
+    def _run(self, call: JointCall, show_progress: bool) -> list[RequestOutput]:
+        with GenerationProgress(len(call.request_ids), enabled=show_progress) as progress:
+            outputs = self._joint.run(call, progress)
         failures = [output for output in outputs if output.error is not None]
         if failures:
             first = failures[0]
             raise GenerationError(
-                f"{len(failures)} of {len(ids)} requests failed; {first.request_id}: {first.error}", outputs
+                f"{len(failures)} of {len(outputs)} requests failed; {first.request_id}: {first.error}", outputs
             )
         return outputs
-
-    @contextmanager
-    def _aborting_on_error(self, ids: list[str]) -> Iterator[None]:
-        """Leaves no request behind when a call ends early (an error, or Ctrl-C)."""
-        try:
-            yield
-        except BaseException:
-            self.engine.abort_request(ids)
-            raise
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,29 @@ PositionLogprobs = dict[int, Logprob]
 """Token id -> its log probability at one position; the token that stands there comes first."""
 
 
+class _TokensOnDemand:
+    """Slots of a completion whose tokens are copied when somebody first looks at them: while a completion streams, most
+    of its cumulative outputs are replaced by the next before that, and copying each would take quadratic time."""
+
+    __slots__ = ("_deferred",)
+
+    def _keep(self, tokens: list[int], start: int, stop: int, positions: list[PositionLogprobs] | None) -> None:
+        self._deferred = tokens, start, stop, positions
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for a slot that is not filled."""
+            if name not in ("token_ids", "logprobs"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            tokens, start, stop, positions = self._deferred
+            self.token_ids = tokens[start:stop]
+            self.logprobs = positions[: stop - start] if positions is not None else None
+            return self.token_ids if name == "token_ids" else self.logprobs
+
+
 @dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(_TokensOnDemand):
     """One completion of a prompt."""
 
     index: int
@@ -41,6 +63,12 @@ class CompletionOutput:
     def finished(self) -> bool:
         """Whether no more tokens will come."""
         return self.finish_reason is not None
+
+    def defer_tokens(self, tokens: list[int], start: int, stop: int, positions: list[PositionLogprobs] | None) -> None:
+        """Has `token_ids` (`tokens[start:stop]`) and `logprobs` (as many `positions`) copied when one of the two is
+        first looked at. Both lists may only grow."""
+        del self.token_ids, self.logprobs
+        self._keep(tokens, start, stop, positions)
 
 
 @dataclass(slots=True)

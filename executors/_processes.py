@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 
+from dovetail.executors._activity import is_stopped
 from dovetail.executors._worker_process import BOOTSTRAP
 
 STOP_S = 5.0
@@ -40,6 +41,10 @@ class WorkerProcesses:
     def is_dead(self, rank: int) -> bool:
         """Whether the process has ended."""
         return self._children[rank].poll() is not None
+
+    def any_stopped(self) -> bool:
+        """Whether one is halted, and cannot do what it is asked to."""
+        return any(is_stopped(child.pid) for child in self._children if child.poll() is None)
 
     def how_it_ended(self, rank: int) -> str:
         """What became of a process whose pipe has ended, as the end of a sentence."""

@@ -19,6 +19,8 @@ from typing import Any
 from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Placement
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.executors._activity import look_at, suspects
+from dovetail.executors._deadline import DeadlineWatch
 from dovetail.executors._processes import WorkerProcesses
 from dovetail.executors._worker_process import READY, Call, Launch, RemoteError, Reply, Step
 
@@ -29,6 +31,16 @@ ERROR_GRACE_S = 0.5
 """After an error, how long to wait for a death that explains it: peers of a killed worker fail as well."""
 CALL_GRACE_S = 10.0
 """After one rank's error in a call, how long to wait for the answers of the others."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long workers may take, in seconds."""
+
+    start_s: float
+    """To load, and to answer a call."""
+    step_s: float | None
+    """To run a step; None: any time."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,9 @@ class _Operation:
     label: str
     waiting: set[int]
     """Ranks whose answers are outstanding."""
+    timeout_s: float | None = None
+    option: str = "executor.start_timeout_s"
+    """What sets the timeout."""
     finish: Callable[[list[Any]], Any] = list
     """From the answers in rank order to the future's result."""
     outlives_errors: bool = False
@@ -73,18 +88,27 @@ class _Operation:
 class WorkerGroup:
     """One process per placement, a pipe to each, and a thread that reads all pipes.
 
-    Operations reach every rank in the same order. The group ends when a process dies or a step fails: all
-    processes are killed, then all futures fail with `WorkerError`, and so does every later operation.
+    Operations reach every rank in the same order. The group ends when a process dies, a step fails, or an operation is
+    not done in its time: all processes are killed, then all futures fail with `WorkerError`, and so does every later
+    operation. In a process that was forked off the owner's, every operation fails and `stop` does nothing.
     """
 
-    def __init__(self, placements: Sequence[Placement], scratch: str, cores: Sequence[tuple[int, ...] | None]):
-        """`cores`: those of each process; None: any."""
+    def __init__(
+        self,
+        placements: Sequence[Placement],
+        scratch: str,
+        cores: Sequence[tuple[int, ...] | None],
+        timeouts: Timeouts,
+    ):
+        """`cores`: those of each process; None: any. `scratch`: a directory of this group's own."""
+        self._timeouts = timeouts
         self._placements = placements
         self._cores = cores
         self._scratch = scratch
         self._owner_pid = os.getpid()
         self._processes = WorkerProcesses()
         self._reader = threading.Thread(target=self._read, name="dovetail-multiproc", daemon=True)
+        self._deadlines = DeadlineWatch(self._under_way, self._note_hang)
         self._send_lock = threading.RLock()  # order on the pipes; held for long where a pipe is full
         self._state_lock = threading.RLock()  # re-entrant: garbage collection may call stop() anywhere
         self._pending: dict[int, _Operation] = {}
@@ -93,6 +117,7 @@ class WorkerGroup:
         self._error_deadline = 0.0
         self._ended: list[int] = []  # ranks, in the order in which their ends were noticed
         self._next_death_check = 0.0
+        self._hang: _Failure | None = None
         self._failure: _Failure | None = None
         self._is_stopping = False
 
@@ -100,9 +125,10 @@ class WorkerGroup:
         """Starts the processes; the future is done when every worker has loaded."""
         for _ in self._placements:
             self._processes.spawn(env)
-        operation = _Operation("start", self._all_ranks())
+        operation = _Operation("start", self._all_ranks(), self._timeouts.start_s)
         self._register(READY, operation)
         self._reader.start()
+        self._deadlines.start()
         path = pickle.dumps([entry or os.getcwd() for entry in sys.path])
         for pipe, placement, cores in zip(self._processes.pipes, self._placements, self._cores, strict=True):
             _send(pipe, path)
@@ -111,34 +137,40 @@ class WorkerGroup:
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Sends a plan to every rank; rank 0's answer comes back."""
-        operation = _Operation(f"step {plan.step_id}", {0}, finish=operator.itemgetter(0))
+        operation = _Operation(
+            f"step {plan.step_id}",
+            {0},
+            self._timeouts.step_s,
+            "executor.step_timeout_s",
+            finish=operator.itemgetter(0),
+        )
         return self._submit(operation, lambda op_id: Step(op_id, plan))
 
     def call(self, method: str, args: tuple[Any, ...]) -> Future[list[Any]]:
         """Sends a call to every rank; fails with what the lowest rank raised, once all have answered."""
-        operation = _Operation(f"call {method!r}", self._all_ranks(), outlives_errors=True)
+        operation = _Operation(f"call {method!r}", self._all_ranks(), self._timeouts.start_s, outlives_errors=True)
         return self._submit(operation, lambda op_id: Call(op_id, method, args))
 
-    def loading_ranks(self) -> list[int]:
-        """Ranks that have not loaded yet."""
-        with self._state_lock:
-            operation = self._pending.get(READY)
-            return sorted(operation.waiting) if operation else []
+    @property
+    def is_ours(self) -> bool:
+        """False in a fork of the driver, which inherits this object but not the workers."""
+        return os.getpid() == self._owner_pid
 
     def stop(self, politely: bool = True) -> None:
         """Ends all processes: asked to first, then terminated, then killed. Idempotent; takes seconds at worst."""
-        if os.getpid() != self._owner_pid:
-            return  # a fork of the driver inherits this object, but not the workers
+        if not self.is_ours:
+            return
         with self._state_lock:
             if self._is_stopping:
                 return
             self._is_stopping = True
             if self._failure is None:
                 self._processes.shut_pipes(socket.SHUT_WR)
-        if politely:
+        if politely and not self._processes.any_stopped():
             self._processes.wait()
-        self._processes.terminate()
+            self._processes.terminate()
         self._processes.kill()
+        self._deadlines.stop()
         if self._reader.ident is None:
             self._processes.close_pipes()
         elif self._reader is not threading.current_thread():
@@ -150,6 +182,11 @@ class WorkerGroup:
         return {placement.rank for placement in self._placements}
 
     def _submit(self, operation: _Operation, message: Callable[[int], Step | Call]) -> Future[Any]:
+        if not self.is_ours:  # before any lock, which a thread may hold that was not copied
+            raise WorkerError(
+                f"the workers belong to process {self._owner_pid}, and this is process {os.getpid()}, forked off it:"
+                " make an executor in this process, or start processes by spawn instead of fork"
+            )
         with self._send_lock:
             self._num_operations += 1
             data = pickle.dumps(message(self._num_operations), pickle.HIGHEST_PROTOCOL)
@@ -166,6 +203,27 @@ class WorkerGroup:
             if self._is_stopping:
                 raise WorkerError("this executor was shut down: create a new one")
             self._pending[op_id] = operation
+
+    # The thread of the deadline
+
+    def _under_way(self) -> _Operation | None:
+        with self._state_lock:
+            return next(iter(self._pending.values()), None)
+
+    def _note_hang(self, operation: _Operation) -> None:
+        seen = look_at(self._scratch, [self._processes.pid(rank) for rank in range(len(self._placements))])
+        guilty = suspects(seen, operation.waiting) or seen
+        others = [str(sighting) for sighting in seen if sighting is not guilty[0]]
+        message = (
+            f"worker {guilty[0]}, and {operation.label} was not done after {operation.timeout_s:g} s"
+            f" ({operation.option}; raise it if that is to be expected); all workers were stopped"
+        )
+        failure = _Failure(guilty[0].rank, "; ".join([message, *others]))
+        with self._state_lock:
+            if self._is_stopping or operation not in self._pending.values():
+                return
+            self._hang = failure
+            self._processes.shut_pipes(socket.SHUT_RDWR)  # wakes the reader, which does the rest
 
     # The reader's thread
 
@@ -250,6 +308,8 @@ class WorkerGroup:
         operation.complete()
 
     def _find_failure(self) -> _Failure | None:
+        if self._hang is not None:
+            return self._hang
         error = self._error
         if self._ended:
             # The first whose end was noticed, unless it had said what was wrong before.

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import Placement, Worker, WorkerSpec
 from dovetail.contracts.step import StepPlan
+from dovetail.executors._activity import ActivityLog
 from dovetail.executors._cores import BoundThread
 
 BOOTSTRAP = """\
@@ -46,7 +47,7 @@ class Launch(NamedTuple):
     placement: Placement
     driver_pid: int
     scratch: str
-    """Directory to remove if the driver dies."""
+    """Directory of files for this group of workers; to be removed if the driver dies."""
     cores: tuple[int, ...] | None
     """Cores to compute on; None: any."""
 
@@ -57,6 +58,11 @@ class Step(NamedTuple):
     op_id: int
     plan: StepPlan
 
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"step {self.plan.step_id}"
+
 
 class Call(NamedTuple):
     """Call the worker. Every rank replies."""
@@ -64,6 +70,11 @@ class Call(NamedTuple):
     op_id: int
     method: str
     args: tuple[Any, ...]
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"call {self.method!r}"
 
 
 class RemoteError(NamedTuple):
@@ -91,6 +102,7 @@ def main(pipe: Connection) -> None:
     launch: Launch = pipe.recv()
     BoundThread(launch.cores).bind()  # before there are other threads, which then are bound as well
     threading.Thread(target=_exit_with_driver, args=(pipe.fileno(), launch), daemon=True).start()
+    activity = ActivityLog(launch.scratch, launch.placement.rank)
     try:
         worker = _build(launch)
     except Exception as error:
@@ -103,7 +115,8 @@ def main(pipe: Connection) -> None:
     try:
         with contextlib.suppress(EOFError, OSError):  # the pipe's end: _serve hands on no error of the worker
             _send(pipe, Reply(READY, None))
-            _serve(pipe, worker, replies_to_steps=launch.placement.rank == 0)
+            activity.note("finished loading")
+            _serve(pipe, worker, activity, replies_to_steps=launch.placement.rank == 0)
     finally:
         worker.close()
 
@@ -125,9 +138,11 @@ def _build(launch: Launch) -> Worker:
     return worker
 
 
-def _serve(pipe: Connection, worker: Worker, replies_to_steps: bool) -> NoReturn:
+def _serve(pipe: Connection, worker: Worker, activity: ActivityLog, replies_to_steps: bool) -> NoReturn:
     while True:
         op_id, *_ = operation = pickle.loads(pipe.recv_bytes())
+        label = operation.label
+        activity.note(f"began {label}")
         try:
             if isinstance(operation, Step):
                 result = worker.execute(operation.plan)
@@ -137,6 +152,7 @@ def _serve(pipe: Connection, worker: Worker, replies_to_steps: bool) -> NoReturn
                 _send(pipe, Reply(op_id, worker.call(operation.method, *operation.args)))
         except Exception as error:
             _send(pipe, Reply(op_id, None, describe(error)))
+        activity.note(f"finished {label}")
 
 
 def _send(pipe: Connection, reply: Reply) -> None:

@@ -20,14 +20,17 @@ from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import CoreList, reasons_against, share_of
 from dovetail.executors._threads import worker_threads
-from dovetail.executors._worker_group import WorkerGroup
+from dovetail.executors._worker_group import Timeouts, WorkerGroup
 
 
 class MultiprocOptions(PluginOptions):
     """Options of `multiproc`."""
 
     start_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds in which every worker must have loaded its weights."""
+    """Seconds in which every worker must have loaded its weights; a call such as sleep or wake_up has as many."""
+    step_timeout_s: float | None = Field(default=600.0, gt=0)
+    """Seconds in which a step must be done, counted from the end of the step before it. After that all workers are
+    stopped, and the error names the one that hangs. None: a step may take any time."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of torch in each worker; before the engine's own setting where both are given. None: the engine's,
     else one per core of the worker's share of `cores`, else what OMP_NUM_THREADS says, else the usable physical cores
@@ -43,17 +46,18 @@ class MultiprocExecutor(Executor):
     `execute` returns at once, and several plans may be under way. An error in `start` or in a call is raised as
     the worker raised it, with its traceback as a note; a call's error leaves the workers running. An error in a
     step may leave the ranks out of step with each other: it ends the executor, and the futures fail with
-    `WorkerError`, whose cause is the worker's own error. Workers are children of the process that calls `start` and
-    end with it, however it ends.
+    `WorkerError`, whose cause is the worker's own error; so does a worker that hangs. Workers are children of the
+    process that calls `start` and end with it, however it ends.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 5)
     Options: ClassVar[type[PluginOptions]] = MultiprocOptions
+    is_interruptible: ClassVar[bool] = True
     preference: ClassVar[int] = 0
 
     def __init__(self, options: MultiprocOptions, spec: WorkerSpec, need: ExecutorNeed):
         super().__init__(options, spec, need)
-        self._timeout = options.start_timeout_s
+        self._timeouts = Timeouts(options.start_timeout_s, options.step_timeout_s)
         self._threads = options.threads if options.threads is not None else spec.num_threads
         size = need.tensor_parallel
         self._cores = [share_of(options.cores, rank, size) for rank in range(size)]
@@ -86,23 +90,15 @@ class MultiprocExecutor(Executor):
 
     def start(self) -> None:
         """Starts the processes and waits until all have loaded. Raises the first error of a worker, or `WorkerError`
-        where one died or time ran out."""
+        where one died or hung."""
         if self._group is not None:
             raise RuntimeError("start() was called twice")
         spec = pickle.dumps(self.spec, pickle.HIGHEST_PROTOCOL)
         scratch = tempfile.mkdtemp(prefix="dovetail-")  # private to this user, so is the rendezvous in it
-        self._group = group = WorkerGroup(self._placements(scratch), scratch, self._cores)
+        self._group = group = WorkerGroup(self._placements(scratch), scratch, self._cores, self._timeouts)
         self._finalizer = weakref.finalize(self, _end, group, scratch)
         try:
-            group.start(spec, self._environment()).result(self._timeout)
-        except TimeoutError:
-            ranks = group.loading_ranks()
-            self._kill()
-            raise WorkerError(
-                f"workers of ranks {ranks} were not ready after {self._timeout:g} s; if loading takes longer, "
-                "raise executor.start_timeout_s",
-                rank=ranks[0] if ranks else None,
-            ) from None
+            group.start(spec, self._environment()).result()
         except WorkerError as error:
             self._kill()
             raise (error.__cause__ or error) from None
@@ -151,5 +147,6 @@ class MultiprocExecutor(Executor):
 
 
 def _end(group: WorkerGroup, scratch: str) -> None:
-    group.stop()
-    shutil.rmtree(scratch, ignore_errors=True)
+    if group.is_ours:
+        group.stop()
+        shutil.rmtree(scratch, ignore_errors=True)

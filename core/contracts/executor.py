@@ -134,6 +134,10 @@ class Executor(Plugin):
     """How many plans the engine may hand over before the first is done, 1 or 2. With 2, scheduling and the copies of a
     step overlap with the one before: workers must find sampled tokens themselves (`Worker.submit`). Since 1.1."""
 
+    is_interruptible: ClassVar[bool] = False
+    """Whether `shutdown` may be called by another thread while a step or a call runs, and ends it: within seconds the
+    future, or the call, fails with `WorkerError`. Since 1.5."""
+
     def __init__(self, options: PluginOptions, spec: WorkerSpec, need: ExecutorNeed):
         self.options = options
         self.spec = spec
@@ -153,7 +157,8 @@ class Executor(Plugin):
     @abstractmethod
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Hands a plan to every worker. Plans run in the order in which they are handed over. The future fails with
-        `WorkerError` if a worker dies, naming its rank."""
+        `WorkerError` if a worker dies, naming its rank; where workers are processes of their own, also if one hangs for
+        longer than an option of the executor allows."""
 
     @abstractmethod
     def call(self, method: str, *args: Any) -> list[Any]:

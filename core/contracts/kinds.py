@@ -37,7 +37,7 @@ _V1_6 = ContractVersion(1, 6)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("executor", "dovetail.contracts.executor:Executor", _V1_4, "where workers run and how steps reach them"),
+        Kind("executor", "dovetail.contracts.executor:Executor", _V1_5, "where workers run and how steps reach them"),
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,6 +21,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import TelemetrySink
 from dovetail.engine.core import Ending, EngineCore
+from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.idle_drafters import IdleDrafters
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from dovetail.engine.output_processor import OutputProcessor
@@ -30,6 +33,10 @@ from dovetail.kv.pool import PrefixCacheReset
 from dovetail.outputs import RequestOutput, SpeculationTotals, TokenProgress
 from dovetail.sequence import DraftBlocks, Sequence
 
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 30.0
+"""How long `shutdown` waits for a step that runs in another thread, unless it is told otherwise."""
 _SEED_MASK = (1 << 64) - 1
 _WEIGHT_VERSION = 0
 """Of the block hashes: the weights of an engine do not change yet."""
@@ -39,11 +46,16 @@ _SIBLING_STRIDE = 0x9E3779B97F4A7C15  # odd, so that siblings' seeds never meet
 class LLMEngine:
     """The engine behind a step loop that the caller drives.
 
-    Not thread-safe: one thread calls it. See `AsyncLLMEngine` for asyncio.
+    One thread at a time drives it, any thread: a call that finds another thread in the engine raises `RequestError`.
+    `LLM` and `AsyncLLMEngine` serve several threads. In a process that was forked off the one that made the engine
+    every call raises `WorkerError`, and `shutdown` does nothing.
     """
 
     def __init__(self, config: ResolvedConfig):
         self.config = config
+        self.use = ExclusiveUse()
+        """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
+        self._input_lock = threading.Lock()
         parts: EngineParts = create_parts(config)
         self._parts = parts
         self.tokenizer = parts.tokenizer
@@ -75,8 +87,10 @@ class LLMEngine:
             return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
 
     def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput:
-        """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from another thread."""
-        return self._inputs.process(prompt, params if params is not None else self.default_sampling_params())
+        """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from any thread."""
+        self.use.check_process()
+        with self._input_lock:
+            return self._inputs.process(prompt, params if params is not None else self.default_sampling_params())
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends; used where a request gives no parameters."""
@@ -89,6 +103,7 @@ class LLMEngine:
             known["temperature"] = 0.0
         return SamplingParams(**known)
 
+    @exclusive
     def add_request(
         self,
         request_id: str,
@@ -121,6 +136,7 @@ class LLMEngine:
         self._core.add_siblings(sequences[0], sequences[1:], processed.bad_word_ids)
         self._telemetry.request_added(request_id, len(processed.token_ids))
 
+    @exclusive
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the outputs that it brought.
 
@@ -142,6 +158,7 @@ class LLMEngine:
         self._telemetry.step_done(outcome, outputs, self._core.num_running, self._core.num_waiting)
         return outputs
 
+    @exclusive
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         """Ends requests at once, in whatever state they are, and frees what they held. Unknown ids are passed over.
 
@@ -163,6 +180,7 @@ class LLMEngine:
         """Requests that are not finished, in order of arrival."""
         return self._outputs.request_ids
 
+    @exclusive
     def token_progress(self, request_ids: Iterable[str]) -> TokenProgress:
         """How far those of `request_ids` are that have not finished; the others count nothing. O(requests)."""
         num_prompt = num_output = 0
@@ -178,16 +196,19 @@ class LLMEngine:
         """The step loop, for drivers such as beam search that work on sequences."""
         return self._core
 
+    @exclusive
     def create_sequence(self, request_id: str, processed: ProcessedInput, fork_parent: Sequence | None) -> Sequence:
         """A sequence outside of any request: its tokens are the caller's to read."""
         sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), processed.cache_salt)[0]
         sequence.fork_parent = fork_parent
         return sequence
 
+    @exclusive
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
         return self._parts.kv.reset_prefix_cache()
 
+    @exclusive
     def forget_finished(self) -> None:
         """Drafters forget what requests taught them that ended (`DraftWorker.forget_finished`), so that a measurement
         does not meet answers of the one before. Raises `RequestError` while requests are unfinished."""
@@ -196,11 +217,13 @@ class LLMEngine:
         self._core.settle()
         self._parts.executor.call("forget_finished")
 
+    @exclusive
     def add_telemetry_sink(self, sink: TelemetrySink) -> None:
         """Tells `sink` of every step and request from now on, beside the sinks of the config; it is closed with the
         engine."""
         self._telemetry.add_sink(sink)
 
+    @exclusive
     def sleep(self, level: int = 1) -> int:
         """Gives device memory back while nothing runs; returns the bytes. Level 1 keeps the weights in host memory,
         level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost.
@@ -216,6 +239,7 @@ class LLMEngine:
         self._is_asleep = True
         return given_back
 
+    @exclusive
     def wake_up(self) -> None:
         """Takes memory again. Raises `ConfigError` for an engine that is awake."""
         self._parts.executor.call("wake_up")
@@ -225,11 +249,13 @@ class LLMEngine:
         """Whether `wake_up` must come before requests."""
         return self._is_asleep
 
+    @exclusive
     def determine_num_available_blocks(self) -> tuple[int, int]:
         """KV blocks on the device and on the host: as many as memory and config gave room for at the start, or as
         `initialize_cache` made since. The device's include one that no request gets."""
         return self._parts.kv.num_blocks, self._parts.kv.host_pool.num_blocks
 
+    @exclusive
     def initialize_cache(self, num_device_blocks: int, num_host_blocks: int = 0) -> None:
         """Replaces the KV memory by one of so many blocks; cached prefixes are lost. For a moment both take memory.
 
@@ -247,26 +273,64 @@ class LLMEngine:
         self._core = self._create_core()
         self._telemetry = Telemetry(parts.sinks, parts.hooks, kv)
 
+    @exclusive
     def cache_statistics(self) -> KVStatistics:
         """Blocks used, cached and in all; prefix tokens looked up and found."""
         return self._parts.kv.statistics()
 
+    @exclusive
     def speculation_totals(self) -> dict[str, SpeculationTotals]:
         """What became of each drafter's guesses since the engine started; empty before the first round."""
         return self._outputs.speculation_totals()
 
-    def shutdown(self) -> None:
-        """Stops workers and sinks. Idempotent; pending requests are dropped."""
-        if not self._closed:
-            self._closed = True
-            self._telemetry.close()
-            self._parts.executor.shutdown()
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """Stops workers and sinks. Idempotent; pending requests are dropped.
+
+        While a step runs in another thread, this waits for its end, at most `timeout_s` seconds. Then workers that are
+        processes are ended all the same, and the step raises `WorkerError`. A step in this process cannot be ended:
+        a warning is logged, and the engine is closed when the step has come to its end.
+        """
+        if not self.use.is_in_this_process or self._closed:
+            return
+        self.use.share()
+        if not self.use.acquire(timeout_s) and not self._interrupt():
+            logger.warning(
+                "a step still runs in this process and cannot be ended: the engine is closed when it is done"
+            )
+            threading.Thread(target=self._close_in_turn, name="dovetail-shutdown", daemon=True).start()
+            return
+        try:
+            self._close()
+        finally:
+            self.use.release()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was shut down and all is stopped."""
+        return self._closed
 
     def __enter__(self) -> LLMEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    def _interrupt(self) -> bool:
+        """Ends the step that another thread runs, and enters; False where that cannot be."""
+        executor = self._parts.executor
+        if executor.is_interruptible:
+            executor.shutdown()
+        return executor.is_interruptible and self.use.acquire(SHUTDOWN_S)
+
+    def _close_in_turn(self) -> None:
+        with self.use:
+            self._close()
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._telemetry.close()
+            self._parts.executor.shutdown()
 
     def _create_core(self) -> EngineCore:
         parts = self._parts

@@ -328,20 +328,25 @@ class OutputProcessor:
         sequence, ending = completion.sequence, completion.ending
         first = completion.num_sent if is_delta else 0
         text = completion.text[completion.chars_sent :] if is_delta else completion.text
-        logprobs = completion.logprobs[first:] if shows_logprobs and completion.logprobs is not None else None
-        token_ids = sequence.token_ids[sequence.num_prompt_tokens + first :]
-        completion.num_sent = sequence.num_output_tokens
-        completion.chars_sent = len(completion.text)
-        completion.end_sent = ending is not None
-        return CompletionOutput(
+        positions = completion.logprobs if shows_logprobs else None
+        output = CompletionOutput(
             index=index,
             text=text,
-            token_ids=token_ids,
+            token_ids=[],
             cumulative_logprob=completion.cumulative_logprob,
-            logprobs=logprobs,
             finish_reason=ending.finish_reason if ending is not None else None,
             stop_reason=ending.stop_reason if ending is not None else None,
         )
+        start, stop = sequence.num_prompt_tokens + first, len(sequence.token_ids)
+        if is_delta or ending is not None:
+            output.token_ids = sequence.token_ids[start:stop]
+            output.logprobs = positions[first:] if positions is not None else None
+        else:
+            output.defer_tokens(sequence.token_ids, start, stop, positions)
+        completion.num_sent = sequence.num_output_tokens
+        completion.chars_sent = len(completion.text)
+        completion.end_sent = ending is not None
+        return output
 
 
 def _cut(completion: CompletionRecord, num_tokens: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from dovetail import LLM, LLMEngine, SamplingParams
-from dovetail.contracts.errors import WorkerError
+from dovetail import LLM, AsyncLLMEngine, LLMEngine, SamplingParams
+from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.outputs import RequestOutput
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60))]
@@ -177,6 +181,75 @@ def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(llam
         assert (
             len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
         )
+
+
+def stopped_in_mid_run(engine: AsyncLLMEngine, before: set[int]) -> AsyncIterator[RequestOutput]:
+    """A stream that has begun, whose only worker is stopped."""
+
+    async def outputs() -> AsyncIterator[RequestOutput]:
+        stream = engine.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True))
+        yield await anext(stream)
+        os.kill(worker_pids(before)[0], signal.SIGSTOP)
+        async for output in stream:
+            yield output
+
+    return outputs()
+
+
+def one_process(llama: Path, **executor: Any) -> dict[str, Any]:
+    return sections(llama, 1, cache={"num_blocks": 600}, executor={"name": "multiproc", "threads": 1, **executor})
+
+
+def test_a_stopped_worker_ends_streams_and_questions_at_the_deadline(llama: Path) -> None:
+    before = children()
+    engine = AsyncLLMEngine.from_config(**one_process(llama, step_timeout_s=1.0))
+
+    async def main() -> None:
+        with pytest.raises(WorkerError, match=r"worker rank 0 .* is stopped .*step_timeout_s"):
+            await last(stopped_in_mid_run(engine, before))
+        assert not engine.is_running
+        with pytest.raises(WorkerError, match="rank 0"):
+            await engine.cache_statistics()
+        with pytest.raises(WorkerError, match="rank 0"):
+            await engine.abort("any")
+
+    asyncio.run(main())
+    engine.shutdown()
+    assert children() == before
+
+
+def test_shutdown_ends_though_a_worker_is_stopped_and_steps_have_no_deadline(llama: Path) -> None:
+    before = children()
+    engine = AsyncLLMEngine.from_config(**one_process(llama, step_timeout_s=None))
+
+    async def main() -> None:
+        stream = stopped_in_mid_run(engine, before)
+        await anext(stream)
+        reading = asyncio.create_task(last(stream))
+        question = asyncio.create_task(engine.cache_statistics())
+        while psutil.Process(worker_pids(before)[0]).status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(engine.shutdown, 0.2)
+        with pytest.raises(RequestError, match="the engine is shut down"):
+            await reading
+        await asyncio.gather(question, return_exceptions=True)
+
+    asyncio.run(main())
+    assert children() == before
+
+
+async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
+    return [output async for output in stream][-1]
+
+
+def test_an_async_engine_that_is_dropped_ends_its_workers(llama: Path) -> None:
+    before = children()
+    engine = AsyncLLMEngine.from_config(**one_process(llama))
+    workers = [psutil.Process(pid) for pid in worker_pids(before)]
+    assert len(workers) == 1
+    del engine
+    gc.collect()
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
 def run_to_the_end(engine: LLMEngine) -> None:

@@ -15,16 +15,17 @@ import pytest
 from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.executors._worker_group import Timeouts
 from dovetail.executors.multiproc import MultiprocExecutor, MultiprocOptions
 from dovetail.testing.executor_suite import ProcessExecutorSuite
-from dovetail.testing.toy_worker import Fault, ToySpec, toy_plan
+from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
 
 
 class TestMultiprocExecutor(ProcessExecutorSuite):
     executor_class = MultiprocExecutor
 
 
-def create(spec: ToySpec | None = None, tensor_parallel: int = 1, **options: float | str) -> MultiprocExecutor:
+def create(spec: ToySpec | None = None, tensor_parallel: int = 1, **options: float | str | None) -> MultiprocExecutor:
     need = ExecutorNeed("cpu", tensor_parallel=tensor_parallel)
     return MultiprocExecutor(MultiprocOptions.model_validate(options), spec or ToySpec(), need)
 
@@ -101,7 +102,7 @@ def test_an_answer_that_does_not_pickle_is_an_error_of_the_call() -> None:
 def test_start_gives_up_after_its_timeout() -> None:
     before = psutil.Process().children()
     executor = create(ToySpec(faults=(Fault(0, "load", "hang"),)), start_timeout_s=0.5)
-    with pytest.raises(WorkerError, match=r"ranks \[0\] .*start_timeout_s"):
+    with pytest.raises(WorkerError, match=r"worker rank 0 .*start_timeout_s"):
         executor.start()
     assert psutil.Process().children() == before
 
@@ -113,6 +114,90 @@ def test_an_executor_that_is_forgotten_stops_its_workers() -> None:
     del executor
     gc.collect()
     assert not process.is_running()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_worker_is_named_after_the_deadline(victim: int, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    fault = Fault(victim, 1, "hang", announce=fifo)
+    spec = ToySpec(faults=(fault,), all_reduce=True, num_threads=1)
+    executor = create(spec, tensor_parallel=2, step_timeout_s=0.5)
+    executor.start()
+    processes = [psutil.Process(pid) for pid in executor.call("pid")]
+    executor.execute(toy_plan(0)).result()
+    future = executor.execute(toy_plan(1))
+    fifo.read_text()
+    processes[victim].suspend()
+    error = future.exception(timeout=30)
+    assert isinstance(error, WorkerError)
+    assert error.rank == victim
+    assert f"worker rank {victim} (pid {processes[victim].pid}) is stopped" in str(error)
+    assert "last began step 1" in str(error)
+    assert "step_timeout_s" in str(error)
+    assert f"rank {1 - victim}" in str(error)
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    with pytest.raises(WorkerError, match="is stopped"):
+        executor.call("ping")
+    executor.shutdown()
+
+
+def test_a_worker_that_hangs_in_its_own_code_is_told_from_one_that_waits_for_it() -> None:
+    spec = ToySpec(faults=(Fault(1, 0, "hang"),), all_reduce=True, num_threads=1)
+    executor = create(spec, tensor_parallel=2, step_timeout_s=0.5)
+    executor.start()
+    error = executor.execute(toy_plan(0)).exception(timeout=30)
+    assert isinstance(error, WorkerError)
+    assert error.rank == 1
+    assert "is in wait (" in str(error)
+    assert "torch/distributed" in str(error).split("; ")[-1]  # where rank 0 waits
+    executor.shutdown()
+
+
+def test_a_call_that_hangs_has_a_deadline() -> None:
+    executor = create(start_timeout_s=10.0)
+    executor.start()
+    psutil.Process(executor.call("pid")[0]).suspend()
+    group = executor._group
+    assert group is not None
+    group._timeouts = Timeouts(0.5, None)  # 10 s are for loading
+    with pytest.raises(WorkerError, match=r"rank 0 .* is stopped .*call 'ping' was not done .*start_timeout_s"):
+        executor.call("ping")
+    executor.shutdown()
+
+
+def test_without_a_deadline_a_step_may_take_any_time(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    executor = create(ToySpec(faults=(Fault(0, 0, "hang", announce=fifo),)), step_timeout_s=None)
+    executor.start()
+    future = executor.execute(toy_plan(0))
+    fifo.read_text()
+    with pytest.raises(TimeoutError):
+        future.result(timeout=2.0)
+    executor.shutdown()
+
+
+def test_a_fork_of_the_driver_cannot_reach_the_workers_nor_end_them(tmp_path: Path) -> None:
+    executor = create()
+    executor.start()
+    told = tmp_path / "told"
+    child = os.fork()
+    if child == 0:
+        for attempt in (lambda: executor.execute(toy_plan(0)), lambda: executor.call("ping")):
+            try:
+                attempt()
+            except WorkerError as error:
+                told.write_text(f"{told.read_text() if told.exists() else ''}{error}\n")
+        executor.shutdown()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    first, second = told.read_text().splitlines()
+    assert first == second
+    assert "forked off it" in first
+    assert executor.execute(toy_plan(0)).result() == expected_result(toy_plan(0), 1)
+    assert Path(executor._group._scratch).is_dir()  # type: ignore[union-attr]
+    executor.shutdown()
 
 
 FORKING_SPEC = """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -66,7 +69,7 @@ def test_many_streams_equal_llm(make_llm: Callable[..., LLM], make_async: MakeAs
     assert [output.outputs for output in asyncio.run(main())] == expected
 
 
-def test_deltas_come_one_by_one(make_async: MakeAsync, hf_greedy: Callable[..., Any]) -> None:
+def test_deltas_add_up(make_async: MakeAsync, hf_greedy: Callable[..., Any]) -> None:
     engine = make_async()
 
     async def main() -> list[RequestOutput]:
@@ -74,8 +77,9 @@ def test_deltas_come_one_by_one(make_async: MakeAsync, hf_greedy: Callable[..., 
         return [output async for output in engine.generate([5, 6], params)]
 
     outputs = asyncio.run(main())
-    assert [output.outputs[0].token_ids for output in outputs] == [[token] for token in hf_greedy([5, 6], 5)]
-    assert [output.finished for output in outputs] == [False] * 4 + [True]
+    assert all(output.outputs[0].token_ids for output in outputs)
+    assert [token for output in outputs for token in output.outputs[0].token_ids] == hf_greedy([5, 6], 5)
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
 
 
 def test_a_cancelled_task_frees_its_blocks(make_async: MakeAsync) -> None:
@@ -142,7 +146,7 @@ def test_abort_ends_the_stream_with_a_last_output(make_async: MakeAsync) -> None
     async def main() -> RequestOutput:
         output = None
         async for output in engine.generate([5, 6], LONG, "mine"):
-            if len(output.outputs[0].token_ids) == 3:
+            if len(output.outputs[0].token_ids) >= 3:
                 await engine.abort("mine")
         await engine.abort("nobody")
         assert await used_blocks(engine) == 0
@@ -391,3 +395,124 @@ def test_a_broken_scheduler_ends_every_stream(make_async: MakeAsync, tmp_path: P
 
     asyncio.run(main())
     assert engine._engine.request_ids == []
+
+
+LEAVING = """
+from dovetail.attention_backends.sdpa import SDPABackend
+
+class Leaving(SDPABackend):
+    def plan(self, batch):
+        if batch.max_seq_len > 20:
+            raise {}("I leave")
+        super().plan(batch)
+"""
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
+def test_a_plugin_that_exits_costs_the_requests_that_run_and_nobody_else(
+    make_async: MakeAsync, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING.format(kind))
+    engine = make_async(attention=f"{tmp_path}/leaving.py:Leaving")
+
+    async def main() -> None:
+        streams = [last_output(engine.generate([5, index], LONG)) for index in range(3)]
+        for result in await asyncio.gather(*streams, return_exceptions=True):
+            assert isinstance(result, PluginError)
+            assert f"{kind} (I leave)" in str(result)
+        assert (await last_output(engine.generate([5], SHORT))).finished
+
+    asyncio.run(main())
+
+
+def test_a_question_that_makes_a_plugin_exit_is_answered_with_an_error(
+    make_async: MakeAsync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_async()
+    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda: exit(3))
+    with pytest.raises(PluginError, match="SystemExit"):
+        asyncio.run(engine.reset_prefix_cache())
+    assert engine.is_running
+
+
+@pytest.mark.parametrize("kind", ["delta", "cumulative"])
+def test_what_is_not_read_is_merged(make_async: MakeAsync, make_llm: Callable[..., LLM], kind: Any) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, n=2, logprobs=1, output_kind=kind)
+    (expected,) = make_llm().generate([[5, 6]], params)
+    engine = make_async()
+
+    async def main() -> list[RequestOutput]:
+        stream = engine.generate([5, 6], params)
+        outputs = [await anext(stream)]
+        while await used_blocks(engine):  # nobody reads while it runs
+            pass
+        return outputs + [output async for output in stream]
+
+    outputs = asyncio.run(main())
+    assert len(outputs) <= 3
+    assert outputs[-1].finished
+    for index, wanted in enumerate(expected.outputs):
+        parts = [c for output in outputs for c in output.outputs if c.index == index]
+        parts = parts if kind == "delta" else parts[-1:]
+        assert [token for part in parts for token in part.token_ids] == wanted.token_ids
+        assert [entry for part in parts for entry in part.logprobs or ()] == wanted.logprobs
+        assert parts[-1].finish_reason == "length"
+
+
+def test_an_engine_that_is_dropped_ends(make_llm: Callable[..., LLM]) -> None:
+    before = set(threading.enumerate())
+    engine = AsyncLLMEngine(make_llm().engine)
+    inner, gone = engine._engine, weakref.ref(engine)
+    (thread,) = (thread for thread in threading.enumerate() if thread not in before)
+    asyncio.run(last_output(engine.generate([5], SHORT)))
+    del engine
+    gc.collect()
+    assert gone() is None
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert inner.is_closed
+
+
+BLOCKING = """
+from pathlib import Path
+from dovetail.attention_backends.sdpa import SDPABackend
+
+class Blocking(SDPABackend):
+    def plan(self, batch):
+        if batch.max_seq_len == 6:
+            Path({0!r}).write_text("here")
+            Path({1!r}).read_text()
+        super().plan(batch)
+"""
+
+
+def test_shutdown_leaves_a_step_in_this_process_that_hangs(
+    make_llm: Callable[..., LLM], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrived, fifo = tmp_path / "arrived", tmp_path / "fifo"
+    os.mkfifo(arrived)
+    os.mkfifo(fifo)
+    (tmp_path / "blocking.py").write_text(BLOCKING.format(str(arrived), str(fifo)))
+    engine = AsyncLLMEngine(make_llm(attention=f"{tmp_path}/blocking.py:Blocking").engine)
+    thread = engine._steps._thread
+
+    async def main() -> None:
+        stream = engine.generate([5, 6], LONG)
+        await anext(stream)
+        arrived.read_text()
+        question = asyncio.create_task(engine.cache_statistics())
+        await asyncio.sleep(0)
+        engine.shutdown(timeout_s=0.2)
+        with pytest.raises(RequestError, match="the engine is shut down"):
+            await last_output(stream)
+        with pytest.raises(RequestError, match="the engine is shut down"):
+            await question
+
+    asyncio.run(main())
+    assert "a step still runs" in caplog.text
+    assert not engine.is_running
+    assert not engine._engine.is_closed
+    fifo.write_text("go on")
+    thread.join(timeout=60)
+    engine._engine.shutdown()
+    assert engine._engine.is_closed

@@ -204,7 +204,7 @@ def test_progress_shows_tokens_per_second(
     shown = capsys.readouterr().err
     assert "2/2" in shown
     assert "in " in shown
-    assert "tok/s, out " in shown
+    assert "tok/s; out " in shown
 
 
 def test_the_model_directory_may_go_once_it_is_loaded(

@@ -1,0 +1,124 @@
+"""What a worker process does, for the driver to read when it gets no answer."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import re
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_SIZE = 128
+_STACK_S = 2.0
+"""How long workers have to write down where they are."""
+_PEERS = "/torch/distributed/"
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
+
+
+class ActivityLog:
+    """Kept by a worker: a file with what it did last, and one in which it writes its stack when SIGUSR1 arrives, even
+    while it is caught in native code."""
+
+    def __init__(self, scratch: str, rank: int):
+        self._stack = _stack_path(scratch, rank).open("w")
+        faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=True)
+        # Last: the driver sends the signal to those that have this file.
+        with _activity_path(scratch, rank).open("w+b") as file:
+            file.truncate(_SIZE)
+            self._map = mmap.mmap(file.fileno(), _SIZE)
+        self.note("loading")
+
+    def note(self, activity: str) -> None:
+        """What the worker does from now on. It stays there when the process ends, however it does."""
+        self._map[:] = activity.encode()[:_SIZE].ljust(_SIZE, b"\0")
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One worker that was looked at."""
+
+    rank: int
+    pid: int
+    activity: str
+    is_stopped: bool
+    stack: tuple[str, ...]
+    """Frames of the thread that computes, innermost first; empty where the process did not answer."""
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether it is in a collective, and so not itself the one that others wait for."""
+        return any(_PEERS in frame for frame in self.stack)
+
+    def __str__(self) -> str:
+        state = "is stopped (by SIGSTOP or a debugger), " if self.is_stopped else ""
+        where = f", and is in {self.stack[0]}" if self.stack else ""
+        return f"rank {self.rank} (pid {self.pid}) {state}last {self.activity}{where}"
+
+
+def look_at(scratch: str, pids: Sequence[int]) -> list[Sighting]:
+    """Every worker in rank order. Takes two seconds at most."""
+    stopped = [is_stopped(pid) for pid in pids]
+    asked = [rank for rank in range(len(pids)) if not stopped[rank] and _activity_path(scratch, rank).exists()]
+    for rank in asked:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pids[rank]).send_signal(signal.SIGUSR1)
+    deadline = time.monotonic() + _STACK_S
+    while time.monotonic() < deadline and not all(_stack(scratch, rank) for rank in asked):
+        time.sleep(0.01)
+    return [
+        Sighting(rank, pid, _activity(scratch, rank), stopped[rank], _stack(scratch, rank))
+        for rank, pid in enumerate(pids)
+    ]
+
+
+def suspects(sightings: Sequence[Sighting], waiting: set[int]) -> list[Sighting]:
+    """Those that hold up the others: stopped ones before all, then whoever does not wait for another rank. `waiting`:
+    ranks whose answers are outstanding."""
+    stopped = [sighting for sighting in sightings if sighting.is_stopped]
+    at_work = [s for s in sightings if not s.waits_for_peers and not s.activity.startswith("finished")]
+    unanswered = [sighting for sighting in sightings if sighting.rank in waiting]
+    return stopped or at_work or unanswered
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is halted, so that it hears of nothing."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _activity(scratch: str, rank: int) -> str:
+    try:
+        text = _activity_path(scratch, rank).read_bytes().rstrip(b"\0").decode(errors="replace")
+    except OSError:
+        text = ""
+    return text or "started its interpreter"
+
+
+def _stack(scratch: str, rank: int) -> tuple[str, ...]:
+    """Frames of the thread that serves the pipe, as far as they are written down."""
+    try:
+        text = _stack_path(scratch, rank).read_text(errors="replace")
+    except OSError:
+        return ()
+    for thread in text.split("\n\n"):
+        frames = tuple(f"{name} ({file}:{line})" for file, line, name in _FRAME.findall(thread))
+        # The outermost frame is written last, so that with it the stack is complete.
+        if "_worker_process.py" in thread and frames[-1].startswith("<module>"):
+            return frames
+    return ()
+
+
+def _activity_path(scratch: str, rank: int) -> Path:
+    return Path(scratch) / f"rank-{rank}.activity"
+
+
+def _stack_path(scratch: str, rank: int) -> Path:
+    return Path(scratch) / f"rank-{rank}.stack"
