@@ -299,7 +299,7 @@ class EngineCore:
         self.idle_drafters = result.idle_drafters
         for index in result.drafter_errors:
             # Before blocks are shared, which lack the drafter's pages; or it would be back after a preemption.
-            outcome.schedule.requests[index].leave_drafter()
+            self._leave_drafter(outcome.schedule.requests[index])
         if self._awaiting_first:
             self._count_prompt_tokens(outcome)
         if result.counts is None and plan.num_drafts is None and not result.failed:
@@ -310,8 +310,22 @@ class EngineCore:
             outcome.schedule.requests[index].num_draft_tokens = num_drafts
         if self._awaiting_first:
             self._note_first_tokens(outcome)
-        for sequence, _ in outcome.endings:
+        for sequence, ending in outcome.endings:
+            if ending.error is not None:
+                self._distrust(sequence)
             self.finish(sequence)
+
+    def _leave_drafter(self, sequence: Sequence) -> None:
+        """A drafter that failed a sequence may have left anything in its own pages of that sequence's blocks."""
+        if sequence.hash_seed != sequence.plain_hash_seed:
+            self._kv.forget_content(sequence)
+        sequence.leave_drafter()
+
+    def _distrust(self, sequence: Sequence) -> None:
+        """Nobody finds or shares the pages of a sequence that failed: NaN in a part of a prompt shows only when the
+        first token is drawn, and would fail every later request with that prefix."""
+        self._kv.forget_content(sequence)
+        sequence.retain_blocks = False
 
     def _commit_decodes(self, outcome: StepOutcome) -> None:
         """The common case: every request of the batch got one token."""
@@ -415,7 +429,7 @@ class EngineCore:
         failed = {sequence.key: sequence for sequence in schedule.requests} | self._holders_of_moved_pages(plan)
         for sequence in failed.values():
             outcome.endings.append((sequence, Ending("error", error=message)))
-            sequence.retain_blocks = False
+            self._distrust(sequence)
             self.finish(sequence)
         self._gone += plan.finished
         self._unheard += [key for key in plan.preempted if key in self._live]

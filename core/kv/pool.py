@@ -110,6 +110,16 @@ class BlockPool:
             del self._found[self._groups[block]][content]
             self._hashes[block] = None
 
+    def forget(self, group_id: int, content: bytes) -> None:
+        """Makes content unfindable; its block stays with those who hold it."""
+        block = self._found[group_id].pop(content, NULL_BLOCK)
+        if block == NULL_BLOCK:
+            return
+        self._hashes[block] = None
+        if self.refs[block] == 0:
+            del self._evictable[block]
+            self._empty.append(block)
+
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets all content."""
         num_dropped = len(self._evictable)

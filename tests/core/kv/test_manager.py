@@ -366,3 +366,23 @@ def test_only_equal_weights_adapters_and_salts_share_blocks():
     ]
     assert len(set(seeds)) == 18
     assert prefix_seed(0, None, "a") == prefix_seed(0, None, "a")
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 3), (3,)])
+def test_forgotten_content_is_found_by_nobody(windows: tuple[int | None, ...]):
+    engine = Engine(*windows)
+    tokens = list(range(12))
+    engine.computed(tokens)
+    second = engine.computed(tokens)  # holds the blocks of the first
+    engine.kv.forget_content(second)
+    assert engine.kv.statistics().num_cached_blocks == 0  # those that a window freed among them
+    assert engine.kv.attach_prefix(engine.sequence(tokens)) == 0
+
+
+def test_content_may_be_cached_again_after_it_was_forgotten():
+    engine = Engine()
+    first = engine.computed(list(range(12)))
+    engine.kv.forget_content(first)
+    append(first, 12, 13)
+    engine.compute(first)
+    assert engine.kv.attach_prefix(engine.sequence(list(range(14)))) == 12
