@@ -35,8 +35,6 @@ class CompletionRecord:
     """Output tokens that a "delta" output carried."""
     text: str = ""
     """Text that is safe to show: it cannot become part of a stop string any more."""
-    head: str = ""
-    """Text of the first `min_tokens` tokens, in which no stop string is looked for."""
     chars_sent: int = 0
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
@@ -264,19 +262,18 @@ class OutputProcessor:
         assert detokenizer is not None
         first_checked = sequence.num_prompt_tokens + sequence.sampling.min_tokens
         for position, token in enumerate(tokens, start):
-            text = detokenizer.push([token])
-            if position < first_checked:
-                completion.head += text
-            elif (match := stop.push(text)) is not None:
+            # One may begin in the first `min_tokens` tokens, but not end there.
+            match = stop.push(detokenizer.push([token]), may_stop=position >= first_checked)
+            if match is not None:
                 completion.ending = Ending("stop", match)
                 _cut(completion, position + 1)
                 break
         if completion.ending is None and ending is not None:
-            match = stop.push(detokenizer.finish())
+            match = stop.push(detokenizer.finish(), may_stop=sequence.num_tokens > first_checked)
             if match is not None:
                 completion.ending = Ending("stop", match)
         is_over = ending is not None or completion.ending is not None
-        completion.text = completion.head + (stop.text if is_over else stop.safe_text)
+        completion.text = stop.text if is_over else stop.safe_text
         return completion.ending is not None and ending is None
 
     def _end(self, record: RequestRecord, completion: CompletionRecord, ending: Ending | None, now: float) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail import LLM, LLMEngine
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -48,6 +49,31 @@ def make_llm(tiny_llama: tuple[Path, Any]) -> Iterator[Callable[..., LLM]]:
         if not llm.engine.request_ids:
             check_nothing_is_held(llm.engine)
         llm.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Directory of a tokenizer for the tiny Llama: printable ASCII, newline, and words of two and three letters."""
+    letters = [chr(code) for code in range(ord("!"), ord("~") + 1)]
+    words = ["".join(word) for word in zip("aeioustnr" * 4, "ntrslaeio" * 4, ["", "a", "e", "s"] * 9, strict=True)]
+    vocabulary = [*letters, "\u0120", "\u010a", *dict.fromkeys(words)][:128]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(vocabulary)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    directory = tmp_path_factory.mktemp("tiny-tokenizer")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return str(directory)
+
+
+@pytest.fixture
+def make_text_llm(make_llm: Callable[..., LLM], tiny_tokenizer: str) -> Callable[..., LLM]:
+    """As `make_llm`, with a tokenizer."""
+
+    def make(**sections: Any) -> LLM:
+        model = {"tokenizer": tiny_tokenizer, "tokenizer_mode": "auto"} | sections.pop("model", {})
+        return make_llm(model=model, **sections)
+
+    return make
 
 
 @pytest.fixture
