@@ -178,6 +178,8 @@ class LLM:
                     if output.finished and output.request_id in wanted:
                         finished[output.request_id] = output
                         progress.finish(output)
+                if progress.is_due:
+                    progress.update(self.engine.token_progress(wanted - finished.keys()))
         if len(finished) < len(wanted):
             missing = min(wanted - finished.keys())
             raise RequestError(f"{missing} ended without a last output: something else aborted it or drove the engine")

@@ -89,6 +89,15 @@ class RequestMetrics:
         return 1 + self.num_accepted / self.num_draft_rounds if self.num_draft_rounds else None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenProgress:
+    """How far requests are that have not finished."""
+
+    num_prompt_tokens: int
+    """Prompt tokens that were computed, or found in the prefix cache."""
+    num_output_tokens: int
+
+
 @dataclass(slots=True)
 class SpeculationTotals:
     """What became of one drafter's guesses since the engine started; counted as in `RequestMetrics`."""

@@ -20,12 +20,27 @@ from dovetail.outputs import PositionLogprobs, RequestOutput
 
 app = typer.Typer(help="Complete prompts.", rich_markup_mode=None)
 
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
-@app.command("generate")
+
+_EXAMPLES = """\b
+Examples:
+  dovetail generate "The capital of France is" --max-tokens 8 --temperature 0
+  dovetail generate --chat "Name three primes." --model ./my-model
+  git diff | dovetail generate --chat --system "Write a commit message."
+  dovetail generate --prompt-file prompts.jsonl --json -s top_p=0.9 -s n=2
+"""
+
+
+@app.command("generate", epilog=_EXAMPLES)
 @takes_config_option
 def generate(
     layered: LayeredConfig,
-    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads one from standard input.")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Prompts; - reads one from standard input, as does a pipe where no prompt is given."),
+    ] = None,
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompt-file", help='JSON lines, each {"prompt": ...} or {"prompt_token_ids": [...]}.'),
@@ -66,29 +81,49 @@ def generate(
             refuse_unseen(params)
         if chat:
             items = [llm.render_chat(_messages(item, system)) for item in items]
-        if len(items) == 1 and not as_json:
+        if len(items) == 1 and params.num_sequences == 1 and not as_json:
             output = stream(llm.engine, items[0], params)
             print_rates(output)
             if stats:
                 print_speculation([output])
+            if output.outputs[0].finish_reason == "abort":
+                raise typer.Exit(_INTERRUPTED)
             return
         outputs = llm.generate(items, params)
     for output in outputs:
         if as_json:
             _print_json(output, stats)
         else:
-            print(f"--- {output.prompt if output.prompt is not None else output.prompt_token_ids}")
-            print("\n".join(completion.text for completion in output.outputs))
+            _print_text(output)
     if stats and not as_json:
         print_speculation(outputs)
 
 
+def _print_text(output: RequestOutput) -> None:
+    """Each completion below its prompt, and below its number where there are several."""
+    prompt = output.prompt if output.prompt is not None else output.prompt_token_ids
+    for completion in output.outputs:
+        number = f" [{completion.index + 1} of {len(output.outputs)}]" if len(output.outputs) > 1 else ""
+        print(f"---{number} {prompt}")
+        print(completion.text)
+
+
 def _print_json(output: RequestOutput, stats: bool) -> None:
+    num_completion_tokens = sum(len(completion.token_ids) for completion in output.outputs)
     line: dict[str, Any] = {
+        "id": output.request_id,
         "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
         "texts": [completion.text for completion in output.outputs],
         "token_ids": [completion.token_ids for completion in output.outputs],
         "finish_reasons": [completion.finish_reason for completion in output.outputs],
+        "stop_reasons": [completion.stop_reason for completion in output.outputs],
+        "usage": {
+            "prompt_tokens": len(output.prompt_token_ids),
+            "cached_tokens": output.num_cached_tokens,
+            "completion_tokens": num_completion_tokens,
+            "total_tokens": len(output.prompt_token_ids) + num_completion_tokens,
+        },
     }
     line |= _logprobs(output)
     if stats:
@@ -114,8 +149,12 @@ def _positions(positions: Sequence[PositionLogprobs | None]) -> list[list[dict[s
 
 
 def _prompts(given: list[str], file: Path | None) -> Iterator[Any]:
+    if not given and file is None and not sys.stdin.isatty():
+        piped = _standard_input()
+        if piped:
+            yield piped
     for prompt in given:
-        yield sys.stdin.read() if prompt == "-" else prompt
+        yield _standard_input() if prompt == "-" else prompt
     if file is None:
         return
     if not file.is_file():
@@ -127,6 +166,11 @@ def _prompts(given: list[str], file: Path | None) -> Iterator[Any]:
             yield json.loads(line)
         except json.JSONDecodeError as error:
             raise RequestError(f"{file}:{number} is not JSON: {error}") from None
+
+
+def _standard_input() -> str:
+    """What came through the pipe, without the line end that `echo` and editors put last."""
+    return sys.stdin.read().removesuffix("\n").removesuffix("\r")
 
 
 def _messages(item: Any, system: str | None) -> list[dict[str, str]]:

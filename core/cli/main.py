@@ -17,6 +17,7 @@ from dovetail.cli.errors import print_error
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.registry.registry import Registry
+from dovetail.registry.summary import docstring_summary
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def _add_plugin_commands(group: LazyGroup, registry: Registry) -> None:
         # A name that is taken, by us or by another distribution, is still reachable as "dist:name".
         taken = entry.name in BUILT_INS or names.count(entry.name) > 1
         name = entry.qualified_name if taken else entry.name
-        group.add_lazy(name, f"From {entry.origin}.", _plugin_loader(registry, entry.qualified_name), _PLUGIN_PANEL)
+        help = f"{docstring_summary(entry.reference) or 'A command'} ({entry.origin})"
+        group.add_lazy(name, help, _plugin_loader(registry, entry.qualified_name), _PLUGIN_PANEL)
 
 
 def _built_in_loader(command: BuiltIn) -> Callable[[], typer.Typer]:

@@ -12,29 +12,36 @@ from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.input_processor import Prompt
+from dovetail.engine.progress import PromptProgress
 from dovetail.outputs import RequestMetrics, RequestOutput
 
 
 def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> RequestOutput:
     """Completes one prompt, printing text as it comes; returns the last output, whose completion holds all text.
 
-    Ctrl-C aborts the request and raises KeyboardInterrupt.
+    While the prompt is computed, a terminal shows how far. Ctrl-C aborts the request: the output then has
+    finish_reason "abort", and what had come until then.
     """
     if params.num_sequences != 1:
-        raise RequestError("several completions cannot be streamed to one terminal: use --json, or n=1")
+        raise RequestError("several completions cannot be streamed to one terminal: leave n at 1")
     request_id = "terminal"
-    engine.add_request(request_id, prompt, replace(params, output_kind="cumulative"))
+    processed = engine.process_input(prompt, replace(params, output_kind="cumulative"))
+    engine.add_request(request_id, processed)
     printed, last = 0, None
     try:
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                text = output.outputs[0].text
-                sys.stdout.write(text[printed:])
-                sys.stdout.flush()
-                printed, last = len(text), output
+        with PromptProgress(len(processed.token_ids)) as progress:
+            while engine.has_unfinished_requests():
+                outputs = engine.step()
+                if last is None:
+                    progress.update(engine.token_progress([request_id]))
+                for output in outputs:
+                    progress.stop()
+                    text = output.outputs[0].text
+                    sys.stdout.write(text[printed:])
+                    sys.stdout.flush()
+                    printed, last = len(text), output
     except KeyboardInterrupt:
-        engine.abort_request(request_id)
-        raise
+        last = next(iter(engine.abort_request(request_id)), last)
     finally:
         sys.stdout.write("\n")
     if last is None or last.error is not None:

@@ -25,7 +25,7 @@ from dovetail.engine.telemetry import Telemetry
 from dovetail.kv.hashing import drafter_seed, prefix_seed
 from dovetail.kv.manager import KVStatistics
 from dovetail.kv.pool import PrefixCacheReset
-from dovetail.outputs import RequestOutput, SpeculationTotals
+from dovetail.outputs import RequestOutput, SpeculationTotals, TokenProgress
 from dovetail.sequence import DraftBlocks, Sequence
 
 _SEED_MASK = (1 << 64) - 1
@@ -157,6 +157,16 @@ class LLMEngine:
     def request_ids(self) -> list[str]:
         """Requests that are not finished, in order of arrival."""
         return self._outputs.request_ids
+
+    def token_progress(self, request_ids: Iterable[str]) -> TokenProgress:
+        """How far those of `request_ids` are that have not finished; the others count nothing. O(requests)."""
+        num_prompt = num_output = 0
+        for request_id in request_ids:
+            sequences = self._outputs.sequences(request_id)
+            # Siblings share one prompt.
+            num_prompt += max((min(s.num_computed_tokens, s.num_prompt_tokens) for s in sequences), default=0)
+            num_output += sum(sequence.num_output_tokens for sequence in sequences)
+        return TokenProgress(num_prompt, num_output)
 
     @property
     def core(self) -> EngineCore:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ABCommand(Command):
-    """`dovetail ab EXPERIMENT.yaml`, `dovetail ab init`, `dovetail ab compare`."""
+    """Compare speculation methods in one process, with statistics."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class BenchCommand(Command):
-    """`dovetail bench latency | throughput | serve | startup | compare`."""
+    """Time the engine: latency, throughput, serving, start-up; compare results."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
 

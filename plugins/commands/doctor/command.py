@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DoctorCommand(Command):
-    """`dovetail doctor`: the machine, the roof that it sets for a model, and what would help."""
+    """Measure the machine and the roof it sets for a model, and say what would help."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
 

@@ -45,6 +45,24 @@ def test_files_of_prompts_come_out_as_json_in_order(tmp_path: Path) -> None:
     assert "four" in outputs[0]["texts"][0]
 
 
+def test_a_pipe_is_the_prompt_without_its_line_end() -> None:
+    arguments = ["--json", "--max-tokens", "3", "-s", "temperature=0", "-s", 'stop=["\\n"]', *SMALL]
+    piped = dovetail("generate", *arguments, stdin="The capital of France is\n")
+    assert piped.returncode == 0, piped.stderr
+    output = json.loads(piped.stdout)
+    assert output["prompt"] == "The capital of France is"
+    assert len(output["prompt_token_ids"]) == output["usage"]["prompt_tokens"] == 5
+    assert output["usage"]["completion_tokens"] == len(output["token_ids"][0])
+    assert output["id"]
+    assert output["stop_reasons"] == [None if output["finish_reasons"] == ["length"] else "\n"]
+
+
+def test_several_completions_come_out_below_their_numbers() -> None:
+    completed = dovetail("generate", "Colours:", "--max-tokens", "4", "-s", "n=2", "-s", "seed=1", *SMALL)
+    assert completed.returncode == 0, completed.stderr
+    assert re.search(r"(?s)--- \[1 of 2\] Colours:\n.+--- \[2 of 2\] Colours:\n", completed.stdout)
+
+
 def test_stats_tell_what_became_of_guesses() -> None:
     speculative = "speculative={drafters: {lookup: {name: ngram, length: fixed}}}"
     prompt = "one two three four one two three four one two three"
@@ -59,7 +77,7 @@ def test_stats_tell_what_became_of_guesses() -> None:
 
 
 def test_a_conversation_remembers() -> None:
-    turns = "Name a colour.\nName another.\n\n"
+    turns = "Name a colour.\n\nName another.\n"
     completed = dovetail("chat", "--max-tokens", "16", "--temperature", "0", *SMALL, stdin=turns)
     assert completed.returncode == 0, completed.stderr
     (first_in, first_out), (second_in, _) = re.findall(r"(\d+) tokens in, (\d+) out", completed.stderr)
@@ -74,6 +92,7 @@ def test_a_conversation_remembers() -> None:
         (["x", "-s", "top_p=3"], "top_p must be in (0, 1]"),
         (["x", "--system", "y"], "--system needs --chat"),
         (["x", "-o", "sheduler.name=fcfs"], "scheduler"),
+        (["-"], "prompt is empty"),
         (["x", "--prompt-file", "nowhere.jsonl"], "there is no such file"),
     ],
 )
