@@ -37,7 +37,7 @@ _V1_6 = ContractVersion(1, 6)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("executor", "dovetail.contracts.executor:Executor", _V1_4, "where workers run and how steps reach them"),
+        Kind("executor", "dovetail.contracts.executor:Executor", _V1_5, "where workers run and how steps reach them"),
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
@@ -46,7 +46,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1_1, "which requests run next, who gives way"),
         Kind(
-            "model_family", "dovetail.contracts.model:ModelFamily", _V1_3, "a config to a module that calls attention"
+            "model_family", "dovetail.contracts.model:ModelFamily", _V1_4, "a config to a module that calls attention"
         ),
         Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_2, "named tensors from a path, lazily"),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),

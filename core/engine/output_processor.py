@@ -107,13 +107,14 @@ class OutputProcessor:
                 completion.logprobs, completion.cumulative_logprob = [], 0.0
             record.completions.append(completion)
             record.num_open += 1
-            self._by_key[sequence.key] = (record, completion)
-            # Text is needed before the end to stream it, or to look for stop strings.
-            if record.streams or params.stop:
-                self._eager.add(sequence.key)
         if params.prompt_logprobs is not None:
             record.prompt_logprobs = [None]
         self._requests[request_id] = record
+        for completion in record.completions:
+            self._by_key[completion.sequence.key] = (record, completion)
+            # Text is needed before the end to stream it, or to look for stop strings.
+            if record.streams or params.stop:
+                self._eager.add(completion.sequence.key)
 
     def speculation_totals(self) -> dict[str, SpeculationTotals]:
         """By drafter, a copy of what was counted so far."""
@@ -201,7 +202,8 @@ class OutputProcessor:
             if record.prompt_logprobs is not None:
                 # A prompt that starts over after a preemption, or a sibling's, brings positions that are known.
                 known = len(record.prompt_logprobs) - position
-                record.prompt_logprobs.extend(self._position(entry) for entry in entries[known:])
+                shows_text = record.input.params.detokenize
+                record.prompt_logprobs.extend(self._position(entry, shows_text) for entry in entries[known:])
         for index, counts in result.draft_counts.items():
             _count_drafts(self._by_key[requests[index].key][0].metrics, counts)
             _count_drafts(self._totals.setdefault(counts.drafter, SpeculationTotals()), counts)
@@ -218,18 +220,18 @@ class OutputProcessor:
         # Tokens behind one that ended the sequence were dropped.
         room = sequence.num_output_tokens - len(completion.logprobs)
         for entry in logprobs[:room]:
-            completion.logprobs.append(self._position(entry))
+            completion.logprobs.append(self._position(entry, sequence.sampling.detokenize))
             completion.cumulative_logprob += entry.logprob
 
-    def _position(self, entry: TokenLogprobs) -> PositionLogprobs:
-        position = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id))}
+    def _position(self, entry: TokenLogprobs, shows_text: bool) -> PositionLogprobs:
+        position = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id, shows_text))}
         for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
             if token not in position:
-                position[token] = Logprob(logprob, rank, self._decoded(token))
+                position[token] = Logprob(logprob, rank, self._decoded(token, shows_text))
         return position
 
-    def _decoded(self, token: int) -> str | None:
-        if self._tokenizer is None:
+    def _decoded(self, token: int, shows_text: bool) -> str | None:
+        if self._tokenizer is None or not shows_text:
             return None
         pieces = self._tokenizer.piece_table(skip_special_tokens=False)
         if pieces is None:
