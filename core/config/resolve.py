@@ -134,4 +134,5 @@ def _resolved_model(
         max_logprobs=section.max_logprobs,
         packed_formats=packed_formats,
         packed_cache_gib=section.packed_cache_gib,
+        max_completions=section.max_completions,
     )
