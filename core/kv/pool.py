@@ -33,6 +33,10 @@ class PrefixCacheReset:
     num_in_use: int
     """Blocks that requests still hold: they stay where they are, but can no longer be found."""
 
+    def __bool__(self) -> bool:
+        """Whether the reset left no block behind, as vLLM's answer says."""
+        return self.num_in_use == 0
+
 
 class BlockPool:
     """Device blocks 1 .. num_blocks - 1 with reference counts and content hashes.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +25,12 @@ def expected_end(pieces: list[str], stop: str, min_tokens: int) -> tuple[int, st
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_a_stop_string_may_begin_before_min_tokens(make_text_llm: Callable[..., LLM], drafts: bool) -> None:
-    speculative = {"drafters": {"it": {"name": "ngram", "num_tokens": 3, "length": "fixed"}}} if drafts else None
-    llm = make_text_llm(speculative=speculative)
+def test_a_stop_string_may_begin_before_min_tokens(
+    make_text_llm: Callable[..., LLM], tiny_llama: tuple[Path, Any], drafts: bool
+) -> None:
+    # The target as its own draft model: every step brings four tokens, of which a stop string may end any.
+    drafter = {"name": "draft_model", "path": str(tiny_llama[0]), "num_tokens": 3, "length": "fixed"}
+    llm = make_text_llm(speculative={"drafters": {"it": drafter}} if drafts else None)
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     prompt = [40, 41, 42] * 4
@@ -35,12 +40,16 @@ def test_a_stop_string_may_begin_before_min_tokens(make_text_llm: Callable[..., 
     for boundary in range(1, len(pieces)):
         start = len("".join(pieces[:boundary])) - 1
         asked += [("".join(pieces)[start : start + 2], min_tokens) for min_tokens in (0, boundary - 1, boundary)]
-    params = [replace(FREE, stop=stop, min_tokens=min_tokens) for stop, min_tokens in asked]
+    params = [replace(FREE, logprobs=0, stop=stop, min_tokens=min_tokens) for stop, min_tokens in asked]
     outputs = llm.generate([prompt] * len(params), params, use_tqdm=False)
+    assert not drafts or sum(output.metrics.num_accepted for output in outputs) > len(outputs)
     for (stop, min_tokens), output in zip(asked, outputs, strict=True):
         completion = output.outputs[0]
         found = len(completion.token_ids), completion.text
         assert found == expected_end(pieces, stop, min_tokens), (stop, min_tokens)
+        assert completion.logprobs is not None
+        kept = [entry[token].logprob for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        assert completion.cumulative_logprob == pytest.approx(sum(kept), abs=1e-6)
 
 
 def test_streams_show_no_part_of_a_stop_string_that_begins_before_min_tokens(make_text_llm: Callable[..., LLM]) -> None:
