@@ -14,7 +14,7 @@ from dovetail.contracts.errors import GenerationError, RequestError
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine.beam import BeamSearch
 from dovetail.engine.engine import LLMEngine
-from dovetail.engine.input_processor import Prompt
+from dovetail.engine.input_processor import Prompt, as_prompts
 from dovetail.engine.progress import GenerationProgress
 from dovetail.kv.pool import PrefixCacheReset
 from dovetail.outputs import BeamSearchOutput, RequestOutput
@@ -64,7 +64,7 @@ class LLM:
         input and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed.
         Where some fail later, `GenerationError` is raised once all are done; its `outputs` are those of all prompts.
         """
-        items = _as_list(prompts)
+        items = as_prompts(prompts)
         params = self._params_per_prompt(sampling_params, len(items))
         if priority is not None and len(priority) != len(items):
             raise RequestError(f"priority has {len(priority)} entries for {len(items)} prompts")
@@ -88,10 +88,12 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Renders one conversation, or several, with the model's chat template and completes them."""
-        if not messages:
-            raise RequestError("messages is empty: give at least one message")
         if isinstance(messages, str):
             raise RequestError("messages is text: give a list of {'role': ..., 'content': ...}, or use generate")
+        if not isinstance(messages, Sequence):
+            raise RequestError(f"messages must be a list of {{'role': ..., 'content': ...}}, got {messages!r}")
+        if not messages:
+            raise RequestError("messages is empty: give at least one message")
         conversations = (
             [cast("Sequence[Message]", messages)]
             if isinstance(messages[0], Mapping)
@@ -125,7 +127,7 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """Beam search for each prompt; beams share the KV blocks of what they have in common."""
         search = BeamSearch(self.engine, params)
-        items = _as_list(prompts)
+        items = as_prompts(prompts)
         with GenerationProgress(len(items), enabled=use_tqdm) as progress:
             return [progress.track_prompt(search.run(prompt)) for prompt in items]
 
@@ -200,16 +202,6 @@ class LLM:
         except BaseException:
             self.engine.abort_request(ids)
             raise
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a list of integers is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping):
-        return [cast("Prompt", prompts)]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [cast("Prompt", items)]
-    return cast("list[Prompt]", items)
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:
