@@ -121,9 +121,11 @@ class EngineCore:
     def _enqueue(self, sequence: Sequence) -> None:
         try:
             self._scheduler.add(sequence)
-        except Exception as error:
+        except BaseException as error:
             with suppress(Exception):  # it may know the sequence or not
                 self._scheduler.remove(sequence)
+            if not isinstance(error, Exception):
+                raise
             name = type(self._scheduler).__name__
             raise PluginError(f"scheduler {name} raised {type(error).__name__}: {error}") from error
         self._live[sequence.key] = sequence

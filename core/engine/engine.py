@@ -104,8 +104,6 @@ class LLMEngine:
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
         `priority` runs first; a scheduler that does not look at it takes 0 only.
         """
-        if self._is_asleep:
-            raise RequestError("the engine sleeps: call wake_up first")
         if request_id in self._outputs:
             raise RequestError(f"request id {request_id!r} is in use")
         if priority != 0 and not self._parts.scheduler.uses_priority:
