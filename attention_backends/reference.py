@@ -49,7 +49,7 @@ class ReferenceBackend(AttentionBackend):
     bits depend neither on other rows nor on how its prompt was cut into chunks.
     """
 
-    contract = (1, 2)
+    contract = (1, 6)
     preference: ClassVar[int] = -10
     stability = "stable"
     capabilities = AttentionCapabilities(
@@ -60,6 +60,7 @@ class ReferenceBackend(AttentionBackend):
         soft_cap=True,
         alibi=True,
         trees=True,
+        sinks=True,
         batch_invariant=True,
     )
 
@@ -169,5 +170,10 @@ class ReferenceBackend(AttentionBackend):
             if layer.alibi_slopes is not None:
                 slopes = torch.tensor(layer.alibi_slopes).to(scores).view(layer.num_kv_heads, group, 1)
                 scores = scores + slopes * (request.positions[row.keys] - row.position)
-            attended = torch.softmax(scores, dim=-1) @ values[:, row.keys]
+            if layer.sinks is None:
+                weights = torch.softmax(scores, dim=-1)
+            else:
+                sink = layer.sinks.to(scores).view(layer.num_kv_heads, group, 1)
+                weights = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
+            attended = weights @ values[:, row.keys]
             output[row.token] = attended.reshape(layer.num_heads, layer.head_size).to(query.dtype)

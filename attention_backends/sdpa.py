@@ -17,6 +17,7 @@ from dovetail.attention_backends.sdpa_plan import (
     ShortCall,
     Tile,
     split_tokens,
+    writes_out_scores,
 )
 from dovetail.attention_backends.sdpa_shared import attend_shared
 from dovetail.contracts.attention import (
@@ -50,7 +51,7 @@ class SDPABackend(AttentionBackend):
     so keys are never repeated. Scores are float32 inside (float64 for float64).
     """
 
-    contract = (1, 1)
+    contract = (1, 6)
     preference: ClassVar[int] = 5
     Options = SDPAOptions
     capabilities = AttentionCapabilities(
@@ -61,6 +62,7 @@ class SDPABackend(AttentionBackend):
         soft_cap=True,
         alibi=True,
         trees=True,
+        sinks=True,
     )
 
     def __init__(self, options: SDPAOptions, setup: AttentionSetup):
@@ -177,7 +179,7 @@ def _attend_tile(
     layer: AttentionLayer, tile: Tile, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
     """query [1, num_heads, queries, head_size], keys and values [1, num_kv_heads, keys, head_size] -> like query."""
-    if layer.soft_cap is None:
+    if not writes_out_scores(layer):
         return F.scaled_dot_product_attention(
             query,
             keys.to(query.dtype),
@@ -192,7 +194,8 @@ def _attend_tile(
     mask = tile.mask
     if layer.alibi_slopes is not None and mask is not None:
         mask = mask.view(*heads, *mask.shape[2:])
-    return _capped_attention(layer, grouped, keys.unsqueeze(2), values.unsqueeze(2), mask).flatten(1, 2)
+    sinks = None if layer.sinks is None else layer.sinks.view(*heads, 1, 1)
+    return _written_out(layer, grouped, keys.unsqueeze(2), values.unsqueeze(2), mask, sinks).flatten(1, 2)
 
 
 def _attention(
@@ -202,24 +205,41 @@ def _attention(
     values: torch.Tensor,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    if layer.soft_cap is not None:
-        return _capped_attention(layer, query, keys, values, mask)
+    if writes_out_scores(layer):
+        return _written_out(layer, query, keys, values, mask, _sinks_of_rows(layer, query.shape[2]))
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=layer.scale)
 
 
-def _capped_attention(
+def _sinks_of_rows(layer: AttentionLayer, num_rows: int) -> torch.Tensor | None:
+    """[1, num_kv_heads, num_rows, 1] for rows that go through the heads of a group again and again."""
+    if layer.sinks is None:
+        return None
+    of_group = layer.sinks.view(1, layer.num_kv_heads, -1, 1)
+    return of_group.repeat(1, 1, num_rows // of_group.shape[2], 1)
+
+
+def _written_out(
     layer: AttentionLayer,
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Softmax attention with the layer's soft cap, which torch's own function has not; float32 inside."""
-    assert layer.soft_cap is not None
+    """Softmax attention with the layer's soft cap and sinks (broadcast to [..., rows, 1]), which torch's own function
+    has not; float32 inside."""
     math_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    scores = (query.to(math_dtype) * (layer.scale / layer.soft_cap)) @ keys.to(math_dtype).transpose(-1, -2)
-    scores = scores.tanh_().mul_(layer.soft_cap)
+    cap = layer.soft_cap
+    factor = layer.scale if cap is None else layer.scale / cap
+    scores = (query.to(math_dtype) * factor) @ keys.to(math_dtype).transpose(-1, -2)
+    if cap is not None:
+        scores = scores.tanh_().mul_(cap)
     if mask is not None:
         scores = scores + mask
-    return (torch.softmax(scores, dim=-1) @ values.to(math_dtype)).to(query.dtype)
+    if sinks is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        # The sink has no value: it only takes its share of the weights.
+        weights = torch.softmax(scores, dim=-1) * torch.sigmoid(scores.logsumexp(dim=-1, keepdim=True) - sinks)
+    return (weights @ values.to(math_dtype)).to(query.dtype)

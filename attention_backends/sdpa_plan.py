@@ -25,6 +25,11 @@ CALL_COST_TOKENS = 512
 """Padding, in tokens, that costs as much as another call."""
 
 
+def writes_out_scores(layer: AttentionLayer) -> bool:
+    """See `LayerKind.writes_out_scores`."""
+    return layer.soft_cap is not None or layer.sinks is not None
+
+
 @dataclass(frozen=True)
 class LayerKind:
     """What the plan of a layer depends on; layers of one kind share it."""
@@ -32,12 +37,13 @@ class LayerKind:
     num_heads: int
     window: int | None
     alibi_slopes: tuple[float, ...] | None
-    has_soft_cap: bool
+    writes_out_scores: bool
+    """Whether soft cap or sinks apply to the scores, which torch's own function keeps to itself."""
 
     @property
     def sees_all(self) -> bool:
         """Whether scores are plain and nothing but later positions is hidden."""
-        return self.window is None and self.alibi_slopes is None and not self.has_soft_cap
+        return self.window is None and self.alibi_slopes is None and not self.writes_out_scores
 
     def mask_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """dtype of what is added to the scores. 0 and -inf are exact in any, but a bias needs float32 at least."""
@@ -46,7 +52,7 @@ class LayerKind:
 
     @classmethod
     def of(cls, layer: AttentionLayer) -> LayerKind:
-        return cls(layer.num_heads, layer.window, layer.alibi_slopes, layer.soft_cap is not None)
+        return cls(layer.num_heads, layer.window, layer.alibi_slopes, writes_out_scores(layer))
 
 
 @dataclass(frozen=True)
@@ -371,7 +377,7 @@ class Planner:
         source, _ = self._source(batch, np.array([request]), np.array([first_key]), gathered)
         num_cached = seq_len - (rows.stop - rows.start)
         is_fresh = num_cached == 0
-        is_plain = self.kind.alibi_slopes is None and not self.kind.has_soft_cap
+        is_plain = self.kind.alibi_slopes is None and not self.kind.writes_out_scores
         sees_all = self.kind.window is None or self.kind.window >= seq_len
         if is_fresh and is_plain and sees_all:
             tiles = [Tile(rows, slice(0, seq_len), None)]

@@ -232,6 +232,11 @@ static void write_output(const Layer *layer, void *output, int64_t start, const 
     for (int d = 0; d < layer->head_size; d++) write_number(layer->dtype, output, start + d, sums[d] * factor);
 }
 
+/* By what the weighted sum of values is divided: the sum of the weights, that of the head's sink among them. */
+static float sum_with_sink(const Layer *layer, int64_t query_head, float maximum, float total) {
+    return layer->sinks ? total + expf(layer->sinks[query_head] - maximum) : total;
+}
+
 static void end_work(const Plan *plan, const Layer *layer, const Step *step, const Unit *unit, const Work *work,
                      int head) {
     for (int row = 0; row < work->num_rows; row++) {
@@ -239,7 +244,8 @@ static void end_work(const Plan *plan, const Layer *layer, const Step *step, con
         int64_t query_head = head * work->group + row % work->group;
         if (unit->part < 0) {
             int64_t start = ((int64_t)work->token[row] * layer->num_heads + query_head) * layer->head_size;
-            write_output(layer, step->output, start, sums, 1 / work->total[row]);
+            float sum = sum_with_sink(layer, query_head, work->maximum[row], work->total[row]);
+            write_output(layer, step->output, start, sums, 1 / sum);
             continue;
         }
         int64_t part = plan->part_start[work->token[row]] + unit->part;
@@ -288,7 +294,7 @@ static void merge_parts(const Plan *plan, const Layer *layer, const Step *step, 
         for (int d = 0; d < size; d++) parts[2 + d] = (p == 0 ? 0 : parts[2 + d]) + weight * part[2 + d];
     }
     int64_t start = ((int64_t)token * layer->num_heads + query_head) * size;
-    write_output(layer, step->output, start, parts + 2, 1 / total);
+    write_output(layer, step->output, start, parts + 2, 1 / sum_with_sink(layer, query_head, maximum, total));
 }
 
 /* Writes the step's keys and values, then attends. */

@@ -49,7 +49,7 @@ class PagedCPUBackend(AttentionBackend):
     each of the two is followed by one float16 scale per token. Compiled once per machine, with its own C compiler.
     """
 
-    contract = (1, 2)
+    contract = (1, 6)
     preference: ClassVar[int] = 10
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cpu"}),
@@ -59,6 +59,7 @@ class PagedCPUBackend(AttentionBackend):
         soft_cap=True,
         alibi=True,
         trees=True,
+        sinks=True,
         batch_invariant=True,
     )
 
@@ -212,6 +213,7 @@ def _layer_struct(layer: AttentionLayer, setup: AttentionSetup) -> LayerStruct:
         scale=layer.scale,
         soft_cap=layer.soft_cap or 0.0,
         slopes=(ctypes.c_float * len(slopes))(*slopes) if slopes is not None else None,
+        sinks=None if layer.sinks is None else layer.sinks.data_ptr(),
     )
 
 

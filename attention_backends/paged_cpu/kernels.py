@@ -36,6 +36,7 @@ class LayerStruct(Structure):
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "dtype", "kv_dtype")),
         *((name, c_float) for name in ("scale", "soft_cap")),
         ("slopes", POINTER(c_float)),
+        ("sinks", c_void_p),
     )
 
 

@@ -27,6 +27,7 @@ typedef struct {
     int32_t num_heads, num_kv_heads, head_size, block_size, dtype, kv_dtype;
     float scale, soft_cap; /* soft_cap 0: none */
     const float *slopes;   /* NULL: none */
+    const float *sinks;    /* [num_heads], NULL: none */
 } Layer;
 
 typedef struct {

@@ -56,6 +56,8 @@ class AttentionCapabilities:
     kv_dtypes: frozenset[str] | None = None
     """dtypes in which the pages may hold keys and values, with queries of any of `dtypes`; None: only the queries'
     own. Since 1.1."""
+    sinks: bool = False
+    """Serves layers with `AttentionLayer.sinks`. Since 1.6."""
     rotates_on: frozenset[str] = frozenset()
     """Device types on which there is `rotate_and_forward`. On others the host rotates with its operators and calls
     `forward`. Since 1.4."""
@@ -76,6 +78,8 @@ class AttentionNeed:
     batch_invariant: bool = False
     kv_dtype: str = ""
     """dtype of the pages; empty: the same as `dtype`. Since 1.1."""
+    sinks: bool = False
+    """Since 1.6."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,11 @@ class AttentionLayer:
     """Which head of the whole layer is this rank's first. Since 1.2."""
     total_heads: int = 0
     """Heads of the whole layer, over all ranks; 0: `num_heads`. Since 1.2."""
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+    """float32 [num_heads] on the layer's device: for each head, the score of a sink, a key without a value that every
+    query sees beside its keys, so that weights may sum to less than 1 (gpt-oss, section 2.2). Neither scale, soft cap
+    nor bias applies to it. The host fills the tensor in place once weights are there, and again when they change; its
+    address stays. Since 1.6."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +273,7 @@ def _missing_features(can: AttentionCapabilities, need: AttentionNeed) -> Iterab
         ("soft cap of the scores", need.soft_cap, can.soft_cap),
         ("ALiBi bias", need.alibi, can.alibi),
         ("tree masks", need.trees, can.trees),
+        ("attention sinks", need.sinks, can.sinks),
         ("batch-invariant mode", need.batch_invariant, can.batch_invariant),
     )
     return (feature for feature, is_needed, is_served in asked if is_needed and not is_served)

@@ -18,7 +18,8 @@ class Attention(torch.nn.Module):
     Creating one registers it in `context.attention_layers`. The runner hands it a backend and its cache with `bind`
     before the first forward pass. Head counts are those of this rank. A window that no sequence of the context
     outgrows is dropped, since it is the same as full attention. `key_scale` and `value_scale` are those of
-    `AttentionLayer`, from checkpoints that bring them.
+    `AttentionLayer`, from checkpoints that bring them. With `has_sinks`, `layer.sinks` is there to be filled when
+    weights are loaded (`AttentionLayer.sinks`; since model_family 1.4).
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Attention(torch.nn.Module):
         alibi_slopes: Sequence[float] | None = None,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
+        has_sinks: bool = False,
     ):
         super().__init__()
         if window is not None and window >= context.max_model_len:
@@ -50,6 +52,7 @@ class Attention(torch.nn.Module):
             value_scale=value_scale,
             first_head=context.tp_rank * num_heads,
             total_heads=context.tp_size * num_heads,
+            sinks=torch.zeros(num_heads, dtype=torch.float32, device=context.device) if has_sinks else None,
         )
         self.cache = KVSpec(num_kv_heads, head_size, context.kv_dtype, window)
         """What the layer keeps between steps."""

@@ -81,6 +81,8 @@ def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> tuple[torch.Tenso
         "dynamic": _dynamic,
         "llama3": _llama3,
         "yarn": _yarn,
+        "longrope": _longrope,
+        "su": _longrope,
     }
     if spec.kind not in scalings:
         raise ModelError(f"RoPE scaling {spec.kind!r} is not known here; known are {', '.join(scalings)}")
@@ -155,6 +157,24 @@ def _yarn(spec: RopeSpec, max_model_len: int) -> tuple[torch.Tensor, float]:
     kept = 1 - ramp
     frequencies = 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
     return frequencies, _yarn_temperature(spec.scaling, factor)
+
+
+def _longrope(spec: RopeSpec, max_model_len: int) -> tuple[torch.Tensor, float]:
+    """LongRoPE (Ding et al. 2024, section 3): each dimension has its own factor, from one list for contexts of the
+    trained length and from another for longer ones. The engine's longest context decides, for sequences of any length,
+    as keys in the cache cannot be turned anew when one outgrows the trained length."""
+    trained = spec.scaling["original_max_position_embeddings"]
+    name = "long_factor" if max_model_len > trained else "short_factor"
+    factors = torch.as_tensor(spec.scaling[name], dtype=torch.float32)
+    if factors.shape != (spec.rotary_size // 2,):
+        raise ModelError(f"RoPE scaling 'longrope': {name} needs {spec.rotary_size // 2} numbers, got {len(factors)}")
+    factor = spec.scaling.get("factor") or spec.max_position_embeddings / trained
+    given = spec.scaling.get("attention_factor")
+    if given is not None:
+        temperature = float(given)
+    else:
+        temperature = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    return 1.0 / (factors * _periods(spec)), temperature
 
 
 def _yarn_temperature(scaling: Mapping[str, Any], factor: float) -> float:

@@ -53,5 +53,6 @@ def _need(setup: AttentionSetup, device_type: str) -> AttentionNeed:
         soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
         alibi=any(layer.alibi_slopes is not None for layer in setup.layers),
         kv_dtype=setup.spec.dtype,
+        sinks=any(layer.sinks is not None for layer in setup.layers),
         batch_invariant=setup.batch_invariant,
     )

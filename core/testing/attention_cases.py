@@ -32,6 +32,7 @@ class CaseShape:
     has_window: bool = False
     has_soft_cap: bool = False
     has_alibi: bool = False
+    has_sinks: bool = False
     has_trees: bool = False
 
 
@@ -211,8 +212,10 @@ def brute_force(layer: AttentionLayer, request: CaseRequest) -> np.ndarray:
                 scores = layer.soft_cap * np.tanh(scores / layer.soft_cap)
             if layer.alibi_slopes is not None:
                 scores = scores + layer.alibi_slopes[head] * distances
-            weights = np.exp(scores - scores.max())
-            output[i, head] = weights / weights.sum() @ values[seen, head // group]
+            sink = -np.inf if layer.sinks is None else float(layer.sinks[head])
+            highest = max(scores.max(), sink)
+            weights = np.exp(scores - highest)
+            output[i, head] = weights / (weights.sum() + np.exp(sink - highest)) @ values[seen, head // group]
     return output
 
 
@@ -250,6 +253,8 @@ def random_case(seed: int, shape: CaseShape) -> AttentionCase:
         window=int(rng.integers(1, shape.max_cached)) if shape.has_window else None,
         soft_cap=float(rng.uniform(0.5, 5.0)) if shape.has_soft_cap else None,
         alibi_slopes=tuple(2.0 ** (-8.0 * (h + 1) / num_heads) for h in range(num_heads)) if shape.has_alibi else None,
+        # On both sides of what scores come to.
+        sinks=torch.linspace(-4.0, 6.0, num_heads, device=shape.device) if shape.has_sinks else None,
     )
     requests = _random_requests(rng, shape, layer, block_size)
     setup = AttentionSetup(

@@ -25,7 +25,7 @@ from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, random_case
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-FEATURES = ("plain", "sliding_window", "soft_cap", "alibi", "trees", "sliding_window+trees", "alibi+trees")
+FEATURES = ("plain", "sliding_window", "soft_cap", "alibi", "trees", "sliding_window+trees", "alibi+trees", "sinks")
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class AttentionBackendSuite:
             has_soft_cap="soft_cap" in asked,
             has_alibi="alibi" in asked,
             has_trees="trees" in asked,
+            has_sinks="sinks" in asked,
         )
         return random_case(seed, replace(shape, **changes))
 
@@ -345,7 +346,7 @@ class AttentionBackendSuite:
             assert self.check(self.need(dtype=dtype)) == []
             for kv_dtype in can.kv_dtypes or ():
                 assert self.check(self.need(dtype=dtype, kv_dtype=kv_dtype)) == []
-        features = ("sliding_window", "soft_cap", "alibi", "trees")
+        features = ("sliding_window", "soft_cap", "alibi", "trees", "sinks")
         declared = {feature: True for feature in features if vars(can)[feature]}
         assert self.check(self.need(**declared)) == []
         if can.batch_invariant:
@@ -359,7 +360,7 @@ class AttentionBackendSuite:
             lacking.append({"head_sizes": frozenset({max(can.head_sizes) + 1})})
         if can.block_size_multiple > 1:
             lacking.append({"block_size": can.block_size_multiple + 1})
-        features = ("sliding_window", "soft_cap", "alibi", "trees", "batch_invariant")
+        features = ("sliding_window", "soft_cap", "alibi", "trees", "sinks", "batch_invariant")
         lacking += [{feature: True} for feature in features if not vars(can)[feature]]
         for changes in lacking:
             reasons = self.check(self.need(**changes))

@@ -1,7 +1,8 @@
-"""Llama 2 and 3, SmolLM2, Mistral, Qwen2, 2.5 and 3: one decoder, with and without biases, windows and norms."""
+"""Llama 2 and 3, SmolLM2, Mistral, Phi-3 and 4, Qwen2 to 3: one decoder, with and without biases, windows and norms."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,8 +11,16 @@ import torch
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
-from dovetail.nn import GatedMLP, ModelContext, RMSNorm
-from dovetail.nn.hf_config import Config, layer_windows, longest_sequence, required, rope_spec
+from dovetail.nn import GatedMLP, ModelContext, RMSNorm, WeightRules
+from dovetail.nn.hf_config import (
+    Config,
+    head_size,
+    layer_windows,
+    longest_sequence,
+    num_kv_heads,
+    required,
+    rope_spec,
+)
 from dovetail.nn.planning import planned_size, reasons_against
 from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
 
@@ -24,7 +33,13 @@ class LlamaFamily(ModelFamily):
     stability = "provisional"
     gives_hidden_layers = True
     preference: ClassVar[int] = 10
-    architectures = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    architectures = (
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    )
 
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
@@ -48,7 +63,25 @@ def create(config: Mapping[str, Any], context: ModelContext) -> DecoderModel:
         bias = bool(config.get("mlp_bias", False))
         return GatedMLP(context, f"{layer}.mlp", *sizes, config.get("hidden_act", "silu"), bias)
 
-    return DecoderModel(context, config, rope_spec(config), _style(config), make_mlp)
+    rules = _split_rules(config) if required(config, "architectures")[0] == "Phi3ForCausalLM" else None
+    return DecoderModel(context, config, rope_spec(config), _style(config), make_mlp, rules)
+
+
+def _split_rules(config: Config) -> WeightRules:
+    """Phi-3's checkpoints keep fused projections, whose parts the layers take one by one."""
+    size, heads = head_size(config), int(required(config, "num_attention_heads"))
+    parts = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), [heads * size, *[num_kv_heads(config) * size] * 2]),
+        "gate_up_proj": (("gate_proj", "up_proj"), [int(required(config, "intermediate_size"))] * 2),
+    }
+
+    def split(match: re.Match[str], tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        names, sizes = parts[match[2]]
+        if len(tensor) != sum(sizes):
+            raise ModelError(f"{match[0]} has {len(tensor)} rows, the config implies {sum(sizes)}")
+        return [(f"{match[1]}{name}{match[3]}", part) for name, part in zip(names, tensor.split(sizes), strict=True)]
+
+    return WeightRules(expanded=((r"(.*\.)(qkv_proj|gate_up_proj)(\.weight)", split),))
 
 
 def _style(config: Config) -> AttentionStyle:
@@ -58,7 +91,7 @@ def _style(config: Config) -> AttentionStyle:
     match architecture:
         case "LlamaForCausalLM":
             return AttentionStyle([None] * num_layers, qkv_bias=bias, output_bias=bias)
-        case "MistralForCausalLM":
+        case "MistralForCausalLM" | "Phi3ForCausalLM":
             return AttentionStyle([config.get("sliding_window")] * num_layers)
         case "Qwen2ForCausalLM":
             return AttentionStyle(_qwen_windows(config), qkv_bias=True)

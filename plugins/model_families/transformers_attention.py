@@ -20,6 +20,9 @@ IMPLEMENTATION = "dovetail"
 REHEARSAL = "dovetail_rehearsal"
 """The same with a mask function that hands the mask's rule, in place of a mask, to the port."""
 
+_SINKS = "s_aux"
+"""Keyword by which models hand over the scores of their attention sinks."""
+
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' form of a mask: (batch, head, query position, key position), broadcast -> whether it is seen."""
 
@@ -115,9 +118,10 @@ class Rehearsal:
         {
             *("dropout", "is_causal", "sliding_window", "position_ids", "position_embeddings", "use_cache"),
             *("output_attentions", "output_hidden_states", "return_dict", "cache_position", "output_router_logits"),
+            _SINKS,
         }
     )
-    """Keywords that say nothing which the mask, the scale and the tensors do not say."""
+    """Keywords that are served, or say nothing which the mask, the scale and the tensors do not say."""
 
     def __init__(self, context: ModelContext):
         self._context = context
@@ -152,6 +156,7 @@ class Rehearsal:
             scale=size**-0.5 if asked.scale is None else float(asked.scale),
             window=asked.mask.window(self._context.max_model_len),
             soft_cap=asked.soft_cap,
+            has_sinks=asked.others.get(_SINKS) is not None,
         )
         return LocalAttention().attend(module, query, key, value, asked)
 
@@ -167,6 +172,9 @@ class PagedAttention:
     ) -> torch.Tensor:
         """Values narrower than keys (multi-head latent attention) are padded in the cache."""
         attention = self._layers[module]
+        if attention.layer.sinks is not None:
+            # In each step, since the weights may have changed: these are as many numbers as heads.
+            attention.layer.sinks.copy_(asked.others[_SINKS])
         size, value_size = query.shape[-1], value.shape[-1]
         if value_size < size:
             value = torch.nn.functional.pad(value, (0, size - value_size))

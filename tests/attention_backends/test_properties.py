@@ -25,6 +25,7 @@ shapes = st.builds(
     has_soft_cap=st.booleans(),
     has_alibi=st.booleans(),
     has_trees=st.booleans(),
+    has_sinks=st.booleans(),
 )
 seeds = st.integers(0, 2**32 - 1)
 

@@ -15,6 +15,7 @@ NUM_TOKENS = 10
 FAMILIES = {
     "llama": "llama",
     "mistral": "llama",
+    "phi3": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
     "gemma2": "gemma",
@@ -23,13 +24,18 @@ FAMILIES = {
     "qwen2_moe": "moe",
     "qwen3_moe": "moe",
     "gpt_neox": "transformers",
+    "gpt_oss": "transformers",
+}
+OVERRIDES = {
+    "mistral": {"sliding_window": 12},
+    "phi3": {"partial_rotary_factor": 0.75, "sliding_window": 12},
+    "gpt_oss": {"sliding_window": 12, "num_local_experts": 4, "head_dim": 16, "initializer_range": 1.0},
 }
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_greedy_tokens_equal_transformers(tmp_path: Path, model_type: str) -> None:
-    overrides = {"sliding_window": 12} if model_type == "mistral" else {}
-    hf = save_tiny_model(tmp_path, tiny_config(model_type, **overrides))
+    hf = save_tiny_model(tmp_path, tiny_config(model_type, **OVERRIDES.get(model_type, {})))
     draw = random.Random(1)
     shared = [draw.randrange(3, 128) for _ in range(24)]
     prompts = [shared + [draw.randrange(3, 128) for _ in range(draw.choice([3, 9, 30]))] for _ in range(8)]

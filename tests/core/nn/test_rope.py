@@ -47,6 +47,23 @@ def test_frequencies_are_bit_for_bit_those_of_transformers(kind: str) -> None:
     assert factor == expected_factor
 
 
+@pytest.mark.parametrize(("given", "max_model_len"), [({}, 64), ({}, 65), ({"attention_factor": 1.5}, 256)])
+def test_longrope_takes_the_factors_of_the_longest_context(given: dict[str, Any], max_model_len: int) -> None:
+    factors = {"short_factor": [1.0 + i / 32 for i in range(32)], "long_factor": [2.0 + i for i in range(32)]}
+    config = llama_config({"rope_type": "longrope", "original_max_position_embeddings": 64, **factors, **given})
+    frequencies, factor = inverse_frequencies(rope_spec(config.to_dict()), max_model_len)
+    expected, expected_factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=max_model_len)
+    assert torch.equal(frequencies, expected)
+    assert factor == expected_factor
+
+
+def test_longrope_needs_a_factor_for_each_dimension() -> None:
+    factors = {"short_factor": [1.0] * 31, "long_factor": [2.0] * 31}
+    config = llama_config({"rope_type": "longrope", "original_max_position_embeddings": 64, **factors})
+    with pytest.raises(ModelError, match="long_factor needs 32 numbers, got 31"):
+        inverse_frequencies(rope_spec(config.to_dict()), 256)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["default", "yarn"])
 def test_rotated_heads_are_bit_for_bit_those_of_transformers(make_context: Any, kind: str, dtype: torch.dtype) -> None:
@@ -78,8 +95,8 @@ def test_dynamic_scaling_serves_the_trained_length_and_refuses_more() -> None:
 
 
 def test_unknown_kinds_and_missing_keys_are_refused() -> None:
-    with pytest.raises(ModelError, match="'longrope' is not known here; known are default, linear"):
-        inverse_frequencies(RopeSpec(64, 64, 10000.0, 256, "longrope"), 64)
+    with pytest.raises(ModelError, match="'abacus' is not known here; known are default, linear"):
+        inverse_frequencies(RopeSpec(64, 64, 10000.0, 256, "abacus"), 64)
     with pytest.raises(ModelError, match="'linear' needs the key 'factor'"):
         inverse_frequencies(RopeSpec(64, 64, 10000.0, 256, "linear"), 64)
 
