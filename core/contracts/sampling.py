@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 from dovetail.contracts.errors import RequestError
 
@@ -135,29 +135,32 @@ _FLOAT32_MIN, _FLOAT32_MAX = 1e-30, 1e30
 """Factors of logits lie between these, so that neither they nor what comes of them leave float32."""
 
 
+@runtime_checkable
+class _Scalar(Protocol):
+    """A number of numpy or torch."""
+
+    def item(self) -> object: ...
+
+
 def as_token_ids(name: str, values: object) -> tuple[int, ...]:
-    """Token ids as Python integers, from a list or tuple of integers (numpy's and torch's among them) or a flat array
-    or tensor of them. Raises `RequestError` for anything else: booleans, bytes, sets, which have no order."""
-    if not isinstance(values, list | tuple):
-        return tuple(_integers_of(name, values, 1).tolist())
-    if all(type(value) is int for value in values):
-        return tuple(values)
-    return tuple(int(_integers_of(name, value, 0)) for value in values)
+    """Token ids as Python integers, from a list or a flat array of integers, those of numpy and torch among them.
+    Raises `RequestError` for anything else: booleans, bytes, and sets, which have no order."""
+    is_list = isinstance(values, Iterable) and not isinstance(
+        values, str | bytes | bytearray | memoryview | Mapping | Set
+    )
+    if not is_list:
+        raise RequestError(f"{name} must be a list of token ids, got {values!r}")
+    return tuple(value if type(value) is int else _as_token_id(name, value) for value in cast("Iterable[Any]", values))
 
 
-def _integers_of(name: str, value: object, num_dims: int) -> Any:
-    """`value` as an array of integers."""
-    import numpy as np  # only for what is no list: numpy takes a tenth of a second to import
-
+def _as_token_id(name: str, value: object) -> int:
     try:
-        array = None if isinstance(value, bytes | bytearray | memoryview) else np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # a tensor on another device, for one
-        array = None
-    if array is None or array.dtype.kind not in "iu" or array.ndim != num_dims:
-        if num_dims:
-            raise RequestError(f"{name} must be a list of token ids, got {value!r}")
+        number = value.item() if isinstance(value, _Scalar) else value
+    except (RuntimeError, ValueError):  # more than one number
+        number = None
+    if isinstance(number, bool) or not isinstance(number, Integral):
         raise RequestError(f"{name} holds {value!r}, which is no token id: they are integers")
-    return array
+    return int(number)
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:

@@ -490,8 +490,8 @@ def test_an_interrupted_wait_leaves_no_step_behind(
 ) -> None:
     llm = make_llm(scheduler={"max_num_seqs": 1})
     engine = llm.engine
-    engine.add_request("a", [5, 6], GREEDY)
-    engine.step()
+    llm.generate([5, 6], GREEDY)  # the workers hear of its end with the next plan
+    engine.add_request("a", [7, 8], GREEDY)
     interrupted: Future[Any] = Future()
     interrupted.set_exception(KeyboardInterrupt())
     with monkeypatch.context() as patch:

@@ -95,7 +95,6 @@ PAIRS: dict[str, SamplingParams] = {
     "sampled logprobs": replace(SAMPLED, logprobs=2),
     "prompt_logprobs": replace(GREEDY, prompt_logprobs=2),
     "n": replace(SAMPLED, n=3),
-    "nearly greedy n": replace(GREEDY, temperature=1e-6, n=2),
     "best_of": replace(SAMPLED, n=2, best_of=4),
     "stop_token_ids": replace(GREEDY, stop_token_ids=list(range(0, 128, 9))),
     "min_tokens": replace(GREEDY, stop_token_ids=list(range(0, 128, 3)), min_tokens=7),
