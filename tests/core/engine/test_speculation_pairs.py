@@ -109,7 +109,6 @@ PAIRS_OF_LAYERS = [
     "penalties",
     "logprobs",
     "prompt_logprobs",
-    "nearly greedy n",
     "stop_token_ids",
     "min_tokens",
 ]
