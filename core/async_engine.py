@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
@@ -76,7 +76,7 @@ class AsyncLLMEngine:
         *,
         options: Iterable[str] = (),
         **keywords: Any,
-    ) -> AsyncLLMEngine:
+    ) -> Self:
         """As `LLMEngine.from_config`."""
         return cls(LLMEngine.from_config(config, options=options, **keywords))
 
@@ -94,6 +94,16 @@ class AsyncLLMEngine:
     def is_running(self) -> bool:
         """Whether requests are accepted: not shut down, and no worker died."""
         return self._end is None and not self._stopping
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine ended by an error, rather than by `shutdown`."""
+        return self._end is not None and not self._stopping
+
+    async def check_health(self) -> None:
+        """Raises what ended the engine, or `RequestError` after `shutdown`; otherwise returns."""
+        if not self.is_running:
+            raise self._end or _shut_down()
 
     async def generate(
         self,
@@ -145,6 +155,18 @@ class AsyncLLMEngine:
     async def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`; runs between two steps."""
         return await self._call(self._engine.reset_prefix_cache)
+
+    async def sleep(self, level: int = 1) -> int:
+        """See `LLMEngine.sleep`; runs between two steps."""
+        return await self._call(lambda: self._engine.sleep(level))
+
+    async def wake_up(self) -> None:
+        """See `LLMEngine.wake_up`; runs between two steps."""
+        await self._call(self._engine.wake_up)
+
+    async def is_sleeping(self) -> bool:
+        """See `LLMEngine.is_sleeping`; asked between two steps."""
+        return await self._call(self._engine.is_sleeping)
 
     async def cache_statistics(self) -> KVStatistics:
         """See `LLMEngine.cache_statistics`; runs between two steps."""

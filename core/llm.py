@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import GenerationError, RequestError
@@ -37,6 +37,8 @@ class LLM:
     Raises `ConfigError`, `PluginError`, `ModelError` or `CapacityError`.
     """
 
+    engine_class: ClassVar[type[LLMEngine]] = LLMEngine
+
     def __init__(
         self,
         model: str | Mapping[str, Any] | None = None,
@@ -47,7 +49,7 @@ class LLM:
     ):
         if model is not None:
             keywords["model"] = model
-        self.engine = LLMEngine.from_config(config, options=options, **keywords)
+        self.engine = self.engine_class.from_config(config, options=options, **keywords)
         self._request_ids = itertools.count()
 
     def generate(
@@ -69,7 +71,7 @@ class LLM:
         if priority is not None and len(priority) != len(items):
             raise RequestError(f"priority has {len(priority)} entries for {len(items)} prompts")
         inputs = [self.engine.process_input(prompt, p) for prompt, p in zip(items, params, strict=True)]
-        ids = [f"llm-{next(self._request_ids)}" for _ in items]
+        ids = [str(next(self._request_ids)) for _ in items]
         with self._aborting_on_error(ids):
             for index, (request_id, processed) in enumerate(zip(ids, inputs, strict=True)):
                 self.engine.add_request(request_id, processed, priority=priority[index] if priority else 0)
@@ -117,10 +119,8 @@ class LLM:
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise RequestError("chat needs a tokenizer with a chat template, and this engine has no tokenizer")
-        text = tokenizer.apply_chat_template(messages, **template_options)
-        # The template writes the special tokens itself.
-        prompt = {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
-        return cast("Prompt", prompt)
+        text, token_ids = tokenizer.chat_prompt(messages, **template_options)
+        return {"prompt": text, "prompt_token_ids": token_ids}
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
@@ -149,6 +149,18 @@ class LLM:
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`."""
         return self.engine.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> int:
+        """See `LLMEngine.sleep`."""
+        return self.engine.sleep(level)
+
+    def wake_up(self) -> None:
+        """See `LLMEngine.wake_up`."""
+        self.engine.wake_up()
+
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` must come before requests."""
+        return self.engine.is_sleeping()
 
     def shutdown(self) -> None:
         """Stops the engine. Idempotent."""

@@ -10,7 +10,15 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("plugins", "attention_backends", "executors", "schedulers", "spec_decode")
+FOLDERS = {
+    "plugins": "plugins",
+    "attention_backends": "attention_backends",
+    "executors": "executors",
+    "schedulers": "schedulers",
+    "spec_decode": "spec_decode",
+    "vllm": "vllm_names",
+}
+"""Sub-package of dovetail -> folder of the repository."""
 
 
 def main() -> None:
@@ -21,8 +29,8 @@ def main() -> None:
     for entry in (ROOT / "core").iterdir():
         if entry.name != "__pycache__":
             (tree / entry.name).symlink_to(entry)
-    for folder in FOLDERS:
-        (tree / folder).symlink_to(ROOT / folder)
+    for package, folder in FOLDERS.items():
+        (tree / package).symlink_to(ROOT / folder)
 
 
 if __name__ == "__main__":

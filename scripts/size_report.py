@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("core", "plugins", "attention_backends", "executors", "schedulers", "spec_decode")
+FOLDERS = ("core", "plugins", "attention_backends", "executors", "schedulers", "spec_decode", "vllm_names")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 130

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.contracts.kinds import HOOKS_GROUP, KINDS
+from dovetail.contracts.kinds import HOOKS_GROUP, KINDS, NAMES_GROUP
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("plugins", "attention_backends", "executors", "schedulers", "spec_decode")
@@ -26,6 +26,8 @@ def build_tree(target: Path, without: str) -> Path:
     for folder in FOLDERS:
         if folder != without:
             (package / folder).symlink_to(ROOT / folder)
+    if without != "vllm_names":
+        (package / "vllm").symlink_to(ROOT / "vllm_names")
     return target
 
 
@@ -81,6 +83,34 @@ def test_without_drafters_the_engine_runs(tmp_path: Path) -> None:
     assert completed.stdout.strip() == "3"
 
 
+def test_without_the_names_of_vllm_nothing_else_is_missed(tmp_path: Path) -> None:
+    tree = build_tree(tmp_path, "vllm_names")
+    code = (
+        "import pkgutil, importlib, dovetail\n"
+        "for module in pkgutil.walk_packages(dovetail.__path__, 'dovetail.'):\n"
+        "    if module.name.startswith(('dovetail.llm', 'dovetail.async_engine', 'dovetail.cli', 'dovetail.config')):\n"
+        "        importlib.import_module(module.name)\n"
+        "for line in ('import dovetail.vllm', 'from dovetail import EngineArgs'):\n"
+        "    try:\n"
+        "        exec(line)\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+    )
+    completed = run_python(tree, code)
+    assert completed.returncode == 0, completed.stderr
+    no_module, no_name = completed.stdout.splitlines()
+    assert no_module == "No module named 'dovetail.vllm'"
+    assert no_name.startswith("cannot import name 'EngineArgs' from 'dovetail'")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_names_of_vllm_stand_without_any_folder(tmp_path: Path, folder: str) -> None:
+    tree = build_tree(tmp_path, folder)
+    code = "import dovetail.vllm as v; print(all(getattr(v, name) is not None for name in v.__all__))"
+    completed = run_python(tree, code)
+    assert completed.stdout.strip() == "True", completed.stderr
+
+
 def test_a_missing_wing_is_told_in_one_message(tmp_path: Path) -> None:
     tree = build_tree(tmp_path, "attention_backends")
     code = "import sys; sys.argv = ['dovetail', 'explain']; from dovetail.cli.main import main; main()"
@@ -95,7 +125,7 @@ def test_a_missing_wing_is_told_in_one_message(tmp_path: Path) -> None:
 
 def test_every_entry_point_stands_in_a_known_group() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["entry-points"]) <= {kind.group for kind in KINDS.values()} | {HOOKS_GROUP}
+    assert set(project["entry-points"]) <= {kind.group for kind in KINDS.values()} | {HOOKS_GROUP, NAMES_GROUP}
 
 
 def test_core_names_no_plugin() -> None:

@@ -5,15 +5,11 @@
  * Where more than one unit serves a token, each leaves a partial result, and the last step puts them together.
  */
 
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-static int omp_get_thread_num(void) { return 0; }
-#endif
+#include <dovetail/team.h>
 
 #include "pages.h"
 
+#define SERIAL_TOKENS 4 /* whose keys and values the calling thread writes by itself */
 #define CHUNK_TILES 4  /* tiles between two updates of the running softmax */
 #define TILES_AHEAD 2  /* tiles whose page is asked for before it is read */
 #define CHUNK (TILE * CHUNK_TILES)
@@ -37,8 +33,6 @@ int64_t scratch_floats(int32_t max_rows, int32_t head_size) {
     /* Whole cache lines, of which no two threads share one. */
     return (max_rows * (2 * width + CHUNK + 5) + CHUNK * 2 * width + 31) / 16 * 16;
 }
-
-int32_t max_threads(void) { return omp_get_max_threads(); }
 
 /* --- the two products ------------------------------------------------------------------------------------------- */
 
@@ -218,6 +212,7 @@ static Work begin_work(const Plan *plan, const Layer *layer, const Step *step, c
         float *query = work.query + (int64_t)row * width;
         read_any_numbers(layer->dtype, step->query, from, layer->head_size, query);
         for (int d = 0; d < layer->head_size; d++) query[d] *= factor;
+        if (layer->kv_dtype == INT8) turn(query, layer->head_size);
         int first = plan->first_key[token], end = plan->end_key[token];
         work.token[row] = token;
         work.first[row] = first < unit->key_begin ? unit->key_begin : first;
@@ -297,29 +292,45 @@ static void merge_parts(const Plan *plan, const Layer *layer, const Step *step, 
     write_output(layer, step->output, start, parts + 2, 1 / sum_with_sink(layer, query_head, maximum, total));
 }
 
+/* One call of attend(). */
+typedef struct {
+    const Plan *plan;
+    const Layer *layer;
+    const Step *step;
+    int64_t scratch; /* floats for each thread */
+} AttendLoop;
+
+static void write_turn(const void *loop, int64_t token, int32_t thread) {
+    const AttendLoop *l = loop;
+    (void)thread;
+    write_any_token(l->plan, l->layer, l->step, token);
+}
+
+static void attend_turn(const void *loop, int64_t item, int32_t thread) {
+    const AttendLoop *l = loop;
+    const Unit *units = (const Unit *)l->plan->units;
+    const int heads = l->layer->num_kv_heads;
+    attend_unit(l->plan, l->layer, l->step, &units[item / heads], item % heads, l->plan->scratch + thread * l->scratch);
+}
+
+static void merge_turn(const void *loop, int64_t item, int32_t thread) {
+    const AttendLoop *l = loop;
+    const int heads = l->layer->num_heads;
+    (void)thread;
+    merge_parts(l->plan, l->layer, l->step, l->plan->merged[item / heads], item % heads);
+}
+
 /* Writes the step's keys and values, then attends. */
 void attend(const Plan *plan, const Layer *layer, const void *query, int64_t query_stride, const void *key,
             int64_t key_stride, const void *value, int64_t value_stride, void *cache, int64_t page_bytes,
             void *output) {
-    Step step = {query, key, value, query_stride, key_stride, value_stride, cache, page_bytes, output};
-    const Unit *units = (const Unit *)plan->units;
-    int64_t scratch = scratch_floats(plan->max_rows, layer->head_size);
-    int num_items = plan->num_units * layer->num_kv_heads;
-#pragma omp parallel num_threads(plan->num_threads)
-    {
-        float *own = plan->scratch + omp_get_thread_num() * scratch;
-#pragma omp for schedule(static)
-        for (int token = 0; token < plan->num_tokens; token++) write_any_token(plan, layer, &step, token);
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int item = 0; item < num_items; item++)
-            attend_unit(plan, layer, &step, &units[item / layer->num_kv_heads], item % layer->num_kv_heads, own);
-        if (plan->num_merged > 0) {
-#pragma omp barrier
-        }
-#pragma omp for schedule(static) nowait
-        for (int item = 0; item < plan->num_merged * layer->num_heads; item++)
-            merge_parts(plan, layer, &step, plan->merged[item / layer->num_heads], item % layer->num_heads);
-    }
+    const Step step = {query, key, value, query_stride, key_stride, value_stride, cache, page_bytes, output};
+    const AttendLoop loop = {plan, layer, &step, scratch_floats(plan->max_rows, layer->head_size)};
+    const int threads = plan->num_threads;
+    dovetail_share(write_turn, &loop, plan->num_tokens, plan->num_tokens > SERIAL_TOKENS ? threads : 1);
+    dovetail_share(attend_turn, &loop, (int64_t)plan->num_units * layer->num_kv_heads, threads);
+    dovetail_share(merge_turn, &loop, (int64_t)plan->num_merged * layer->num_heads,
+                   plan->num_merged > SERIAL_TOKENS ? threads : 1);
 }
 
 /* Arguments of attend_call, mirrored in kernels.py. */

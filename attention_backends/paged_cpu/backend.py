@@ -46,7 +46,8 @@ class PagedCPUBackend(AttentionBackend):
     """One call per layer writes the new keys and values into the pages and attends to the pages in place.
 
     A page holds, by key head, transposed keys [head_size, block_size], then values [block_size, head_size]; in int8
-    each of the two is followed by one float16 scale per token. Compiled once per machine, with its own C compiler.
+    each of the two is followed by one float16 scale per token, and keys are turned as `SCALE_BYTES` says. Compiled once
+    per machine, with its own C compiler.
     """
 
     contract = (1, 6)
@@ -109,9 +110,7 @@ class PagedCPUBackend(AttentionBackend):
         if len(batch.slot_mapping) == 0:
             return
         setup = self.setup
-        # Until torch is asked, the OpenMP of a new thread has not heard of the number that torch was given.
-        torch.get_num_threads()
-        num_threads = self._kernels.max_threads()
+        num_threads = torch.get_num_threads()
         items = _ITEMS_PER_THREAD * num_threads if num_threads > 1 else 1
         tokens = Tokens.of(batch, setup.block_size)
         units_wanted = items / setup.spec.num_kv_heads

@@ -58,8 +58,6 @@ class Kernels:
     def __init__(self) -> None:
         library = native.load(SOURCE)
         self.attend = native.Kernel(library, "attend_call", AttendCall)
-        self.max_threads = library.max_threads
-        self.max_threads.restype = c_int32
         self.scratch_floats = library.scratch_floats
         self.scratch_floats.argtypes = (c_int32, c_int32)
         self.scratch_floats.restype = c_int64

@@ -2,7 +2,7 @@
  *
  * A page holds, for each key head, first its keys and then its values. Keys are transposed, [head_size][block_size], so
  * that the scores of neighbouring keys fill a vector without sums across it; values are [block_size][head_size]. Each
- * of the two parts of an int8 page ends with one float16 scale per token.
+ * of the two parts of an int8 page ends with one float16 scale per token, and its keys are turned (see turn).
  */
 
 #ifndef DOVETAIL_PAGED_CPU_PAGES_H
@@ -58,6 +58,25 @@ INLINE uint8_t *page_part(const Layer *layer, const Step *step, int64_t page, in
 
 /* --- writing ---------------------------------------------------------------------------------------------------- */
 
+/* Multiplies runs of up to TURNED elements by an orthonormal Hadamard matrix, which is its own inverse. Keys of models
+ * have channels that are much larger than all others, and one scale for all would leave the others few steps: turned,
+ * every element of a run has its share of the large ones. Products of queries and keys that are turned alike are those
+ * of what they were. */
+#define TURNED 64
+INLINE void turn(float *x, int size) {
+    int run = size & -size;
+    if (run > TURNED) run = TURNED;
+    for (int half = 1; half < run; half *= 2)
+        for (int first = 0; first < size; first += 2 * half)
+            for (int i = first; i < first + half; i++) {
+                float sum = x[i] + x[i + half];
+                x[i + half] = x[i] - x[i + half];
+                x[i] = sum;
+            }
+    float factor = 1 / sqrtf((float)run);
+    for (int i = 0; i < size; i++) x[i] *= factor;
+}
+
 INLINE float int8_scale(const int dtype, const void *data, int64_t start, int size, uint16_t *stored) {
     float most = 0;
     for (int d = 0; d < size; d++) {
@@ -95,8 +114,16 @@ INLINE void write_token(const int dtype, const int kv_dtype, const Plan *plan, c
     int64_t page = plan->slots[token] / layer->block_size;
     int slot = plan->slots[token] % layer->block_size, size = layer->head_size;
     for (int head = 0; head < layer->num_kv_heads; head++) {
-        write_vector(dtype, kv_dtype, layer, step->key, token * step->key_stride + head * size,
-                     page_part(layer, step, page, head, 0), slot, slot, layer->block_size);
+        int64_t from = token * step->key_stride + head * size;
+        uint8_t *keys = page_part(layer, step, page, head, 0);
+        if (kv_dtype == INT8) {
+            float turned[size];
+            for (int d = 0; d < size; d++) turned[d] = read_number(dtype, step->key, from + d);
+            turn(turned, size);
+            write_vector(FLOAT32, kv_dtype, layer, turned, 0, keys, slot, slot, layer->block_size);
+        } else {
+            write_vector(dtype, kv_dtype, layer, step->key, from, keys, slot, slot, layer->block_size);
+        }
         write_vector(dtype, kv_dtype, layer, step->value, token * step->value_stride + head * size,
                      page_part(layer, step, page, head, 1), slot, (int64_t)slot * size, 1);
     }

@@ -87,7 +87,8 @@ class PagedTritonBackend(AttentionBackend):
     ranges are cut over the device and put together by a second kernel.
 
     A page is [num_kv_heads, 2 (key, value), block_size, head_size]; in int8 each of the two is followed by one float16
-    scale per token; fp8 pages hold keys / `AttentionLayer.key_scale`, clamped to the largest number.
+    scale per token, and keys are turned as `SCALE_BYTES` says; fp8 pages hold keys / `AttentionLayer.key_scale`,
+    clamped to the largest number.
 
     `forward` can be captured in a graph. A captured graph serves every later step with as many requests, as many
     tokens and the same `AttentionBatch.max_query_len` (which may be an upper bound), whatever lengths, pages and trees.

@@ -12,13 +12,16 @@ Arrays that kernels share with `plan.py` (int32 unless said otherwise):
     merges [n, 4]   first token row, tokens, first part, parts (0: nothing to do)
 
 A page is [num_kv_heads, 2 (key, value), block_size, head_size]; in int8 each of the two is followed by one float16
-scale per token. All kernels take the cache as it lies: only the stride between pages may differ from this.
+scale per token, and keys are turned (see `turning.py`). All kernels take the cache as it lies: only the stride between
+pages may differ from this.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from dovetail.attention_backends.paged_triton.turning import turn
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -198,7 +201,10 @@ def attend(
     row_heads = head * GROUP + rows % GROUP
     q_places = row_tokens[:, None] * query_stride_t + row_heads[:, None] * query_stride_h + dims[None, :]
     cells = is_row[:, None] & (dims[None, :] < HEAD)
-    q = tl.load(query + q_places, mask=cells, other=0.0).to(COMPUTE)
+    q = tl.load(query + q_places, mask=cells, other=0.0)
+    if IS_INT8:
+        q = turn(q, BLOCK_M, HEAD, HEAD_PAD)
+    q = q.to(COMPUTE)
     slots = num_cached + (row_tokens - own_first).to(tl.int32)
     positions = slots
     tree_rows = slots

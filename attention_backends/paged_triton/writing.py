@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dovetail.attention_backends.paged_triton.turning import turn
+
 
 @triton.jit
 def _sum_of_rounded(left, left_factor, right, right_factor):
@@ -155,6 +157,8 @@ def write_pages(
             keys = _load_turned(source, cos + angle, sin + angle, dims, mask, ROTARY)
         else:
             keys = tl.load(source, mask=mask, other=0.0)
+        if IS_INT8:
+            keys = turn(keys, BLOCK_H, HEAD, HEAD_PAD)
         _store(
             keys, kv_cache, scales, begin, offset, heads, dims, inverse_key_scale, largest, NUM_KV_HEADS, HEAD, PAGE,
             IS_FP8, IS_INT8,

@@ -122,10 +122,13 @@ def _print_choices(console: Console, explanation: Explanation, decided: dict[str
 
 def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
     _heading(console, "memory, estimated per rank")
-    served = "" if estimate.served_layers is None else f" ({estimate.served_layers})"
+    notes = [] if estimate.served_layers is None else [estimate.served_layers]
+    if estimate.copied_bytes:
+        notes.append(f"{_size(estimate.copied_bytes)} of them the embedding's table once more, for the output layer")
+    about = f" ({'; '.join(notes)})" if notes else ""
     rows = [
         ("parameters", f"{estimate.num_parameters:,} ({_size(estimate.checkpoint_bytes)} on disk)"),
-        ("weights", f"{_size(estimate.weight_bytes)}{served}"),
+        ("weights", f"{_size(estimate.weight_bytes)}{about}"),
         ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes"),
     ]
     if estimate.draft_weight_bytes:

@@ -13,6 +13,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from dovetail import __version__
+from dovetail.activity import show_in_terminal
 from dovetail.cli.errors import print_error
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError, PluginError
@@ -69,7 +70,12 @@ class Switches:
 
 def create_group(registry: Registry, switches: Switches) -> LazyGroup:
     """The command line with the built-in commands and those of installed plugins."""
-    root = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode="rich")
+    root = typer.Typer(
+        cls=LazyGroup,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"token_normalize_func": _with_dashes},
+    )
 
     @root.callback()
     def dovetail(
@@ -93,10 +99,16 @@ def create_group(registry: Registry, switches: Switches) -> LazyGroup:
 def main() -> None:
     """Entry point of the console script. An error of Dovetail's own ends in one message and an exit code."""
     switches = Switches()
+    show_in_terminal()
     try:
         create_group(Registry.scan(), switches).main(prog_name="dovetail")
     except DovetailError as error:
         sys.exit(print_error(error, show_traceback=switches.show_traceback))
+
+
+def _with_dashes(token: str) -> str:
+    """Flags may be written with underscores, as keywords are: --max_model_len."""
+    return token.replace("_", "-")
 
 
 def _add_plugin_commands(group: LazyGroup, registry: Registry) -> None:

@@ -6,8 +6,7 @@ import difflib
 from dataclasses import fields, replace
 from typing import Any
 
-import yaml
-
+from dovetail.config.files import parse_value
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import SamplingParams
 
@@ -48,6 +47,6 @@ def refuse_unseen(params: SamplingParams) -> None:
 
 def _parsed(setting: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return parse_value(text)
+    except ValueError as error:
         raise RequestError(f"-s {setting!r}: the value is not YAML: {error}") from None

@@ -28,7 +28,9 @@ class MemoryEstimate:
     checkpoint_bytes: int
     weight_bytes: int
     """Weights in memory, as if every one of them were split evenly over ranks; those that a quantization method serves
-    as it holds them."""
+    as it holds them. `copied_bytes` included."""
+    copied_bytes: int
+    """Of these, what a table of embeddings takes a second time, for the output layer that is tied to it."""
     served_layers: str | None
     """How many layers the quantization method serves, and why not the others; None without one."""
     kv_bytes_per_token: int
@@ -49,7 +51,10 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
     """Estimates the memory of a resolved configuration. Raises `ModelError` for a checkpoint that is damaged."""
     infos = _tensor_infos(resolved.weight_format, resolved.model.files)
     ranks = resolved.tensor_parallel
-    weights = _weights(resolved, infos)
+    model = resolved.model
+    weights = _weights(
+        resolved.model_family, model.hf_config, infos, resolved.quantization, resolved.quantization_need(), ranks
+    )
     weight_bytes = weights.num_bytes
     family, options = create_class(resolved.model_family)
     size = cast(type[ModelFamily], family)(options).size(resolved.model.hf_config)
@@ -66,6 +71,7 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         num_parameters=sum(math.prod(info.shape) for info in infos),
         checkpoint_bytes=sum(info.num_bytes for info in infos),
         weight_bytes=weight_bytes,
+        copied_bytes=weights.copied,
         served_layers=weights.served,
         kv_bytes_per_token=per_token,
         draft_bytes_per_token=draft_bytes,
@@ -78,10 +84,8 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
 
 def _draft_weights(model: ResolvedDraftModel, device_type: str) -> _Weights:
     infos = _tensor_infos(model.weight_format, model.files)
-    if model.quantization is None:
-        return _in_full_precision(infos, model.dtype, ranks=1)
     need = model.quantization_need(device_type)
-    return _quantized(infos, model.quantization, need, _plan(model.family, model.hf_config, ranks=1))
+    return _weights(model.family, model.hf_config, infos, model.quantization, need, ranks=1)
 
 
 def _tensor_infos(weight_format: Component, files: ModelFiles) -> list[TensorInfo]:
@@ -98,30 +102,36 @@ class _Weights:
     """What the weights of one model take on one rank."""
 
     num_bytes: int
+    copied: int
+    """Of these, a table's second copy."""
     served: str | None
 
 
-def _weights(resolved: ResolvedConfig, infos: Sequence[TensorInfo]) -> _Weights:
-    model, ranks = resolved.model, resolved.tensor_parallel
-    if resolved.quantization is None:
-        return _in_full_precision(infos, model.dtype, ranks)
-    plan = _plan(resolved.model_family, model.hf_config, ranks)
-    return _quantized(infos, resolved.quantization, resolved.quantization_need(), plan)
-
-
-def _in_full_precision(infos: Sequence[TensorInfo], dtype: str, ranks: int) -> _Weights:
-    return _Weights(sum(math.prod(info.shape) for info in infos) * DTYPE_BYTES[dtype] // ranks, None)
-
-
-def _quantized(
-    infos: Sequence[TensorInfo], quantization: Component, need: QuantizationNeed, plan: LayerPlan
+def _weights(
+    family: Component,
+    hf_config: Mapping[str, Any],
+    infos: Sequence[TensorInfo],
+    quantization: Component | None,
+    need: QuantizationNeed,
+    ranks: int,
 ) -> _Weights:
-    from dovetail.nn.layer_plan import ask_layers, bytes_held  # takes torch along, which most commands do without
+    plain = DTYPE_BYTES[need.dtype]
+    plugin, _ = create_class(family)
+    if not cast(type[ModelFamily], plugin).takes_quantization:
+        return _Weights(sum(math.prod(info.shape) for info in infos) * plain // ranks, 0, None)
+    import torch  # which most commands do without
 
-    plugin, options = create_class(quantization)
-    method = cast(type[QuantizationMethod], plugin)(options, need)
-    held = bytes_held(plan, method, need.device_type, DTYPE_BYTES[need.dtype], infos)
-    return _Weights(plan.num_bytes(held), f"{quantization.name} {ask_layers(plan, method, need.device_type)}")
+    from dovetail.nn.layer_plan import ask_layers, bytes_held, second_copies
+
+    plan = _plan(family, hf_config, ranks)
+    method, served = None, None
+    if quantization is not None:
+        chosen, options = create_class(quantization)
+        method = cast(type[QuantizationMethod], chosen)(options, need)
+        served = f"{quantization.name} {ask_layers(plan, method, need.device_type)}"
+    copied = second_copies(plan, method, need.device_type, getattr(torch, need.dtype))
+    held = plan.num_bytes(bytes_held(plan, method, need.device_type, plain, infos))
+    return _Weights(held + copied, copied, served)
 
 
 def _plan(family: Component, hf_config: Mapping[str, Any], ranks: int) -> LayerPlan:

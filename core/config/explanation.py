@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail.config.estimate import MemoryEstimate, estimate_memory
 from dovetail.config.layers import LayeredConfig
+from dovetail.config.rehearsal import rehearse
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolve import create_resolution, run_rules
 from dovetail.config.resolved import Decision, ResolvedConfig
@@ -61,6 +62,7 @@ def explain(
     try:
         resolved = run_rules(state)
         estimate = estimate_memory(resolved, state.environment)
+        resolved = dataclasses.replace(resolved, warnings=(*resolved.warnings, *rehearse(resolved)))
     except DovetailError as error:
         refusal = error
     return Explanation(

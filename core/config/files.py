@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,85 @@ class FileContent:
     """First line of each key's value, counted from 1; empty for formats that do not tell."""
 
 
+_MOST_BYTES = 2**22
+_MOST_VALUES = 100_000
+"""In one file, each alias counted as what it stands for."""
+_MOST_LEVELS = 64
+
+
 def read_file(path: Path) -> FileContent:
     """Reads YAML (.yaml, .yml), TOML or JSON, told apart by the suffix.
 
-    Raises `ConfigError` for a file that is missing, of another kind, malformed, or that gives a key twice.
+    Raises `ConfigError` for a file that is missing, of another kind, malformed, or that gives a key twice, and for one
+    that is larger, or nested deeper, than any configuration.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{path}: a config file ends in {', '.join(sorted(_READERS))}")
+        hint = f"; if this is a model, give it as --model {path}" if path.exists() else ""
+        raise ConfigError(f"{path}: a config file ends in {', '.join(sorted(_READERS))}{hint}")
+    text = _read_text(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        return reader(text)
+    except RecursionError:
+        raise ConfigError(f"config file {path} is malformed: {_TOO_DEEP}") from None
+    except Exception as error:
+        # The readers let through what int(), float() and the like say of a value that is none.
+        raise ConfigError(f"config file {path} is malformed: {error}") from error
+
+
+def parse_value(text: str) -> Any:
+    """One value in YAML. Raises `ValueError` for what is not YAML, or too large for a value."""
+    try:
+        return _read_yaml(text).data if text.strip() else None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except Exception as error:  # as in read_file
+        raise ValueError(str(error)) from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"config file {path} is no regular file")  # a pipe would be waited for
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist (looked in {path.absolute().parent})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
-    try:
-        return reader(text)
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, json.JSONDecodeError, _DuplicateKeyError) as error:
-        raise ConfigError(f"config file {path} is malformed: {error}") from error
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(f"config file {path} has more than {_MOST_BYTES} characters: it is no configuration")
+    return text
+
+
+_TOO_DEEP = f"it is nested more than {_MOST_LEVELS} levels deep"
+
+
+def _refuse_bombs(root: Any, children: Callable[[Any], Iterable[Any]]) -> None:
+    """Raises `ValueError` for data that is nested too deeply, without end even, or that grows out of all measure when
+    its aliases are followed."""
+    waiting = [(root, 1)]
+    num_values = 0
+    while waiting:
+        value, level = waiting.pop()
+        num_values += 1
+        if level > _MOST_LEVELS:
+            raise ValueError(_TOO_DEEP)
+        if num_values > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} values, each alias counted as what it stands for")
+        waiting += [(child, level + 1) for child in children(value)]
+
+
+def _plain_children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _node_children(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [child for pair in node.value for child in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
 class _DuplicateKeyError(ValueError):
@@ -54,6 +115,7 @@ def _read_yaml(text: str) -> FileContent:
         node = loader.get_single_node()
         if node is None:
             return FileContent({})
+        _refuse_bombs(node, _node_children)
         # Before construction, since that folds merge keys (<<) into the mapping, where they may be overridden.
         _refuse_duplicates(node, ())
         data = loader.construct_document(node)
@@ -87,11 +149,16 @@ def _node_lines(node: yaml.Node, path: KeyPath) -> Iterator[tuple[KeyPath, int]]
 
 
 def _read_toml(text: str) -> FileContent:
-    return FileContent(tomllib.loads(text))
+    return _checked(tomllib.loads(text))
 
 
 def _read_json(text: str) -> FileContent:
-    return FileContent(json.loads(text, object_pairs_hook=_unique_keys))
+    return _checked(json.loads(text, object_pairs_hook=_unique_keys))
+
+
+def _checked(data: Any) -> FileContent:
+    _refuse_bombs(data, _plain_children)
+    return FileContent(data)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

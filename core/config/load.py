@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from dovetail.config.files import FileContent, read_file
+from dovetail.config.files import FileContent, parse_value, read_file
 from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
 from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
-from dovetail.config.schema import OFF, EngineConfig, known_keys
+from dovetail.config.schema import OFF, EngineConfig, known_keys, place_at
 from dovetail.config.shape import normalise
 from dovetail.config.tree import KeyPath, dotted, flatten, nearest, nested
 from dovetail.config.vllm_table import VLLM_NAMES
@@ -39,7 +38,8 @@ def load_config(
 
     Args:
         config: path of a file (YAML, TOML, JSON or a run's manifest), a mapping, or an `EngineConfig`.
-        keywords: sections of the tree, or vLLM's names; vLLM's names with the value None count as not given.
+        keywords: sections of the tree, or vLLM's names; None counts as not given, but for a section that may be null.
+            `speculative` may be a name, as in `speculative` below.
         overrides: "dotted.key=value" with the value in YAML, as `-o` takes them.
         flags: vLLM's names as command-line flags; they differ from keywords in what messages call them.
         base_dir: folder against which relative paths in mappings and keywords count (a file that holds configs,
@@ -57,9 +57,13 @@ def load_config(
     base, recorded = _base_layer(config, folder)
     merge = Merge()
     merge.add(base)
-    drafter = [] if speculative is None else [_drafter_layer(speculative, base.tree.get("speculative") or {})]
-    given = [*_keyword_layers(keywords or {}, folder), *_override_layers(overrides), *_flag_layers(flags or {})]
-    merge.add(unite([*given, *drafter]))
+    keywords = dict(keywords or {})
+    drafters: list[Layer] = []
+    for name, text in ((speculative, "--speculative"), (_drafter_keyword(keywords), "keyword speculative")):
+        if name is not None:
+            drafters.append(_drafter_layer(name, base.tree.get("speculative") or {}, text))
+    given = [*_keyword_layers(keywords, folder), *_override_layers(overrides), *_flag_layers(flags or {})]
+    merge.add(unite([*given, *drafters]))
     return LayeredConfig(_validate(merge), merge.origins, tuple(merge.dropped), recorded)
 
 
@@ -95,11 +99,27 @@ def _layer(tree: Any, text: str, base_dir: Path, content: FileContent | None = N
     return Layer(plain, origins)
 
 
+def _drafter_keyword(keywords: dict[str, Any]) -> str | None:
+    """Takes `speculative` out of the keywords where it is a mere name."""
+    name: str | None = keywords.pop("speculative") if isinstance(keywords.get("speculative"), str) else None
+    return name
+
+
+def _is_section(name: str, value: Any) -> bool:
+    """Whether the keyword means a section, where vLLM may have given another meaning to the name."""
+    place = place_at((name,))
+    if value is None:
+        return place is not None and place.nullable
+    return name in known_keys(EngineConfig) and not (name in VLLM_NAMES and isinstance(value, list))
+
+
 def _keyword_layers(keywords: Mapping[str, Any], folder: Path) -> Iterator[Layer]:
     sections = known_keys(EngineConfig)
     for name, value in keywords.items():
-        if name in sections:
+        if _is_section(name, value):
             yield _layer({name: value}, "keyword", folder)
+        elif value is None:
+            continue
         elif name in VLLM_NAMES:
             yield from _vllm_layers(name, value, f"vLLM name {name}")
         else:
@@ -119,7 +139,7 @@ def _vllm_layers(name: str, value: Any, text: str) -> Iterator[Layer]:
         yield _layer(nested(path, translated), text, Path.cwd())
 
 
-def _drafter_layer(name: str, section: Mapping[str, Any]) -> Layer:
+def _drafter_layer(name: str, section: Mapping[str, Any], text: str) -> Layer:
     """What `--speculative NAME` gives, over the config file's section `speculative`."""
     known = section.get("drafters") or {}
     if name == OFF:
@@ -128,7 +148,7 @@ def _drafter_layer(name: str, section: Mapping[str, Any]) -> Layer:
         tree = {"speculative": {"default": name}}
     else:
         tree = {"speculative": {"drafters": {_ADDED_DRAFTER: {"name": name}}, "default": _ADDED_DRAFTER}}
-    return _layer(tree, "--speculative", Path.cwd())
+    return _layer(tree, text, Path.cwd())
 
 
 def _override_layers(overrides: Sequence[str]) -> Iterator[Layer]:
@@ -138,8 +158,8 @@ def _override_layers(overrides: Sequence[str]) -> Iterator[Layer]:
         if not separator or not all(path):
             raise ConfigError(f"-o {override!r}: write section.key=value, for example -o scheduler.name=priority")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = parse_value(text)
+        except ValueError as error:
             raise ConfigError(f"-o {override!r}: the value is not YAML: {error}") from error
         if replaced_unit(path) != path:
             raise ConfigError(f"-o {override!r}: telemetry is a list; give it whole, as in -o 'telemetry=[log]'")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from dovetail.config import rules_model, rules_quantization, rules_run
+from dovetail.activity import activity
+from dovetail.config import rules_checkpoint, rules_model, rules_quantization, rules_run
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
 from dovetail.config.resolution import Resolution
@@ -35,7 +36,8 @@ def resolve(
     Raises `ConfigError` for what is refused, `PluginError` for a named plugin that cannot be loaded, `ModelError`
     for a model that is not there or that nothing can build.
     """
-    resolved = run_rules(create_resolution(layered, registry, environment))
+    with activity("choosing components"):
+        resolved = run_rules(create_resolution(layered, registry, environment))
     for warning in resolved.warnings:
         logger.warning("%s", warning)
     return resolved
@@ -59,8 +61,11 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     source, files = rules_model.find_files(state)
     weight_format, opener, hf_config = rules_model.read_config(state, files)
     rules_model.refuse_quantized_checkpoint(opener, hf_config)
+    stored = rules_checkpoint.compare(state, opener, files, hf_config)
+    hf_config = stored.config
     dtype = rules_model.choose_dtype(state, hf_config)
     family, size = rules_model.choose_family(state, hf_config, dtype)
+    rules_checkpoint.refuse_more_than_stored(size, stored, files)
     quantization, packed_formats = rules_quantization.choose_quantization(
         state, family, opener, files, hf_config, dtype
     )

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from dovetail.config import rules_model
+from dovetail.config import rules_checkpoint, rules_model
 from dovetail.config.choose import Chosen, choose, choose_or_none
 from dovetail.config.layers import LayeredConfig, Origin
 from dovetail.config.resolution import Resolution
@@ -55,8 +55,11 @@ class DraftModelScope:
         source, files = rules_model.find_files(state)
         weight_format, opener, hf_config = rules_model.read_config(state, files)
         rules_model.refuse_quantized_checkpoint(opener, hf_config)
+        stored = rules_checkpoint.compare(state, opener, files, hf_config)
+        hf_config = stored.config
         dtype = rules_model.choose_dtype(state, hf_config)
         family, size = rules_model.choose_family(state, hf_config, dtype)
+        rules_checkpoint.refuse_more_than_stored(size, stored, files)
         quantization, packed_formats = choose_quantization(state, family, opener, files, hf_config, dtype)
         self._state.take_warnings(state, dotted(self._path))
         self.info = DraftModelInfo(hf_config, size, dtype, self._difference(files, opener, size.vocab_size))

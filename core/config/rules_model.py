@@ -10,6 +10,7 @@ from typing import Any, cast
 from dovetail.config.choose import Chosen, choose
 from dovetail.config.resolution import Resolution
 from dovetail.config.rope_overrides import apply_overrides
+from dovetail.config.rules_checkpoint import check_values, decoded
 from dovetail.config.schema import AUTO
 from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError, ModelError
@@ -93,7 +94,8 @@ def _not_found(state: Resolution, reference: str, answers: str) -> str:
 
 
 def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, WeightFormat, Mapping[str, Any]]:
-    """The weight format, an instance of it, and the model's config with the overrides applied."""
+    """The weight format, an instance of it, and the model's config with the overrides applied and its values
+    checked."""
     section = state.config.model.weight_format
 
     def against(plugin: type[WeightFormat], options: PluginOptions) -> Sequence[str]:
@@ -110,7 +112,9 @@ def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, WeightFor
             f"*.safetensors or *.gguf that can be used.\n{error}"
         ) from None
     weight_format = cast(type[WeightFormat], chosen.plugin)(chosen.options)
-    return chosen, weight_format, apply_overrides(weight_format.config(files), state.config.model.hf_overrides)
+    config = apply_overrides(decoded(weight_format.config(files)), state.config.model.hf_overrides)
+    check_values(config, files)
+    return chosen, weight_format, config
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

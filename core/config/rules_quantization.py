@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.config.choose import Chosen, choose_or_none, go_without
@@ -11,10 +12,11 @@ from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
 from dovetail.config.schema import AUTO, ComponentSection
 from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
-from dovetail.contracts.weights import ModelFiles, WeightFormat
+from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
 
 if TYPE_CHECKING:
     from dovetail.nn.layer_plan import LayerPlan, Served
@@ -39,6 +41,7 @@ def choose_quantization(
     section = state.config.model.quantization
     if section is None:
         return None, frozenset()
+    section = _own_format_as_auto(state, section, weight_format, hf_config)
     is_auto = section.name == AUTO
     takes_any = cast(type[ModelFamily], family.plugin).takes_quantization
     if not is_auto and not takes_any:
@@ -46,27 +49,85 @@ def choose_quantization(
             f"model.quantization.name {section.name!r} ({state.layered.origin('model.quantization.name')}): the model "
             f"family {family.component.name!r} brings linear layers of its own, which run unquantized; remove it"
         )
-    if is_auto and not takes_any:
-        go_without(state, _PATH, section, f"the model family {family.component.name!r} brings its own linear layers")
+    packed = _packed_tensors(weight_format, files)
+    if is_auto and (reason := _why_auto_goes_without(state, family, takes_any, packed)) is not None:
+        go_without(state, _PATH, section, reason)
+        _warn_of_packed(state, packed, None, dtype, can_name=takes_any)
         return None, frozenset()
-    if is_auto and state.config.model.dtype != AUTO:
-        go_without(state, _PATH, section, "model.dtype is given: auto changes no precision")
-        return None, frozenset()
-    packed = _packed_formats(weight_format, files)
-    need = QuantizationNeed(state.environment.device_type, dtype, packed, state.is_strict)
-    if is_auto and not need.packed_formats:
-        go_without(state, _PATH, section, "auto does not round weights; name a method")
-        return None, frozenset()
+    formats = frozenset(info.dtype for info in packed)
+    need = QuantizationNeed(state.environment.device_type, dtype, formats, state.is_strict)
     chosen = _Question(state, section, need, family, hf_config).ask()
-    return chosen.component if chosen is not None else None, need.packed_formats
+    _warn_of_packed(state, packed, chosen, dtype, can_name=True)
+    return chosen.component if chosen is not None else None, formats
 
 
-def _packed_formats(weight_format: WeightFormat, files: ModelFiles) -> frozenset[str]:
+def _own_format_as_auto(
+    state: Resolution, section: ComponentSection, weight_format: WeightFormat, hf_config: Mapping[str, Any]
+) -> ComponentSection:
+    """`auto` where the config names the format in which the checkpoint's weights stand, as vLLM's users do, and no
+    method has that name."""
+    name = section.name
+    if name not in weight_format.quantizations or any(e.name == name for e in state.registry.entries("quantization")):
+        return section
+    own = (hf_config.get("quantization_config") or {}).get("quant_method")
+    if own != name:
+        raise ConfigError(
+            f"model.quantization.name {name!r} ({state.layered.origin('model.quantization.name')}) is a format of"
+            f" checkpoints, which are recognized by themselves, and this checkpoint's weights are"
+            f" {'unquantized' if own is None else own}: remove it, or name a method that `dovetail plugins list` has"
+        )
+    return ComponentSection(name=AUTO, **section.options)
+
+
+def _why_auto_goes_without(
+    state: Resolution, family: Chosen, takes_any: bool, packed: Sequence[TensorInfo]
+) -> str | None:
+    """Why no method is asked; None: they are."""
+    if not takes_any:
+        return f"the model family {family.component.name!r} brings its own linear layers"
+    if state.config.model.dtype != AUTO:
+        return "model.dtype is given: auto changes no precision"
+    return None if packed else "auto does not round weights; name a method"
+
+
+def _packed_tensors(weight_format: WeightFormat, files: ModelFiles) -> list[TensorInfo]:
+    """Those that come in blocks."""
     reader = weight_format.open(files)
     try:
-        return reader.packed_formats()
+        formats = reader.packed_formats()
+        return [info for info in reader.infos() if info.dtype in formats and len(info.shape) == 2]
     finally:
         reader.close()
+
+
+def _warn_of_packed(
+    state: Resolution, packed: Sequence[TensorInfo], chosen: Chosen | None, dtype: str, *, can_name: bool
+) -> None:
+    """Tells of tensors that the checkpoint packs and that are not held so: what they take in the file, and here.
+    `can_name`: the config could name a method."""
+    method = cast(type[QuantizationMethod], chosen.plugin) if chosen is not None else None
+    other = [info for info in packed if method is None or info.dtype not in method.holds]
+    if not other:
+        return
+    num_weights = sum(prod(info.shape) for info in other)
+    in_file = sum(info.num_bytes for info in other)
+    formats = ", ".join(sorted({info.dtype for info in other}))
+    tensors = f"{len(other)} tensors in {formats}, {_gib(in_file)} in the checkpoint"
+    if chosen is not None and method is not None and not method.holds:
+        need = QuantizationNeed(state.environment.device_type, dtype, frozenset(info.dtype for info in packed))
+        held = method(chosen.options, need).bytes_per_weight() * num_weights
+        state.warn(
+            f"model.quantization: {chosen.component.name} rounds anew {tensors}: about {_gib(held)} here. auto holds "
+            "them as they are, where a method can do that"
+        )
+        return
+    held = num_weights * DTYPE_BYTES[dtype]
+    advice = "; a method that is named in model.quantization would round them anew, and hold less" if can_name else ""
+    state.warn(f"model.quantization: {tensors}, are written out in {dtype}: {_gib(held)} here{advice}")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 class _Question:

@@ -34,7 +34,8 @@ def choose_device(state: Resolution) -> str:
     asked = state.config.device
     device = state.environment.device_type if asked == AUTO else asked
     environment = state.environment
-    if asked not in (AUTO, "cpu") and not environment.devices:
+    # Of other accelerators only their executors know (`Executor.check`).
+    if asked == "cuda" and not environment.devices:
         origin, why = state.layered.origin("device"), environment.no_devices or "torch sees no such device here"
         raise ConfigError(f"device {asked!r} ({origin}): {why}; or use cpu, or leave it at auto")
     none = f"no accelerator: {environment.no_devices}" if environment.no_devices else "no accelerator"

@@ -63,8 +63,10 @@ class ModelSection(Section):
     )
     revision: str | None = Field(default=None, description="Revision, for sources that have any")
     tokenizer: str | None = Field(default=None, description="Directory of a tokenizer other than the model's own")
-    tokenizer_mode: Literal["auto", "slow", "none"] = Field(
-        default=AUTO, description="none: token ids in and out, nothing is tokenized or detokenized"
+    tokenizer_mode: Literal["auto", "slow", "mistral", "none"] = Field(
+        default=AUTO,
+        description="mistral: Mistral's own files, through the package mistral-common; none: token ids in and out, "
+        "nothing is tokenized or detokenized",
     )
     dtype: ModelDtype = Field(default=AUTO, description="dtype of weights and activations")
     max_model_len: int | None = Field(

@@ -30,6 +30,9 @@ def _status_cell(name: VLLMName) -> str:
     if name.values:
         pairs = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in name.values.items())
         parts.append(f"Values: {pairs}.")
+    if name.parts:
+        keys = ", ".join(f"`{part.name}`{f' (`{part.key}`)' if part.key else ''}" for part in name.parts.values())
+        parts.append(f"Keys: {keys}.")
     parts += [f"`{value}` is refused: {reason}." for value, reason in name.refuses.items()]
     if name.no_effect and name.status != "works":
         parts.append(f"Taken without effect: {', '.join(f'`{value}`' for value in name.no_effect)}.")

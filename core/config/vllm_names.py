@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail.config.tree import KeyPath
+from dovetail.config.tree import KeyPath, nearest
 from dovetail.contracts.errors import ConfigError
 
 Status = Literal["works", "planned", "refused"]
@@ -37,6 +37,12 @@ class VLLMName:
     """Values that are not taken, with the reason, of a name that works otherwise."""
     no_effect: tuple[Any, ...] = ()
     """Values that ask for what happens anyway."""
+    factor: float = 1.0
+    """What a number is multiplied by: the key may count in another unit."""
+    parts: Mapping[str, VLLMName] = field(default_factory=dict)
+    """Of a name that takes a mapping: what each key of it means. Then `key` is None."""
+    implied: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """A key of the mapping that brings another with it, where that is left out: key -> (the other, its value)."""
 
     @property
     def flag(self) -> str:
@@ -54,8 +60,10 @@ class VLLMName:
         `text` is what messages call this use of the name. None counts as not given, as vLLM's own defaults do.
         Raises `ConfigError` for names and values that are not taken.
         """
-        if value is None or any(value is same or value == same for same in self.no_effect):
+        if value is None or any(_is_same(value, same) for same in self.no_effect):
             return []
+        if self.parts:
+            return self._translate_parts(_parse_json(value, text) if isinstance(value, str) else value, text)
         if self.status != "works" or self.key is None:
             raise ConfigError(f"{text}={value!r} is {self.status}: {self.note}")
         if isinstance(value, str) and value in self.refuses:
@@ -64,11 +72,47 @@ class VLLMName:
             value = _parse_json(value, text)
         elif isinstance(value, str | bool):
             value = self.values.get(value, value)
+        elif self.factor != 1.0 and isinstance(value, int | float):
+            value = value * self.factor
         return [(tuple(self.key.split(".")), value)]
+
+    def _translate_parts(self, value: Any, text: str) -> list[tuple[KeyPath, Any]]:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{text} must be a mapping with keys of {', '.join(self.parts)}, got {value!r}")
+        given = dict(value)
+        for name, (other, implied) in self.implied.items():
+            if given.get(name) is not None and given.get(other) is None:
+                given[other] = implied
+        translated: list[tuple[KeyPath, Any]] = []
+        for name, item in given.items():
+            if name not in self.parts:
+                raise ConfigError(f"{text}: unknown key {name!r}: {nearest(str(name), self.parts)}")
+            translated += self.parts[name].translate(item, f"{text}.{name}")
+        return translated
+
+
+def works(name: str, type_: ValueType, key: str, note: str = "", **more: Any) -> VLLMName:
+    """A name that sets a key."""
+    return VLLMName(name, type_, "works", key, note, **more)
+
+
+def planned(name: str, type_: ValueType, note: str, *no_effect: Any) -> VLLMName:
+    """A name that is refused for now, unless its value asks for what happens anyway."""
+    return VLLMName(name, type_, "planned", note=note, no_effect=no_effect)
+
+
+def refused(name: str, type_: ValueType, note: str, *no_effect: Any) -> VLLMName:
+    """A name that is refused for good, unless its value asks for what happens anyway."""
+    return VLLMName(name, type_, "refused", note=note, no_effect=no_effect)
+
+
+def _is_same(value: Any, same: Any) -> bool:
+    """Whether they are equal, and True is not 1."""
+    return value is same or (isinstance(value, bool) == isinstance(same, bool) and bool(value == same))
 
 
 def _parse_json(value: str, text: str) -> Any:
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{text}: {value!r} is not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{text}: {value[:80]!r} is not JSON ({error})") from error

@@ -85,7 +85,11 @@ class PendingStep(Protocol):
 
 
 class Worker(Protocol):
-    """One rank: a model shard, its KV pages and the model runner. Built by `WorkerSpec.create`."""
+    """One rank: a model shard, its KV pages and the model runner. Built by `WorkerSpec.create`.
+
+    Its executor calls `load` once, then the rest in the order in which it was asked, one at a time: a worker is never
+    entered by two threads. At the end, of whatever kind, `close`, unless the process is gone.
+    """
 
     def load(self) -> None:
         """Reads weights. Raises `ModelError`."""
@@ -154,7 +158,9 @@ class Executor(Plugin):
 
     @abstractmethod
     def call(self, method: str, *args: Any) -> list[Any]:
-        """Calls `Worker.call` on every rank and returns the answers in rank order. Not while a step runs."""
+        """Calls `Worker.call` on every rank and returns the answers in rank order. The workers answer, not the executor
+        for them. Never while a step runs: the engine asks between steps, and behind plans that are not done the call
+        waits for those that have begun."""
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -48,7 +48,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family", "dovetail.contracts.model:ModelFamily", _V1_4, "a config to a module that calls attention"
         ),
-        Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_2, "named tensors from a path, lazily"),
+        Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1_3, "named tensors from a path, lazily"),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),
         Kind(
             "quantization",
@@ -67,3 +67,7 @@ KINDS: dict[str, Kind] = {
 
 HOOKS_GROUP = "dovetail.hooks.v1"
 """Entry-point group of modules or objects that implement `dovetail.contracts.hooks` (pluggy)."""
+
+NAMES_GROUP = "dovetail.names"
+"""Entry-point group of packages with names of another project, such as vLLM's: `dovetail` points to them when it is
+asked for a name that they list in `__all__`."""

@@ -23,7 +23,12 @@ DTYPE_BYTES: dict[str, int] = {
 """Bytes per element of the dtypes that contracts name, in torch's spelling."""
 
 SCALE_BYTES: dict[str, int] = {"int8": 2}
-"""KV dtypes whose pages hold, for each token, head and key or value, a float16 scale beside the elements."""
+"""KV dtypes whose pages hold, for each token, head and key or value, a float16 scale beside the elements.
+
+In int8 keys are turned before they are rounded: runs of r elements are multiplied by the orthonormal Hadamard matrix,
+where r is the largest power of two, up to 64, that divides the head size. Backends turn queries alike, which changes no
+product. Keys have a few channels that are much larger than the others; turned, all elements share them, so that one
+scale serves all."""
 
 
 @dataclass(frozen=True)

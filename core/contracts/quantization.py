@@ -78,7 +78,8 @@ class LinearKernel(ABC):
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """What the kernel holds, so that it can be moved away and back while nothing runs (`Worker.call` "sleep").
-        Since 1.2; by default every tensor among its attributes."""
+        All weights are there, and nothing that is held besides counts. Since 1.2; by default every tensor among its
+        attributes, so a kernel that keeps some in a list or a dict overrides it."""
         import torch
 
         return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import FrozenInstanceError, dataclass, field
 from numbers import Integral, Real
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 from dovetail.contracts.errors import RequestError
 
+T = TypeVar("T")
 
+
+def unknown_field(cls: type, name: str) -> str:
+    """What to say of a field that a dataclass does not have: the nearest ones."""
+    known = sorted(cls.__dataclass_fields__)  # type: ignore[attr-defined]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return f"unknown field {name!r}: {hint}"
+
+
+def _names_fields(cls: type[T]) -> type[T]:
+    """Has a dataclass answer an unknown keyword with the nearest fields, and an assignment with what to do instead."""
+    create: Callable[..., None] = vars(cls)["__init__"]
+
+    @functools.wraps(create)
+    def create_or_explain(self: Any, *args: Any, **given: Any) -> None:
+        if not cls.__dataclass_fields__.keys() >= given.keys():  # type: ignore[attr-defined]
+            name = next(name for name in given if name not in cls.__dataclass_fields__)  # type: ignore[attr-defined]
+            raise TypeError(f"{cls.__name__}: {unknown_field(cls, name)}")
+        create(self, *args, **given)
+
+    def refuse_change(self: object, name: str, value: object) -> NoReturn:
+        if name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise FrozenInstanceError(f"{cls.__name__}: {unknown_field(cls, name)}")
+        raise FrozenInstanceError(
+            f"{cls.__name__} do not change once they are made: take params = dataclasses.replace(params,"
+            f" {name}={value!r}); those of dovetail.vllm do"
+        )
+
+    cls.__init__ = create_or_explain  # type: ignore[method-assign]
+    cls.__setattr__ = refuse_change  # type: ignore[method-assign]
+    return cls
+
+
+@_names_fields
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
     Field names and defaults are vLLM's. Raises `RequestError`, naming the field and its range, for a value that
-    cannot be served.
+    cannot be served, and TypeError for a field that does not exist.
     """
 
     n: int = 1
@@ -78,6 +115,11 @@ class SamplingParams:
             set_(self, "logit_bias", dict(zip(ids, self.logit_bias.values(), strict=True)))
         _check_sampling_params(self)
 
+    def snapshot(self) -> SamplingParams:
+        """What a request keeps: these parameters themselves, since nothing changes them. A subclass whose objects
+        change gives a checked copy. Raises `RequestError`."""
+        return self
+
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
@@ -89,6 +131,7 @@ class SamplingParams:
         return self.best_of if self.best_of is not None else self.n
 
 
+@_names_fields
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Beam search: keep the `beam_width` sequences of highest cumulative log probability.

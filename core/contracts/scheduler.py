@@ -13,6 +13,20 @@ The engine calls, in a loop::
 
 Overlap of scheduling with execution is the engine's business; a scheduler sees only these calls. Where steps overlap,
 the counts are those that the step under way will have led to.
+
+What a scheduler must do, whatever its policy:
+
+- It keeps to `SchedulerLimits` in every step.
+- It makes progress: each step computes something while there are requests, and once no more come, every request
+  finishes after finitely many steps.
+- It uses what the config gives. Where tokens and memory suffice, `max_num_seqs` requests come to run at a time, and a
+  request that has the step to itself computes all its wanted tokens, drafts included: otherwise speculation that the
+  config asks for would be silently off.
+
+What is the policy's own: the order of requests (the last to arrive may be first), who gives way, when those that gave
+way come back (preempted and swapped requests may stand behind all that wait), and how tokens are shared out among
+requests that compete for them, drafts among them. A policy may let some requests wait as long as others keep coming,
+as priorities do; that is not starvation which the contract forbids, as they finish once the others have.
 """
 
 from __future__ import annotations

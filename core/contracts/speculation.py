@@ -251,7 +251,12 @@ class DraftWorker(Plugin):
     A request is known to its drafter by its key, from the first `propose` that holds it to `on_finished`, which comes
     once, on the rank that samples. A request that gives way to others (preemption) keeps its key: until it is back
     there are no proposals for it, its last draft may go without verdict, and positions that were computed before may
-    be computed again. So there may be state of more than `max_num_seqs` requests at a time.
+    be computed again. So there may be state of more than `max_num_seqs` requests at a time. A step after which no draft
+    is wanted may pass without a proposal, so more tokens may have come since the last one than were drafted. Once a
+    request ended, its key may name another one.
+
+    A draft follows from its own request, and from requests that ended where the drafter learns from them; requests of
+    the same batch, and others under way, change nothing.
 
     **Layers of its own** (capability `kv_cache`). Blocks of finished and running requests are found by their content
     and shared, so a drafter keeps this promise: when `propose` returns, its pages are right for every position that
@@ -397,7 +402,12 @@ class Verdict:
 
 
 class AcceptanceRule(Plugin):
-    """Decides which drafts stand."""
+    """Decides which drafts stand.
+
+    A lossy rule may prefer some tokens to others, but accepts no node, and returns no token, that has probability 0 in
+    the target's row before it: masks, grammars and truncation have ruled it out. The token that follows the accepted
+    path comes from the row of the path's last node. Verdicts follow from the request and its uniforms alone.
+    """
 
     lossless: ClassVar[bool]
     """Whether outputs follow the target's distribution exactly (greedy: token for token)."""

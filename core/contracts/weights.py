@@ -134,11 +134,17 @@ class WeightReader:
         """Lets go of files. Idempotent."""
         return None
 
+    def release(self, name: str) -> None:
+        """The tensor was read and converted: what it was read from may leave memory. One that was handed out, and views
+        of it, must hold the same numbers afterwards. Since 1.3."""
+        return None
+
     def tensors(self, packed: frozenset[str] = frozenset()) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
-        """Each tensor with its name, one at a time, in the order of `infos`. `packed`: the formats that the caller can
-        hold packed; tensors of all others come as `read` gives them."""
+        """Each tensor with its name, one at a time, in the order of `infos`, and released afterwards. `packed`: the
+        formats that the caller can hold packed; tensors of all others come as `read` gives them."""
         for info in self.infos():
             yield info.name, self.read_packed(info.name) if info.dtype in packed else self.read(info.name)
+            self.release(info.name)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ import itertools
 import random
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from dovetail.activity import collector_paused
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolve import resolve
@@ -21,7 +23,7 @@ from dovetail.engine.idle_drafters import IdleDrafters
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.request_fields import as_request_ids, check_order
-from dovetail.engine.setup import EngineParts, create_parts
+from dovetail.engine.setup import EngineParts, allocate_kv, create_parts
 from dovetail.engine.telemetry import Telemetry
 from dovetail.kv.hashing import drafter_seed, prefix_seed
 from dovetail.kv.manager import KVStatistics
@@ -46,9 +48,7 @@ class LLMEngine:
         parts: EngineParts = create_parts(config)
         self._parts = parts
         self.tokenizer = parts.tokenizer
-        # How many tokens a request with drafts gets is known only when they are judged.
-        max_in_flight = parts.executor.max_in_flight if config.speculation is None else 1
-        self._core = EngineCore(parts.scheduler, parts.kv, parts.executor, max_in_flight)
+        self._core = self._create_core()
         self._inputs = InputProcessor(config, parts.tokenizer, parts.processors, parts.acceptance)
         self._outputs = OutputProcessor(parts.tokenizer)
         self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
@@ -66,13 +66,14 @@ class LLMEngine:
         *,
         options: Iterable[str] = (),
         **keywords: Any,
-    ) -> LLMEngine:
+    ) -> Self:
         """An engine from a config file (or mapping), `key=value` options and keywords.
 
         Keywords are the sections of the file or the names that vLLM users know. Raises `ConfigError`, `PluginError`,
         `ModelError` or `CapacityError`, each saying what to do.
         """
-        return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
+        with collector_paused():
+            return cls(resolve(load_config(config, keywords=keywords, overrides=list(options))))
 
     def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput:
         """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from another thread."""
@@ -156,6 +157,10 @@ class LLMEngine:
         """Whether `step` has something to do."""
         return self._core.has_work
 
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests are not finished."""
+        return len(self._outputs.request_ids)
+
     @property
     def request_ids(self) -> list[str]:
         """Requests that are not finished, in order of arrival."""
@@ -223,6 +228,32 @@ class LLMEngine:
         self._parts.executor.call("wake_up", *([True] if new_weights else []))
         self._is_asleep = False
 
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` must come before requests."""
+        return self._is_asleep
+
+    def determine_num_available_blocks(self) -> tuple[int, int]:
+        """KV blocks on the device and on the host: as many as memory and config gave room for at the start, or as
+        `initialize_cache` made since. The device's include one that no request gets."""
+        return self._parts.kv.num_blocks, self._parts.kv.host_pool.num_blocks
+
+    def initialize_cache(self, num_device_blocks: int, num_host_blocks: int = 0) -> None:
+        """Replaces the KV memory by one of so many blocks; cached prefixes are lost. For a moment both take memory.
+
+        Raises `RequestError` while requests are unfinished or the engine sleeps, `CapacityError` for fewer blocks than
+        a sequence of full length takes, which leaves everything as it was.
+        """
+        if self.request_ids or self._is_asleep:
+            raise RequestError("the KV memory cannot be replaced while requests are unfinished or the engine sleeps")
+        if num_host_blocks < 0:
+            raise RequestError(f"num_host_blocks must be 0 or more, got {num_host_blocks}")
+        self._core.settle()
+        parts = self._parts
+        kv = allocate_kv(self.config, parts.executor, parts.kv.layout, num_device_blocks, num_host_blocks)
+        self._parts = replace(parts, kv=kv)
+        self._core = self._create_core()
+        self._telemetry = Telemetry(parts.sinks, parts.hooks, kv)
+
     def cache_statistics(self) -> KVStatistics:
         """Blocks used, cached and in all; prefix tokens looked up and found."""
         return self._parts.kv.statistics()
@@ -243,6 +274,12 @@ class LLMEngine:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    def _create_core(self) -> EngineCore:
+        parts = self._parts
+        # How many tokens a request with drafts gets is known only when they are judged.
+        max_in_flight = parts.executor.max_in_flight if self.config.speculation is None else 1
+        return EngineCore(parts.scheduler, parts.kv, parts.executor, max_in_flight)
 
     def _end_requests(self, request_ids: list[str], ending: Ending) -> list[RequestOutput]:
         """Ends those of `request_ids` that are known; their last outputs."""

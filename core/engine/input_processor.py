@@ -100,6 +100,7 @@ class InputProcessor:
 
     def process(self, prompt: Prompt, params: SamplingParams) -> ProcessedInput:
         """Raises `RequestError` for whatever cannot be served, saying what to change."""
+        params = params.snapshot()
         text, token_ids = self._tokens(prompt)
         cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
         shows_logprobs = params.logprobs is not None

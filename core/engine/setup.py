@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
+from dovetail.activity import activity
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import CapacityError, PluginError
 from dovetail.contracts.executor import Executor, ExecutorNeed, WorkerReport
@@ -41,7 +44,6 @@ class EngineParts:
 def create_parts(config: ResolvedConfig) -> EngineParts:
     """Raises `ConfigError`, `PluginError`, `ModelError`, `CapacityError`; nothing is left running then."""
     plugins = bootstrap(config.components(), config.plugin_hash)
-    tokenizer = _load_tokenizer(config, plugins)
     need = ExecutorNeed(
         config.device_type,
         config.tensor_parallel,
@@ -50,13 +52,13 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
     )
     executor: Executor = plugins.create(config.executor, ModelWorkerSpec(config), need)
     try:
-        executor.start()
+        tokenizer = _start(config, plugins, executor)
         _compare_plugin_sets(config, executor)
         setup = logits_setup(config, tokenizer)
         return EngineParts(
             tokenizer=tokenizer,
             executor=executor,
-            kv=_create_kv(config, executor),
+            kv=create_kv(config, executor),
             scheduler=plugins.create(config.scheduler, config.limits),
             processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
             acceptance=_acceptance(config, plugins),
@@ -66,6 +68,24 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
     except BaseException:
         executor.shutdown()
         raise
+
+
+def _start(config: ResolvedConfig, plugins: LoadedPlugins, executor: Executor) -> Tokenizer | None:
+    """Starts the workers, and meanwhile reads the tokenizer, which leaves this interpreter's lock to others for most of
+    its time."""
+    files = config.model.files
+    with ThreadPoolExecutor(1, "dovetail-tokenizer") as pool:
+        tokenizer = pool.submit(_load_tokenizer, config, plugins)
+        with activity(f"loading weights of {_size_of(files.path) / 2**30:.2f} GiB from {files.path}"):
+            executor.start()
+        with activity("reading the tokenizer"):
+            return tokenizer.result()
+
+
+def _size_of(path: Path) -> int:
+    """Bytes of a model's files, or of what lies beside them."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _acceptance(config: ResolvedConfig, plugins: LoadedPlugins) -> type[AcceptanceRule] | None:
@@ -90,19 +110,29 @@ def _compare_plugin_sets(config: ResolvedConfig, executor: Executor) -> None:
             )
 
 
-def _create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
+def create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
+    """The KV memory that the config asks for, or that the device holds."""
     reports: list[WorkerReport] = executor.call("describe")
     layout = build_layout(reports[0].caches, config.cache.block_size, reports[0].draft_caches)
     num_blocks = config.cache.num_blocks
     if num_blocks is None:
         num_blocks = min(report.available_bytes for report in reports) // layout.block_bytes
+    num_host_blocks = config.cache.swap_bytes // layout.block_bytes
+    _check_host_blocks(config, layout, num_host_blocks)
+    return allocate_kv(config, executor, layout, num_blocks, num_host_blocks)
+
+
+def allocate_kv(
+    config: ResolvedConfig, executor: Executor, layout: KVLayout, num_blocks: int, num_host_blocks: int
+) -> KVCacheManager:
+    """KV memory of so many blocks, in place of what the workers have. Raises `CapacityError` before anything is done
+    for fewer blocks than a sequence of full length takes."""
     drafters = config.speculation.drafters.values() if config.speculation is not None else ()
     lookahead = max((drafter.num_tokens for drafter in drafters if drafter.kv_cache), default=0)
     num_tokens = config.limits.max_num_batched_tokens + lookahead
     check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)
-    num_host_blocks = config.cache.swap_bytes // layout.block_bytes
-    _check_host_blocks(config, layout, num_host_blocks)
-    executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
+    with activity(f"setting up {num_blocks * layout.block_bytes / 2**30:.2f} GiB of KV cache"):
+        executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
     return KVCacheManager(
         layout,
         num_blocks,

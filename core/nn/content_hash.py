@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dovetail.nn.atomic_file import atomic_file
+from dovetail.nn.disk_cache import check_file, make_private_folder
 
 _CHUNK = 16 * 2**20
 _PIECE = 2**18
@@ -28,7 +29,7 @@ class ContentHashes:
 
     def __init__(self, memo: Path):
         self._memo = memo
-        """May not exist; what it says that cannot be read is computed anew."""
+        """May not exist; what it says that cannot be read, or that others could have written, is computed anew."""
 
     def of(self, paths: Iterable[Path]) -> list[str]:
         """One hash per file, in hex, in the order given. Raises `OSError` for files that cannot be read; a memo that
@@ -52,6 +53,7 @@ class ContentHashes:
 
     def _read(self) -> dict[str, list[int | str]]:
         try:
+            check_file(self._memo)
             data = json.loads(self._memo.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
@@ -62,7 +64,7 @@ class ContentHashes:
     def _write(self, known: dict[str, list[int | str]]) -> None:
         # Of two writers at once one loses what it learned, and computes it again some day.
         with contextlib.suppress(OSError):
-            self._memo.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._memo.parent)
             with atomic_file(self._memo) as file:
                 file.write(json.dumps(known).encode())
 

@@ -113,6 +113,7 @@ class KernelKeeper:
             parts[owner][part] = tensor
         for name, kernel in self._kernels.items():
             kernel.restore(parts[name])
+            self._cache.release(key, parts[name].values())
         self.is_restored = True
         return None
 

@@ -17,6 +17,7 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import TensorInfo
 from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.kernels import PackedLinear
 from dovetail.nn.linear import Linear
 from dovetail.nn.loading import num_parameters
 from dovetail.nn.planning import planning_context
@@ -171,6 +172,16 @@ def bytes_held(
             parts = [by_name[source] for source in layer.sources if source in by_name]
             held[layer.shape.name] = _held(layer.shape, parts, method, plain)
     return held
+
+
+def second_copies(plan: LayerPlan, method: QuantizationMethod | None, device_type: str, dtype: torch.dtype) -> int:
+    """Bytes of tables in full precision that an output layer is tied to, where it multiplies with a copy in another
+    layout: rows are looked up in one, and multiplied with the other."""
+    if not PackedLinear.serves(torch.device(device_type), dtype):
+        return 0
+    served = ask_layers(plan, method, device_type).names if method is not None else frozenset()
+    tied = (layer for layer in plan.layers if layer.is_table and layer.shape.name not in served)
+    return sum(layer.weights for layer in tied) * dtype.itemsize
 
 
 def _held(shape: LinearShape, parts: Sequence[TensorInfo], method: QuantizationMethod, plain: int) -> float:

@@ -7,9 +7,10 @@ where it creates its layers, and `load_weights` has nothing to know but the exce
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar, cast
@@ -18,6 +19,8 @@ import torch
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import PackedTensor
+
+logger = logging.getLogger("dovetail.nn")
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 NamedWeights = Iterable[tuple[str, torch.Tensor | PackedTensor]]
@@ -75,19 +78,21 @@ def num_parameters(module: torch.nn.Module) -> int:
 def load_weights(module: torch.nn.Module, weights: NamedWeights, rules: WeightRules | None = None) -> None:
     """Gives each tensor of `weights` to the block that expects it, and finishes the blocks.
 
-    Raises `ModelError` that lists every tensor that is missing, not expected, given twice, or of another shape than
-    the config implies.
+    Warns of tensors that are no part of the model, such as a vision tower beside a text model. Raises `ModelError` that
+    lists every tensor that is missing, that belongs to a block which does not take it, that is given twice, of another
+    shape than the config implies, or unlike the tensor to which it should be tied.
     """
     rules = rules or WeightRules()
     owners = {name: holder for holder in _holders(module) for name in holder.expected()}
     shapes = expected_shapes(module)
     loaded: set[str] = set()
+    tied: dict[str, tuple[str, torch.Tensor]] = {}
     problems: list[str] = []
-    unexpected: list[str] = []
+    unexpected: dict[str, str] = {}
     for name, tensor in _translated(weights, rules):
         wanted = rules.tied.get(name, name) if name not in owners else name
         if wanted not in owners:
-            unexpected.append(f"{name} {list(tensor.shape)}")
+            unexpected[name] = f"{name} {list(tensor.shape)}"
         elif tuple(tensor.shape) != shapes[wanted]:
             problems.append(f"{name} has shape {list(tensor.shape)}, the config implies {list(shapes[wanted])}")
             loaded.add(wanted)
@@ -96,10 +101,65 @@ def load_weights(module: torch.nn.Module, weights: NamedWeights, rules: WeightRu
             loaded.add(wanted)
         elif wanted == name and name not in rules.tied.values():
             problems.append(f"{name} stands in the checkpoint twice")
+        if wanted in rules.tied.values():
+            first, rows = tied.setdefault(wanted, (name, _some_rows(tensor)))
+            if first != name and not are_equal(rows, _some_rows(tensor)):
+                problems.append(f"{first} and {name} differ, and the config says that they are tied: {_UNTIE}")
     missing = [f"{name} {list(shape)}" for name, shape in shapes.items() if name not in loaded]
-    _raise_for(missing, unexpected, problems)
+    foreign = foreign_names(unexpected, shapes)
+    if missing or problems or len(foreign) < len(unexpected):
+        _raise_for(missing, list(unexpected.values()), problems)
+    if foreign:
+        listed = _shortened([unexpected[name] for name in foreign])
+        logger.warning(
+            "tensors of the checkpoint that are no part of the model are left out (%d): %s", len(foreign), listed
+        )
     for holder in _holders(module):
         holder.finish()
+
+
+_NUM_COMPARED = 64
+_UNTIE = "set tie_word_embeddings to false in model.hf_overrides"
+
+
+def foreign_names(unexpected: Iterable[str], expected: Iterable[str]) -> list[str]:
+    """Those of the `unexpected` tensors that are no part of a model which takes the `expected` ones.
+
+    What stands inside a block of the model, a bias beside its weight or a norm within a numbered layer, is a part: a
+    model without it would compute something else.
+    """
+    blocks: set[str] = set()
+    for name in expected:
+        parts = name.split(".")
+        numbered = [depth for depth, part in enumerate(parts[:-1], 1) if part.isdigit()]
+        # Numbers count layers; what comes before the first one holds layers and is none.
+        first = numbered[0] if numbered else len(parts) - 1
+        blocks.update(".".join(parts[:depth]) for depth in range(first, len(parts)))
+    return [name for name in unexpected if not _is_within(name, blocks)]
+
+
+def _is_within(name: str, blocks: Collection[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:depth]) in blocks for depth in range(1, len(parts)))
+
+
+def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, whatever their dtypes. On the meta device, where there are none, they
+    do."""
+    if one.shape != other.shape or one.is_meta:
+        return one.shape == other.shape
+    return torch.equal(one, other.to(one.dtype)) if one.dtype != other.dtype else torch.equal(one, other)
+
+
+def _some_rows(tensor: torch.Tensor | PackedTensor) -> torch.Tensor:
+    """A few rows of a table and its last ones, where tokens are added: enough to tell two tables apart, and small
+    enough to be kept while the rest is loaded."""
+    if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+        return tensor  # there is nothing to keep
+    step = max(1, tensor.shape[0] // _NUM_COMPARED)
+    parts = [tensor[index : index + 1] for index in range(0, tensor.shape[0], step)]
+    parts.append(tensor[max(0, tensor.shape[0] - _NUM_COMPARED) :])
+    return torch.cat([part.dequantized() if isinstance(part, PackedTensor) else part for part in parts])
 
 
 def _give(holder: WeightHolder, name: str, tensor: torch.Tensor | PackedTensor) -> None:

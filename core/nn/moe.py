@@ -146,5 +146,8 @@ class SharedExpert(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        output: torch.Tensor = self.gate(x).sigmoid() * self.mlp(x)
+        gate = self.gate(x)
+        # sigmoid(g) as the softmax of (g, 0): torch's loops over single numbers end with other bits than they begin.
+        weight = torch.softmax(torch.cat((gate, torch.zeros_like(gate)), dim=-1), dim=-1)[:, :1]
+        output: torch.Tensor = weight * self.mlp(x)
         return output

@@ -1,10 +1,11 @@
 """Small C kernels that a plugin brings as source: compiled once with the machine's own compiler, kept on disk.
 
 A plugin that has such kernels works without them, or refuses with the reason that `reasons_against` gives. Kernels are
-plain C (C11 with OpenMP) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up
-to a minute), and are called through ctypes with addresses of tensors. They share torch's OpenMP threads. A source that
-calls OpenMP's functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the compiler lacks
-OpenMP.
+plain C (C11) without torch's headers, so that a file compiles in seconds (all that come with Dovetail in up to a
+minute), and are called through ctypes with addresses of tensors. Their loops share one team of threads
+(`#include <dovetail/team.h>`), which leaves neighbours on the machine their time. OpenMP works as well, with torch's
+threads: a source that calls its functions does so under `#ifdef _OPENMP`, and then serves, on one thread, where the
+compiler lacks OpenMP.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.plugin import FixableReason
-from dovetail.nn.disk_cache import cache_directory
+from dovetail.nn.compiler_patience import HUNG_PREFIX, HungCommands, HungError, Patience
+from dovetail.nn.disk_cache import UnsafeCacheError, cache_directory, check_file, check_folder, make_private_folder
 
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 _OPENMP = "-fopenmp"
 _LACKS_OPENMP = re.compile(r"fopenmp|omp\.h|lomp|libomp|lgomp|libgomp")
 _COMPILERS = ("cc", "gcc", "clang")
 INCLUDE = Path(__file__).with_name("include")
 """Where compilers look for headers that any source may include, as `#include <dovetail/numbers.h>`."""
-_TIMEOUT = 300
+TEAM = Path(__file__).with_name("team.c")
+"""The threads that the kernels of all sources share."""
 _SELF_TEST = "self_test"
 _WRONG = 2
 """Exit status for a self-test that fails; Python's own, as for a library that cannot be loaded, is 1."""
@@ -46,7 +50,7 @@ _BUILDING = ".build-"
 _UNUSED_SECONDS = 30 * 24 * 3600
 """A library that was not loaded for so long is of sources, a compiler or a processor that are gone."""
 _ABANDONED_SECONDS = 3600
-"""A build that is older was left by a process that died: each command of a build is stopped after `_TIMEOUT`."""
+"""A build that is older was left by a process that died: each command of a build is stopped much earlier."""
 
 logger = logging.getLogger(__name__)
 
@@ -165,20 +169,81 @@ def recorded_calls() -> Iterator[list[tuple[Kernel, ctypes.Structure]]]:
         _record.calls = None
 
 
+class _Library(ctypes.CDLL):
+    """Compiled kernels. Where a function is missing they are compiled anew, once."""
+
+    def __init__(self, source: Path, path: Path):
+        super().__init__(str(path))
+        self._source = source
+        self._path = path
+        self._renewed: ctypes.CDLL | None = None
+
+    def __getitem__(self, name: Any) -> Any:
+        try:
+            return super().__getitem__(name)
+        except AttributeError as error:
+            if self._renewed is None:
+                logger.warning("%s has no function %s: it is deleted and compiled anew", self._path, name)
+                self._path.unlink(missing_ok=True)
+                self._renewed = ctypes.CDLL(str(built(self._source)))
+            try:
+                return self._renewed[name]
+            except AttributeError:
+                raise NativeError(f"{self._source} has no function {name}") from error
+
+
 @functools.cache
 def load(source: Path) -> ctypes.CDLL:
-    """The compiled kernels of `source`. Raises `NativeError` with the compiler's message."""
+    """The compiled kernels of `source`, with the team of threads that all share. Raises `NativeError` with the
+    compiler's message, and for a function that is looked up in them and that `source` does not have."""
+    library = _opened(source)
+    try:
+        # Not through `_Library`, for which a function that is missing is a damaged library's.
+        join_team = ctypes.CDLL.__getitem__(library, "dovetail_join_team")
+    except AttributeError:  # it does without
+        return library
+    join_team.argtypes, join_team.restype = (ctypes.c_void_p,), None
+    join_team(_team())
+    return library
+
+
+@functools.cache
+def _team() -> int:
+    """Where the team's functions are."""
+    create = _opened(TEAM).create_team
+    create.restype = ctypes.c_void_p
+    address: int = create()
+    return address
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """The calling thread computes torch's operators by itself meanwhile, where native kernels have been loaded: after
+    each operator OpenMP's threads would spin, for milliseconds by default, on the cores of the team's."""
+    if _team.cache_info().currsize == 0:
+        yield
+        return
+    set_threads = _opened(TEAM).set_openmp_threads
+    before = set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
+
+
+@functools.cache
+def _opened(source: Path) -> ctypes.CDLL:
     import torch  # noqa: F401 - its OpenMP runtime must be the one that the dynamic linker finds
 
     library = built(source)
     try:
-        return ctypes.CDLL(str(library))
+        return _Library(source, library)
     except OSError:
         # Deleted by another process meanwhile, or linked with what is no longer here.
         library.unlink(missing_ok=True)
     library = built(source)
     try:
-        return ctypes.CDLL(str(library))
+        return _Library(source, library)
     except OSError as error:
         raise NativeError(f"the compiled kernels of {source.name} cannot be loaded: {error}") from error
 
@@ -194,11 +259,18 @@ def built(source: Path) -> Path:
     of these sources for this processor serves. Safe against concurrent callers: each writes a file of its own and
     renames it.
 
-    Raises `NativeError` where there is neither such a library nor a compiler that works, and where the folder cannot
-    be written to; `SelfTestError` where compilers work, and what they make fails its self-test.
+    Raises `NativeError` where there is neither such a library nor a compiler that works, where the folder cannot be
+    written to, and where other users can write to it; `SelfTestError` where compilers work, and what they make fails
+    its self-test.
     """
     compilers = find_compilers()
     folder, name = cache_directory() / "native", f"{source.stem}-{_source_key(source)}"
+    try:
+        check_folder(folder)
+    except UnsafeCacheError as error:
+        raise NativeError(f"compiled kernels are not used: {error}") from error
+    except OSError:
+        pass  # it is not there, and is made below
     for compiler in compilers:
         kept = _intact(folder, f"{name}-{_compiler_key(compiler)}")
         if kept is not None:
@@ -220,18 +292,23 @@ def find_compilers() -> list[str]:
 
 
 def _intact(folder: Path, name: str) -> Path | None:
-    """A library whose name begins so, marked as used; damaged ones are deleted."""
+    """A library whose name begins so, marked as used; damaged ones, and what others can write to, are deleted."""
     try:
         found = sorted(folder.glob(f"{glob.escape(name)}-*.so"))
     except OSError:
         return None
     for path in found:
         with contextlib.suppress(OSError):
-            if path.stem.rpartition("-")[2] == _file_hash(path):
-                with contextlib.suppress(OSError):
-                    os.utime(path)
-                return path
-            logger.warning("%s is damaged: it is deleted and compiled anew", path)
+            try:
+                check_file(path)
+            except UnsafeCacheError as error:
+                logger.warning("%s; it is deleted and compiled anew", error)
+            else:
+                if path.stem.rpartition("-")[2] == _file_hash(path):
+                    with contextlib.suppress(OSError):
+                        os.utime(path)
+                    return path
+                logger.warning("%s is damaged: it is deleted and compiled anew", path)
             path.unlink()
     return None
 
@@ -245,7 +322,7 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
         )
     errors: list[NativeError] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         for compiler in compilers:
             try:
                 made = _build(source, compiler, folder, f"{name}-{_compiler_key(compiler)}")
@@ -254,6 +331,8 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
             else:
                 _clear(folder, made)
                 return made
+    except UnsafeCacheError as error:
+        raise NativeError(f"compiled kernels are not used: {error}") from error
     except OSError as error:
         raise NativeError(
             f"its compiled kernels cannot be kept in {folder} ({error}): make that folder writable, or set "
@@ -266,13 +345,31 @@ def _first_built(source: Path, compilers: Sequence[str], folder: Path, name: str
 
 def _build(source: Path, compiler: str, folder: Path, name: str) -> Path:
     announce_compiling()
+    hung, compiler_key = HungCommands(folder), _compiler_key(compiler)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_BUILDING, ignore_cleanup_errors=True) as own:
         made = Path(own) / f"{name}.so"
-        _compile(source, compiler, made)
-        _self_test(source, made)
+        with _noting_hung(hung, compiler_key, compiler):
+            _compile(source, compiler, made)
+        with _noting_hung(hung, name, f"the self-test of {source.name}"):
+            _self_test(source, made)
+        made.chmod(0o600)  # whatever the umask says
         with made.open("rb+") as file:
             os.fsync(file.fileno())
         return made.replace(folder / f"{name}-{_file_hash(made)}.so")
+
+
+@contextmanager
+def _noting_hung(hung: HungCommands, key: str, what: str) -> Iterator[None]:
+    """Refuses what hung before; notes what hangs. The message names no source, so that one serves for all of them."""
+    try:
+        hung.refuse(key)
+        try:
+            yield
+        except HungError as error:
+            hung.note(key, error)
+            hung.refuse(key)
+    except HungError as error:
+        raise NativeError(f"{what} {error}") from None
 
 
 def _compile(source: Path, compiler: str, target: Path) -> None:
@@ -296,7 +393,8 @@ def _clear(folder: Path, made: Path) -> None:
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             age = now - path.stat().st_mtime
-            if path.suffix == ".so" and path != made and age > _UNUSED_SECONDS:
+            is_kept = path.suffix == ".so" or path.name.startswith(HUNG_PREFIX)
+            if is_kept and path != made and age > _UNUSED_SECONDS:
                 path.unlink()
             elif path.name.startswith(_BUILDING) and age > _ABANDONED_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
@@ -329,11 +427,14 @@ def _run(command: Sequence[str], problem: str) -> None:
         raise NativeError(f"{problem} (exit {done.returncode}): {' | '.join(detail[:3])}")
 
 
+_patience = Patience()
+
+
 def _ended(command: Sequence[str], problem: str) -> subprocess.CompletedProcess[str]:
-    """Whatever it returned."""
+    """Whatever it returned. Raises `HungError`."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return _patience.run(command)
+    except OSError as error:
         raise NativeError(f"{problem}: {error}") from error
 
 

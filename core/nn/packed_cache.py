@@ -18,7 +18,8 @@ import torch
 
 from dovetail.nn.atomic_file import TEMPORARY_PREFIX, atomic_file
 from dovetail.nn.content_hash import ContentHashes
-from dovetail.nn.disk_cache import cache_directory
+from dovetail.nn.disk_cache import UnsafeCacheError, cache_directory, check_file, check_folder, make_private_folder
+from dovetail.nn.mapped_pages import MappedPages
 from dovetail.nn.tensor_file import DamagedFileError, OtherVersionError, num_bytes, read_tensors, write_tensors
 
 logger = logging.getLogger("dovetail.nn.packed_cache")
@@ -41,6 +42,7 @@ class PackedCache:
         """Made by the first `put`."""
         self.max_bytes = max_bytes
         self._hashes = ContentHashes(directory / "content-hashes.json")
+        self._pages: dict[str, MappedPages] = {}
         self._has_warned = False
 
     def content_key(self, files: Iterable[Path], *parts: str) -> str:
@@ -48,20 +50,31 @@ class PackedCache:
         its layout, the instruction set it is laid out for, the rank and number of ranks, the layer.
 
         The contents are hashed once and then known by the files' path, inode, size and times of change. Raises
-        `OSError` for files that cannot be read.
+        `OSError` for files that cannot be read, among them what was remembered where other users can write to it.
         """
+        if not self._is_trusted():
+            raise UnsafeCacheError(f"{self.directory} is not used")
         return hashlib.blake2b(repr((self._hashes.of(files), parts)).encode(), digest_size=16).hexdigest()
 
     def get(self, key: str) -> dict[str, torch.Tensor] | None:
         """What `put` stored, or None. The tensors are contiguous views of a private memory map, those of a
         multiple of 64 bytes aligned to 64 bytes; they outlive the cache and the file.
 
-        A file that is not what was written is told in the log and deleted; one of another version is none.
+        A file that is not what was written, or that other users can write to, is told in the log and deleted; one of
+        another version is none.
         """
         path = self._path(key)
+        if not self._is_trusted():
+            return None
         try:
+            check_file(path)
             tensors = read_tensors(path, key)
         except (FileNotFoundError, OtherVersionError):
+            return None
+        except UnsafeCacheError as error:
+            logger.warning("%s; it is deleted, and the weights are packed anew", error)
+            with contextlib.suppress(OSError):
+                path.unlink()
             return None
         except DamagedFileError as error:
             logger.warning("%s is damaged (%s): it is deleted, and the weights are packed anew", path, error)
@@ -75,6 +88,12 @@ class PackedCache:
             os.utime(path)
         return tensors
 
+    def release(self, key: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors that `get` gave were copied: their pages may leave memory, and come back where they are read."""
+        pages = self._pages.setdefault(key, MappedPages(self._path(key)))
+        for tensor in tensors:
+            pages.release(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
     def put(self, key: str, tensors: Mapping[str, torch.Tensor], beside: Collection[str] = ()) -> bool:
         """Stores dense tensors of any device under `key`, in place of what was there, and makes room by deleting the
         files that were not used for the longest time, save those of the keys `beside`, which this one is of use with
@@ -86,7 +105,7 @@ class PackedCache:
         size, path = num_bytes(tensors), self._path(key)
         lasting = {self._path(other) for other in beside} - {path}
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.directory)
             if not self._make_room(path, size, lasting):
                 return False
             with atomic_file(path) as file:
@@ -130,6 +149,17 @@ class PackedCache:
             if total > self.max_bytes and path not in lasting:
                 path.unlink(missing_ok=True)
                 total -= file_size
+        return True
+
+    def _is_trusted(self) -> bool:
+        """Whether nobody else can write there; says so once otherwise."""
+        try:
+            check_folder(self.directory)
+        except FileNotFoundError:
+            return True  # made by the first `put`
+        except OSError as error:
+            self._warn_of_directory(f"cannot be used ({error})")
+            return False
         return True
 
     def _path(self, key: str) -> Path:

@@ -66,9 +66,12 @@ def planned_size(create: Create, config: Mapping[str, Any], max_model_len: int) 
 
 
 def reasons_against(create: Create, need: ModelNeed) -> list[str]:
-    """Why `create` would refuse `need`: the `ModelError` of a trial without memory, if it raises one."""
+    """Why `create` would refuse `need`: the error of a trial without memory, if it raises one."""
     try:
         create(need.config, planning_context(need.tensor_parallel))
     except ModelError as error:
         return [str(error)]
+    except Exception as error:
+        # A config may hold anything: a text for a number, a list for a mapping.
+        return [f"its config cannot be used: {type(error).__name__}: {error}"]
     return []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from dovetail.activity import activity, collector_paused
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.registry.cuda import find_driver, why_no_devices
 from dovetail.registry.entries import normalize_name
@@ -110,7 +111,8 @@ def pins(requirements: Iterable[str]) -> dict[str, str]:
 
 def _cuda_devices() -> tuple[tuple[DeviceInfo, ...], str]:
     """The devices, or else why there are none."""
-    import torch
+    with activity("importing torch"), collector_paused():
+        import torch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of old drivers in terms of its own

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from dovetail.contracts.executor import PendingStep
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.step import StepPlan, StepResult, StepTimes, TokenLogprobs
+from dovetail.nn import native
 from dovetail.nn.context import ModelContext
 from dovetail.runner.block_mover import BlockMover
 from dovetail.runner.computed_step import ComputedStep, no_tokens
@@ -27,6 +29,8 @@ from dovetail.runner.speculation import Speculation
 
 _PROMPT_LOGPROB_ROWS = 128
 """Prompt positions whose logits are held at once: a row of float32 over a large vocabulary takes half a megabyte."""
+_FEW_LOGITS = 1 << 22
+"""One thread goes through so many in about two milliseconds."""
 
 
 class ModelRunner:
@@ -188,7 +192,8 @@ class ModelRunner:
         rows = inputs.rows[places]
         if self._samples:
             keys = [plan.keys[place] for place in places.tolist()]
-            output = self._sampler.sample(logits, keys, self._batch.num_tokens[rows].astype(np.int64))
+            with _sampling_threads(logits):
+                output = self._sampler.sample(logits, keys, self._batch.num_tokens[rows].astype(np.int64))
             token_ids = output.token_ids
             for row, message in output.failed.items():
                 sampled.failed[int(places[row])] = message
@@ -234,3 +239,9 @@ class ModelRunner:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _sampling_threads(logits: torch.Tensor) -> AbstractContextManager[None]:
+    """One for a few logits: torch's threads would go on to spin while the native kernels of the next step run."""
+    is_slow = logits.device.type != "cpu" or logits.numel() > _FEW_LOGITS
+    return nullcontext() if is_slow else native.torch_alone()

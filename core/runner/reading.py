@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from dovetail.activity import activity
 from dovetail.config.resolved import Component
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.weights import ModelFiles, WeightReader
 from dovetail.nn.context import ModelContext
+from dovetail.nn.free_memory import give_back_free_memory
 from dovetail.nn.kept_kernels import KernelKeeper
 from dovetail.registry.bootstrap import LoadedPlugins
 
@@ -75,7 +77,9 @@ def _read(
     finally:
         reader.close()
     if keeper is not None and key is not None:
-        keeper.keep(key)
+        with activity("keeping packed weights on disk, so that later starts need not pack them"):
+            keeper.keep(key)
+    give_back_free_memory()
     return marks
 
 

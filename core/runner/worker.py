@@ -25,6 +25,7 @@ from dovetail.engine.logits_setup import logits_setup
 from dovetail.kv.layout import build_layout
 from dovetail.nn.communicator import Communicator, SingleProcess, TorchDistributed
 from dovetail.nn.context import ModelContext
+from dovetail.nn.free_memory import give_back_free_memory
 from dovetail.nn.kept_kernels import KernelKeeper
 from dovetail.nn.operators import torch_operators
 from dovetail.nn.packed_cache import PackedCache, default_directory
@@ -237,7 +238,9 @@ class ModelWorker:
         self._runtime_device.synchronize()
         self._sleeper = Sleeper(self._model, self._storage.lanes, self._runtime_device, level)
         self._forward.release()  # graphs hold memory of their own, and addresses that will not be right any more
-        return self._sleeper.sleep()
+        given_back = self._sleeper.sleep()
+        give_back_free_memory()
+        return given_back
 
     def _wake_up(self, new_weights: bool = False) -> None:
         if self._sleeper is None:

@@ -34,6 +34,8 @@ class CaseShape:
     has_alibi: bool = False
     has_sinks: bool = False
     has_trees: bool = False
+    lengths: tuple[tuple[int, int], ...] | None = None
+    """(new, cached) tokens of each request."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,12 @@ class AttentionCase:
     setup: AttentionSetup
     num_blocks: int
     requests: tuple[CaseRequest, ...]
+    layer_index: int = 0
+    """Which of the setup's layers it is about."""
 
     @property
     def layer(self) -> AttentionLayer:
-        return self.setup.layers[0]
+        return self.setup.layers[self.layer_index]
 
     def batch(self) -> AttentionBatch:
         """The step, in arrays of its own."""
@@ -166,6 +170,24 @@ def as_cached(vectors: torch.Tensor, kv_dtype: str) -> torch.Tensor:
     return (vectors / scale).round().clamp(-127, 127) * scale
 
 
+def keys_as_cached(keys: torch.Tensor, kv_dtype: str) -> torch.Tensor:
+    """As `as_cached`, of keys: those of int8 pages are turned before they are rounded, as `SCALE_BYTES` says. float32
+    where that is so."""
+    return turned(as_cached(turned(keys), kv_dtype)) if kv_dtype == "int8" else as_cached(keys, kv_dtype)
+
+
+def turned(vectors: torch.Tensor) -> torch.Tensor:
+    """float32 [..., head_size], turned as keys of int8 pages and the queries that meet them; its own inverse."""
+    run = min(64, vectors.shape[-1] & -vectors.shape[-1])
+    vectors = vectors.float()
+    half = 1
+    while half < run:
+        first, second = vectors.reshape(*vectors.shape[:-1], -1, 2, half).unbind(-2)
+        vectors = torch.stack((first + second, first - second), -2).flatten(-3)
+        half *= 2
+    return vectors * float(1 / np.sqrt(np.float32(run)))
+
+
 def unreadable_number(dtype: torch.dtype) -> float:
     """What pages hold that must not be read: NaN; in an int8 page, the bytes of a scale that is NaN."""
     return torch.nan if dtype.is_floating_point else -1
@@ -240,6 +262,13 @@ def _sees(layer: AttentionLayer, request: CaseRequest, i: int, j: int) -> bool:
 def random_case(seed: int, shape: CaseShape) -> AttentionCase:
     """A case drawn from `seed`: lengths, page tables, head counts, shared prefixes, and the features of `shape`."""
     rng = np.random.default_rng(seed)
+    if shape.lengths is not None:
+        shape = replace(
+            shape,
+            max_requests=len(shape.lengths),
+            max_cached=max(1, *(cached for _, cached in shape.lengths)),
+            max_query=max(new for new, _ in shape.lengths),
+        )
     block_size = shape.block_size or int(rng.choice([1, 8, 16, 32]))
     head_size = shape.head_size or int(rng.choice([8, 16, 24, 64]))
     num_kv_heads, group = int(rng.integers(1, 4)), int(rng.integers(1, 5))
@@ -274,15 +303,15 @@ def random_case(seed: int, shape: CaseShape) -> AttentionCase:
 def _random_requests(
     rng: np.random.Generator, shape: CaseShape, layer: AttentionLayer, block_size: int
 ) -> list[CaseRequest]:
-    num_requests = int(rng.integers(1, shape.max_requests + 1))
+    num_requests = len(shape.lengths) if shape.lengths else int(rng.integers(1, shape.max_requests + 1))
     # Block 0 stands for "no page", so it is never handed out.
     most_blocks = num_requests * (-(-(shape.max_cached + shape.max_query) // block_size))
     free_blocks = [int(block) for block in 1 + rng.permutation(most_blocks)]
     if rng.random() < 0.25:
         free_blocks.sort(reverse=True)  # handed out in ascending order: pages that lie one after another
     requests: list[CaseRequest] = []
-    for _ in range(num_requests):
-        query_len, num_cached, tree = _random_lengths(rng, shape)
+    for index in range(num_requests):
+        query_len, num_cached, tree = (*shape.lengths[index], None) if shape.lengths else _random_lengths(rng, shape)
         query = _random_tensor(rng, shape, query_len, layer.num_heads, layer.head_size)
         keys = _random_tensor(rng, shape, query_len + num_cached, layer.num_kv_heads, layer.head_size)
         values = _random_tensor(rng, shape, query_len + num_cached, layer.num_kv_heads, layer.head_size)

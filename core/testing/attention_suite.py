@@ -22,7 +22,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities, AttentionNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
-from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, random_case
+from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, keys_as_cached, random_case
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 FEATURES = ("plain", "sliding_window", "soft_cap", "alibi", "trees", "sliding_window+trees", "alibi+trees", "sinks")
@@ -161,7 +161,9 @@ class AttentionBackendSuite:
             for seed in range(self.num_cases):
                 case = self.case(seed)
                 rounded = tuple(
-                    replace(request, keys=as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype))
+                    replace(
+                        request, keys=keys_as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype)
+                    )
                     for request in case.requests
                 )
                 setup = replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype))
@@ -185,15 +187,17 @@ class AttentionBackendSuite:
             case = replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype)))
             output, rotated = self.rotate_and_run(case, case.layer.head_size)
             rounded = tuple(
-                replace(request, keys=as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype))
+                replace(
+                    request, keys=keys_as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype)
+                )
                 for request in rotated.requests
             )
             self.assert_close(output, replace(rotated, requests=rounded))
 
     def test_long_prompts(self) -> None:
-        """Hundreds of query tokens, whole and in chunks."""
-        for seed in range(min(3, self.num_cases)):
-            case = self.case(seed, max_requests=2, max_query=600, max_cached=300)
+        """Hundreds of query tokens, whole and behind cached ones, beside a decode row."""
+        for seed, lengths in enumerate(((310, 0), (290, 270), (1, 150))[: max(2, min(3, self.num_cases))]):
+            case = self.case(seed, lengths=(lengths, (1, 40)))
             self.assert_close(case.run_from_scratch(self.create(case)), case)
 
     def test_inputs_are_not_changed(self) -> None:
@@ -242,15 +246,21 @@ class AttentionBackendSuite:
             self.assert_close(case.run(backend, kv_cache), case)
 
     def test_one_plan_serves_all_layers(self) -> None:
-        """`forward` of one layer leaves the plan as it was."""
-        case = self.case(3)
-        backend = self.create(case)
-        caches = [case.make_cache(backend) for _ in range(3)]
-        for kv_cache in caches:
-            case.write_past(backend, kv_cache)
-        backend.plan(case.batch())
-        for kv_cache in caches:
-            self.assert_close(backend.forward(case.layer, *case.inputs(), kv_cache), case)
+        """`forward` of one layer leaves the plan as it was, and heeds that layer's scale, whichever comes first."""
+        plain = self.case(3)
+        first = plain.layer
+        layers = tuple(
+            replace(first, layer_id=first.layer_id + index, scale=first.scale * factor)
+            for index, factor in enumerate((1.0, 2.0, 0.5))
+        )
+        setup = replace(plain.setup, layers=layers)
+        cases = [replace(plain, setup=setup, layer_index=index) for index in range(3)]
+        for order in ((0, 1, 2), (2, 0, 1)):
+            backend = self.create(cases[0])
+            caches = {index: cases[index].filled_cache(backend) for index in order}
+            backend.plan(plain.batch())
+            for index in order:
+                self.assert_close(backend.forward(layers[index], *plain.inputs(), caches[index]), cases[index])
 
     def test_batch_invariance(self) -> None:
         """The bits of a request's rows stay when the other requests leave, and when its prompt comes in chunks."""
@@ -315,7 +325,7 @@ class AttentionBackendSuite:
         """After a tree was verified, the accepted tokens move; sources are read before targets are written."""
         self.require("trees")
         for padding in (0, 8):
-            case = self.case(5, max_requests=1)
+            case = self.case(5, lengths=((5, 37),))
             request = case.requests[0]
             backend = self.create(case)
             kv_cache = case.filled_cache(backend, padding)

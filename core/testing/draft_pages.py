@@ -30,7 +30,7 @@ class PlainAttention(AttentionBackend):
 
     contract = (1, 1)
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
-        device_types=frozenset({"cpu"}), dtypes=frozenset({"float32"}), sliding_window=True, trees=True
+        device_types=frozenset({"cpu"}), dtypes=frozenset({"float32"}), sliding_window=True, soft_cap=True, trees=True
     )
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
@@ -51,7 +51,8 @@ class PlainAttention(AttentionBackend):
             count = int(batch.query_start[index + 1] - batch.query_start[index])
             mask = batch.tree_masks.get(index, np.tril(np.ones((count, count), dtype=bool)))
             places = np.arange(length)
-            slots = batch.block_table[index, places // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + places % BLOCK_SIZE
+            size = self.setup.block_size
+            slots = batch.block_table[index, places // size].astype(np.int64) * size + places % size
             positions = places.copy()
             positions[length - count :] = length - count + mask.sum(1) - 1
             for row in range(count):
@@ -76,7 +77,10 @@ class PlainAttention(AttentionBackend):
             slots = slots if layer.window is None else slots[positions > own - layer.window]
             keys, values = flat[slots].unbind(1)
             grouped = row.view(layer.num_kv_heads, group, layer.head_size)
-            weights = torch.einsum("hgd,nhd->hgn", grouped, keys).mul(layer.scale).softmax(-1)
+            scores = torch.einsum("hgd,nhd->hgn", grouped, keys).mul(layer.scale)
+            if layer.soft_cap is not None:
+                scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+            weights = scores.softmax(-1)
             rows.append(torch.einsum("hgn,nhd->hgd", weights, values).reshape(layer.num_heads, layer.head_size))
         return torch.stack(rows)
 

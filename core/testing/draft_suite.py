@@ -16,6 +16,7 @@ from statistics import NormalDist
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -33,6 +34,16 @@ from dovetail.contracts.speculation import (
     VerifyRequest,
 )
 from dovetail.runner.draft_sampling import draft_distributions, draft_draw
+from dovetail.testing.draft_rounds import (
+    HostBatch,
+    RequestStep,
+    Talk,
+    as_lists,
+    assert_same_draft,
+    first_path,
+    places_in,
+    text,
+)
 
 NUM_ROUNDS = 10_000
 """Rounds per check of a distribution. If 0.035 of probability moves from one first token to another, the chi-square
@@ -61,6 +72,16 @@ def chi_square_p(observed: NDArray[np.int64], expected: NDArray[np.float64]) -> 
     return 1 - NormalDist().cdf(((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))
 
 
+MAX_SEQS = 8
+"""Requests of the largest batch of draft workers."""
+
+DRAWS = 1600
+"""Drafts per check that nodes are drawn as reported, over `GRID` times `GRID` cells for each pair of nodes (35 degrees
+of freedom). A fault that moves a share d of probability between two halves of the cells has noncentrality
+1600 * (2 d)**2: from d = 0.11 on it is found at `SIGNIFICANCE` with a power of 0.99."""
+GRID = 6
+
+
 class DraftWorkerSuite:
     """What every draft worker must do."""
 
@@ -71,6 +92,8 @@ class DraftWorkerSuite:
     num_tokens: ClassVar[int] = 4
     num_layers: ClassVar[int] = 4
     """Of the target, for drafters that look between its layers."""
+    num_draws: ClassVar[int] = DRAWS
+    """Drafts per check of what they are drawn from; see `DRAWS`."""
 
     def setup(self) -> DraftSetup:
         """A random target's embeddings."""
@@ -79,7 +102,7 @@ class DraftWorkerSuite:
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             max_model_len=256,
-            max_num_seqs=8,
+            max_num_seqs=MAX_SEQS,
             num_tokens=self.num_tokens,
             device=torch.device("cpu"),
             dtype=torch.float32,
@@ -124,37 +147,48 @@ class DraftWorkerSuite:
         """Requests whose tokens repeat themselves, `num_known` of them known, or those of `known`. The step has
         computed the positions from `first` to `end` (without it: all but the last known token), each of which has the
         same states in any batch."""
-        requests = []
-        end = num_known - 1 if end is None else end
-        states = []
+        steps = []
         for key in range(num_requests):
-            random = np.random.default_rng(key)
-            phrase = random.integers(0, self.vocab_size, 7, dtype=np.int32)
-            count = self.num_tokens if max_drafts is None else max_drafts
+            phrase = np.random.default_rng(key).integers(0, self.vocab_size, 7, dtype=np.int32)
             tokens = np.resize(phrase, num_known) if known is None else known
-            tokens.flags.writeable = False
+            count = self.num_tokens if max_drafts is None else max_drafts
+            steps.append(RequestStep(key, tokens.tolist(), first, num_known - 1 if end is None else end, count))
+        return self.batch_of(steps).batch
+
+    def batch_of(self, steps: Sequence[RequestStep]) -> HostBatch:
+        """A batch in arrays of its own."""
+        requests: list[DraftRequest] = []
+        states: list[torch.Tensor] = []
+        shape, num_rows = (128, self.num_layers + 1, self.hidden_size), 0
+        for step in steps:
+            tokens = np.array(step.token_ids, dtype=np.int32)
+            count = step.end - step.first
+            view = tokens[:]
+            view.flags.writeable = False
             requests.append(
                 DraftRequest(
-                    key=key,
-                    token_ids=tokens,
-                    num_prompt_tokens=max(1, len(tokens) - 5),
-                    max_drafts=count,
-                    sampling=SamplingParams(temperature=0.0 if key % 2 else 1.0),
-                    hidden_rows=np.arange(key * (end - first), (key + 1) * (end - first)),
-                    uniforms=random.random(count),
-                    first_position=first,
+                    key=step.key,
+                    token_ids=view,
+                    num_prompt_tokens=step.num_prompt_tokens or max(1, len(tokens) - 5),
+                    max_drafts=step.max_drafts,
+                    sampling=step.sampling(),
+                    hidden_rows=np.arange(num_rows, num_rows + count),
+                    uniforms=step.stream(),
+                    first_position=step.first,
                 )
             )
+            num_rows += count
             # numpy's rows do not depend on how many are drawn, torch's do.
-            drawn = np.random.default_rng(key).standard_normal((128, self.num_layers + 1, self.hidden_size), np.float32)
-            states.append(torch.from_numpy(drawn)[first:end])
+            drawn = np.random.default_rng(step.chosen_seed).standard_normal(shape, np.float32)
+            states.append(torch.from_numpy(drawn)[step.first : step.end])
         whole = torch.cat(states)
         layers = list(self.worker_class.hidden_layers(self._options(), self.need()))
-        return DraftBatch(
+        batch = DraftBatch(
             requests,
-            whole[:, -1] if self.worker_class.capabilities.needs_hidden_states else None,
+            whole[:, -1].contiguous() if self.worker_class.capabilities.needs_hidden_states else None,
             whole[:, layers].flatten(1) if layers else None,
         )
+        return HostBatch(batch)
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
@@ -182,37 +216,135 @@ class DraftWorkerSuite:
 
     def test_repeats_itself(self) -> None:
         """The same requests with the same uniforms give the same drafts."""
-        first, second = (self.create().propose(self.batch(3)) for _ in range(2))
+        workers = [self.create() for _ in range(2)]
+        first, second = (worker.propose(self.batch(3)) for worker in workers)
         assert [as_lists(draft) for draft in first] == [as_lists(draft) for draft in second]
 
     def test_gives_a_request_the_same_draft_in_any_batch(self) -> None:
         """Other requests in the batch change nothing."""
         together = self.create().propose(self.batch(3))
-        alone = self.create().propose(self.batch(1))
-        assert_same_draft(together[0], alone[0])
+        for key in range(3):
+            request = self.batch(3).requests[key]
+            step = RequestStep(key, request.token_ids.tolist(), 0, len(request.token_ids) - 1, self.num_tokens)
+            assert_same_draft(together[key], self.create().propose(self.batch_of([step]).batch)[0])
+
+    def test_requests_that_run_side_by_side_do_not_meet(self) -> None:
+        """Rounds of three requests that share text, with verdicts of every kind, and some left out of some batches:
+        each gets the drafts that it gets alone. What a batch held is overwritten before the next call."""
+        together = self._converse(range(3))
+        for key in range(3):
+            alone = self._converse([key], overwrites=False)[key]
+            for round_id, (draft, expected) in enumerate(zip(together[key], alone, strict=True)):
+                assert draft == expected, f"request {key} in its round {round_id}"
+
+    def _converse(self, keys: Sequence[int], overwrites: bool = True) -> dict[int, list[Any]]:
+        """Drafts of each request, round by round: the second writes what the first has written, the third its own."""
+        worker = self.create()
+        talks = {key: Talk(key, self.text(7 if key == 2 else None, seed=key // 2), 30 - 8 * key) for key in keys}
+        for present in ((0, 1, 2), (0, 2), (0, 1, 2), (1,), (0, 1, 2), (2, 1, 0)):
+            rows = [talks[key] for key in present if key in talks]
+            if not rows:
+                continue
+            for talk in rows:
+                talk.advance(worker)
+            host = self.batch_of([talk.step(self.num_tokens) for talk in rows])
+            for talk, draft in zip(rows, worker.propose(host.batch), strict=True):
+                self.check(draft, self.num_tokens)
+                talk.take(draft)
+            if overwrites:
+                host.overwrite()
+        return {key: talk.drafts for key, talk in talks.items()}
+
+    def text(self, period: int | None = None, seed: int = 0) -> list[int]:
+        """120 tokens, see `draft_rounds.text`."""
+        return text(self.vocab_size, period, seed)
+
+    def test_takes_in_prompts_that_are_not_complete(self) -> None:
+        """Steps that compute part of a prompt, after which nothing is to be guessed, and then the rest."""
+        if self.worker_class.capabilities.stateless:
+            pytest.skip(f"{self.worker_class.__name__} is stateless: it is asked for drafts only")
+        worker, tokens = self.create(), self.text(7)[:40]
+        for first, end in ((0, 11), (11, 30)):
+            steps = [RequestStep(key, tokens, first, end, 0, num_prompt_tokens=40) for key in range(2)]
+            for draft in worker.propose(self.batch_of(steps).batch):
+                self.check(draft, 0)
+        tokens.append(3)
+        steps = [RequestStep(key, tokens, 30, 40, self.num_tokens, num_prompt_tokens=40) for key in range(2)]
+        for draft in worker.propose(self.batch_of(steps).batch):
+            self.check(draft, self.num_tokens)
+
+    def test_a_key_may_come_again(self) -> None:
+        """Once its request ended, it names another one, which is new: it drafts as it would under any other key."""
+        for tokens in (self.text()[:20], self.text(7)[:30]):
+            drafts = []
+            for key in (0, 6):
+                step = RequestStep(key, tokens, 0, len(tokens) - 1, self.num_tokens, seed=0, is_sampled=True)
+                drafts.append(self._taught().propose(self.batch_of([step]).batch)[0])
+            assert_same_draft(*drafts)
+
+    def _taught(self) -> DraftWorker:
+        """A worker that has seen a request to its end, under key 0, and another that goes on."""
+        worker = self.create()
+        steps = [RequestStep(key, self.text(seed=key)[:60], 0, 59, self.num_tokens) for key in range(2)]
+        worker.propose(self.batch_of(steps).batch)
+        worker.on_finished(0, self.text()[:60])
+        return worker
 
     def test_goes_on_after_verification_and_finish(self) -> None:
-        """A round, its outcome, another round, the end, and the same key's tokens once more."""
-        worker = self.create()
-        batch = self.batch(2)
-        for draft, request in zip(worker.propose(batch), batch.requests, strict=True):
-            if draft is not None and len(draft.token_ids):
-                worker.on_verified(request.key, [], len(draft.token_ids))
-        worker.propose(batch)
-        for request in batch.requests:
-            worker.on_finished(request.key, request.token_ids.tolist())
-        assert len(worker.propose(batch)) == 2
+        """A round, its outcome (nothing stands, or the whole path), another round, the end, and the tokens again."""
+        for stands in (False, True):
+            worker = self.create()
+            batch = self.batch(2)
+            for draft, request in zip(worker.propose(batch), batch.requests, strict=True):
+                if draft is not None and len(draft.token_ids):
+                    worker.on_verified(request.key, first_path(draft) if stands else [], len(draft.token_ids))
+            worker.propose(batch)
+            for request in batch.requests:
+                worker.on_finished(request.key, request.token_ids.tolist())
+            assert len(worker.propose(batch)) == 2
 
     def test_forgets_finished_requests(self) -> None:
-        """What a request taught it is gone, so that it drafts like a new one. Only of contract 1.3 or later."""
-        worker, batch = self.create(), self.batch(2)
-        worker.propose(batch)
-        for request in batch.requests:
-            worker.on_finished(request.key, request.token_ids.tolist())
+        """What a request taught it is gone, so that it drafts like a new one, of texts that repeat themselves and of
+        those that only a finished request could continue. Only of contract 1.3 or later."""
+        if self.worker_class.contract < (1, 3):
+            pytest.skip(f"{self.worker_class.__name__} speaks a contract before 1.3, which knows no forget_finished")
+        worker = self._taught()
+        worker.on_finished(1, self.text(seed=1)[:60])
         worker.forget_finished()
-        if self.worker_class.contract >= (1, 3):
-            fresh = self.create().propose(batch)
-            assert [as_lists(draft) for draft in worker.propose(batch)] == [as_lists(draft) for draft in fresh]
+        fresh = self.create()
+        texts = [self.text(7)[:40], self.text()[:20]]
+        steps = [RequestStep(key, tokens, 0, len(tokens) - 1, self.num_tokens) for key, tokens in enumerate(texts)]
+        drafts, expected = (each.propose(self.batch_of(steps).batch) for each in (worker, fresh))
+        assert [as_lists(draft) for draft in drafts] == [as_lists(draft) for draft in expected]
+
+    def test_drafts_are_drawn_from_the_distributions_that_come_with_them(self) -> None:
+        """Each node with a uniform of its own. By a chi-square test; `DRAWS` says what it finds."""
+        if not self.worker_class.capabilities.probabilities:
+            pytest.skip(f"{self.worker_class.__name__} does not declare probabilities")
+        places = self.drawn_places(self.num_draws)
+        for one in range(places.shape[1]):
+            for other in range(one):
+                p_value = uniform_pair_p(places[:, other], places[:, one])
+                assert p_value > SIGNIFICANCE, f"nodes {other} and {one}: p = {p_value:.2g}"
+
+    def drawn_places(self, num_draws: int, num_nodes: int = 3) -> NDArray[np.float64]:
+        """[num_draws, num_nodes]: where each of a request's first drafts lies in its distribution, likely tokens first,
+        as a number that is uniform in [0, 1) if it was drawn from it; NaN where there was no such node."""
+        worker, tokens = self.create(), self.text(7)[:20]
+        random = np.random.default_rng(5)
+        places = np.full((num_draws, min(num_nodes, self.num_tokens)), np.nan)
+        for start in range(0, num_draws, MAX_SEQS):
+            steps = [
+                RequestStep(key, tokens, 0, 19, self.num_tokens, seed=0, is_sampled=True, uniforms=uniforms)
+                for key, uniforms in enumerate(random.random((MAX_SEQS, self.num_tokens)))
+            ]
+            for row, draft in enumerate(worker.propose(self.batch_of(steps).batch), start):
+                if draft is None or row >= num_draws:
+                    continue
+                count = min(len(draft.token_ids), places.shape[1])
+                probs = torch.eye(self.vocab_size)[list(draft.token_ids)] if draft.probs is None else draft.probs
+                places[row, :count] = places_in(probs[:count].double().numpy(), draft.token_ids[:count], random)
+        return places
 
     def test_hears_of_the_end_of_a_request_that_it_never_saw(self) -> None:
         """A request may end before its first proposal, and changes nothing for the others."""
@@ -253,6 +385,8 @@ class AcceptanceRuleSuite:
 
     rule_class: ClassVar[type[AcceptanceRule]]
     options: ClassVar[Mapping[str, Any]] = {}
+    num_rounds: ClassVar[int] = NUM_ROUNDS
+    """Rounds per check of a distribution; see `NUM_ROUNDS`."""
 
     def create(self) -> AcceptanceRule:
         """A fresh rule."""
@@ -297,19 +431,79 @@ class AcceptanceRuleSuite:
         ]
         assert list(self.create().verify([])) == []
 
+    def sampled_requests(self, num_requests: int = 300) -> list[VerifyRequest]:
+        """Requests at temperature 1 over 6 tokens, of which each row of the target leaves some out, as masks and
+        truncation do. Half of the drafts are tokens that the target leaves out, and some come with distributions;
+        uniforms at the ends of their range are among them."""
+        random = np.random.default_rng(11)
+        requests = []
+        for index in range(num_requests):
+            shape = self.drafts()[index % len(self.drafts())]
+            parents, count = shape.parent_indices, len(shape.token_ids)
+            target = random.dirichlet(np.full(6, 0.7), count + 1)
+            target[random.random(target.shape) < 0.4] = 0
+            target[np.arange(count + 1), random.integers(0, 6, count + 1)] += 0.2
+            target /= target.sum(1, keepdims=True)
+            probs = random.dirichlet(np.full(6, 0.7), count) + 0.01
+            tokens: list[int] = []
+            for node in range(count):
+                elder = [tokens[other] for other in range(node) if parents[other] == parents[node]]
+                probs[node, elder] = 0
+                likely = target[parents[node] + 1] if random.random() < 0.5 else probs[node]
+                choices = [token for token in range(6) if token not in elder and likely[token] > 0] or [
+                    token for token in range(6) if token not in elder
+                ]
+                tokens.append(int(random.choice(choices)))
+            given = torch.from_numpy(probs / probs.sum(1, keepdims=True)).float() if count and index % 3 else None
+            uniforms = random.random(2 * count + 1)
+            if index % 5 == 0:
+                uniforms[:] = (0.0, 1 - 2.0**-53)[index % 2]
+            draft = Draft(tokens, shape.parents, given)
+            rows = torch.from_numpy(target).float()
+            requests.append(request_over(draft, rows, SamplingParams(), uniforms[:count], uniforms[count:]))
+        return requests
+
+    def test_sampled_requests_get_possible_tokens(self) -> None:
+        """At temperature 1, of lossy rules too: each accepted node, and the token that follows the last of them, has a
+        probability above 0 in the target's row before it."""
+        if self.rule_class.greedy_only:
+            pytest.skip(f"{self.rule_class.__name__} is greedy_only")
+        requests = self.sampled_requests()
+        verdicts = self.create().verify(requests)
+        assert len(verdicts) == len(requests)
+        for request, verdict in zip(requests, verdicts, strict=True):
+            check_path(request.draft, verdict)
+            tokens = [*(request.draft.token_ids[node] for node in verdict.accepted), verdict.next_token_id]
+            rows = [0, *(node + 1 for node in verdict.accepted)]
+            for row, token in zip(rows, tokens, strict=True):
+                assert float(request.target[row, token]) > 0, f"token {token} is impossible after row {row}"
+
+    def test_sampled_requests_repeat_in_any_batch(self) -> None:
+        """With the same uniforms a request gets the same verdict, whatever else is in the batch."""
+        if self.rule_class.greedy_only:
+            pytest.skip(f"{self.rule_class.__name__} is greedy_only")
+        together = self.create().verify(self.sampled_requests(60))
+        rule = self.create()
+        for request, among in list(zip(self.sampled_requests(60), together, strict=True))[::-1]:
+            (alone,) = rule.verify([request])
+            assert (list(alone.accepted), alone.next_token_id) == (list(among.accepted), among.next_token_id)
+
     def test_lossless_rules_keep_the_distribution_of_chains(self) -> None:
         """The first two tokens are distributed as the target has it, with and without draft probabilities."""
         if self.rule_class.lossless and not self.rule_class.greedy_only:
             for has_probs in (True, False):
-                p_value = chi_square_p(*two_token_counts(self.create(), [-1, 0], has_probs=has_probs))
+                p_value = chi_square_p(*self._counts([-1, 0], has_probs))
                 assert p_value > SIGNIFICANCE, f"chain, probabilities {has_probs}: p = {p_value:.2g}"
 
     def test_lossless_rules_keep_the_distribution_of_trees(self) -> None:
         """The same for trees with siblings at both depths."""
         if self.rule_class.lossless and self.rule_class.trees and not self.rule_class.greedy_only:
             for has_probs in (True, False):
-                p_value = chi_square_p(*two_token_counts(self.create(), [-1, -1, 0, 0, 1], has_probs=has_probs))
+                p_value = chi_square_p(*self._counts([-1, -1, 0, 0, 1], has_probs))
                 assert p_value > SIGNIFICANCE, f"tree, probabilities {has_probs}: p = {p_value:.2g}"
+
+    def _counts(self, parents: Sequence[int], has_probs: bool) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        return two_token_counts(self.create(), parents, has_probs=has_probs, num_rounds=self.num_rounds)
 
 
 def two_token_counts(
@@ -397,17 +591,9 @@ def check_path(draft: Draft, verdict: Verdict) -> None:
         last = node
 
 
-def assert_same_draft(draft: Draft | None, other: Draft | None) -> None:
-    """Asserts that two drafts are equal, probabilities but for rounding."""
-    tokens = [(list(d.token_ids), d.parents) if d is not None else None for d in (draft, other)]
-    assert tokens[0] == tokens[1]
-    if draft is not None and other is not None and draft.probs is not None and other.probs is not None:
-        torch.testing.assert_close(draft.probs, other.probs, rtol=1e-4, atol=1e-5)
-
-
-def as_lists(draft: Draft | None) -> Any:
-    """A draft in a form that compares."""
-    if draft is None or not len(draft.token_ids):
-        return None
-    probs = None if draft.probs is None else draft.probs.tolist()
-    return list(draft.token_ids), None if draft.parents is None else list(draft.parents), probs
+def uniform_pair_p(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """The chi-square's probability that pairs of numbers are uniform in the unit square; 1.0 without any pair."""
+    there = ~(np.isnan(one) | np.isnan(other))
+    cells = (one[there] * GRID).astype(int) * GRID + (other[there] * GRID).astype(int)
+    counts = np.bincount(cells, minlength=GRID * GRID)
+    return chi_square_p(counts, np.full(GRID * GRID, len(cells) / GRID**2)) if len(cells) else 1.0

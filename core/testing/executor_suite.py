@@ -79,9 +79,9 @@ class ExecutorSuite:
         assert self.executor_class.contract[0] == 1
 
     def test_results_come_in_the_order_of_plans(self) -> None:
-        """A hundred plans handed over without waiting."""
+        """A hundred plans handed over without waiting, each of which leaves others the time to overtake it."""
         plans = [toy_plan(step_id) for step_id in range(100)]
-        with self.started() as executor:
+        with self.started(ToySpec(step_seconds=0.0002)) as executor:
             results = [future.result() for future in [executor.execute(plan) for plan in plans]]
             assert results == [expected_result(plan, self.tensor_parallel) for plan in plans]
             # Every rank has run every plan, in order.
@@ -96,6 +96,34 @@ class ExecutorSuite:
             assert all(placement.device.startswith(self.device_type) for placement in placements)
             assert all(isinstance(report, WorkerReport) for report in executor.call("describe"))
             assert executor.call("initialize_cache", (), 8, 0) == [None] * self.tensor_parallel
+
+    def test_a_call_meets_no_step(self) -> None:
+        """A worker is never entered by two threads: a call behind plans that are not done waits for those that have
+        begun."""
+        with self.started(ToySpec(step_seconds=0.005)) as executor:
+            futures = [executor.execute(toy_plan(step_id)) for step_id in range(5)]
+            for step_id, future in enumerate(futures):
+                assert future.result() == expected_result(toy_plan(step_id), self.tensor_parallel)
+                # Where steps run by themselves, the next has begun.
+                assert executor.call("ping") == list(range(self.tensor_parallel))
+
+    def test_a_worker_is_created_loaded_and_closed_once(self, tmp_path: Path) -> None:
+        """In this order, on every rank; and it is the worker that sleeps and wakes up between steps."""
+        with self.started(ToySpec(journal=tmp_path)) as executor:
+            executor.execute(toy_plan(0)).result()
+            assert executor.call("sleep", 2) == [2000 + rank for rank in range(self.tensor_parallel)]
+            assert executor.call("wake_up") == [None] * self.tensor_parallel
+            assert executor.execute(toy_plan(1)).result() == expected_result(toy_plan(1), self.tensor_parallel)
+        journals = [(tmp_path / str(rank)).read_text().split() for rank in range(self.tensor_parallel)]
+        assert journals == [["create", "load", "sleep", "wake_up", "close"]] * self.tensor_parallel
+
+    def test_workers_have_the_threads_that_the_spec_names(self) -> None:
+        """Here more than one, for machines where OMP_NUM_THREADS or a single core makes it one anyway; where ranks
+        reduce together, one."""
+        num_threads = min(2, psutil.cpu_count(logical=False) or 1)
+        with self.started(ToySpec(num_threads=num_threads)) as executor:
+            executor.execute(toy_plan(0)).result()
+            assert executor.call("torch_threads") == [num_threads] * self.tensor_parallel
 
     def test_ranks_reduce_together(self) -> None:
         """A collective per step, over the process group that `Placement` describes."""

@@ -14,8 +14,10 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import CausalLM, ModelFamily
+from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.nn import Attention, Communicator, ModelContext, SingleProcess
+from dovetail.nn.operators import torch_operators
 
 
 class ModelHarness:
@@ -34,10 +36,19 @@ class ModelHarness:
         max_num_seqs: int = 4,
         communicator: Communicator | None = None,
         quantization: QuantizationMethod | None = None,
+        operators: Operators | None = None,
+        batch_invariant: bool = False,
     ):
         dtype_name = str(dtype).removeprefix("torch.")
         self.context = ModelContext(
-            dtype, torch.device("cpu"), max_model_len, dtype_name, communicator or SingleProcess(), quantization
+            dtype,
+            torch.device("cpu"),
+            max_model_len,
+            dtype_name,
+            communicator or SingleProcess(),
+            quantization,
+            batch_invariant,
+            operators or torch_operators(),
         )
         self.model: CausalLM = family.create(config, self.context)
         self.model.load_weights(weights)
@@ -75,6 +86,10 @@ class ModelHarness:
     def step(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> torch.Tensor:
         """Computes (sequence number, its next tokens, tokens computed before) for each row in one batch; returns
         the last hidden states of all tokens, flat."""
+        return self.model.forward(*self.plan(rows))
+
+    def plan(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prepares the attention backends for `step`; token ids and positions, int64 [T]."""
         query_lens = np.array([len(tokens) for _, tokens, _ in rows], dtype=np.int32)
         computed = np.array([start for _, _, start in rows], dtype=np.int32)
         positions = np.concatenate([np.arange(start, start + len(tokens)) for _, tokens, start in rows])
@@ -92,7 +107,7 @@ class ModelHarness:
         for backend in self._backends:
             backend.plan(batch)
         token_ids = torch.tensor([token for _, tokens, _ in rows for token in tokens], dtype=torch.int64)
-        return self.model.forward(token_ids, torch.from_numpy(positions.astype(np.int64)))
+        return token_ids, torch.from_numpy(positions.astype(np.int64))
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> torch.Tensor:

@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dovetail.contracts.speculation import Draft, DraftModel, DraftSetup, DraftWorker
+from dovetail.contracts.speculation import DraftModel, DraftSetup, DraftWorker
 from dovetail.nn.context import ModelContext
 from dovetail.testing.draft_pages import SuitePages
-from dovetail.testing.draft_suite import DraftWorkerSuite, assert_same_draft
+from dovetail.testing.draft_rounds import assert_same_draft, first_path
+from dovetail.testing.draft_suite import DraftWorkerSuite
 
 
 class PagedDraftWorkerSuite(DraftWorkerSuite):
@@ -70,12 +71,3 @@ class PagedDraftWorkerSuite(DraftWorkerSuite):
             end = len(known) - 1
             goes_on = worker.propose(self.batch(1, first=19, end=end, known=known))
             assert_same_draft(goes_on[0], self.create().propose(self.batch(1, end=end, known=known))[0])
-
-
-def first_path(draft: Draft) -> list[int]:
-    """Nodes from a child of the root down, the first child each time."""
-    path: list[int] = []
-    for node, parent in enumerate(draft.parent_indices):
-        if parent == (path[-1] if path else -1):
-            path.append(node)
-    return path

@@ -61,9 +61,26 @@ class SchedulerSuite(ABC):
         simulation.add([1] * 11, 2)
         simulation.run()
 
+    @pytest.mark.parametrize("most", [(1, 2), (2, 1), (2, 2)], ids=str)
+    def test_prompts_in_part_are_as_few_as_the_limits_say(self, most: tuple[int, int]) -> None:
+        """All of them long, in steps that have tokens for all."""
+        limits = replace(
+            LIMITS,
+            max_num_batched_tokens=64,
+            long_prefill_token_threshold=5,
+            max_num_partial_prefills=most[0],
+            max_long_partial_prefills=most[1],
+        )
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits, num_blocks=200, prefix_caching=False)
+        for token in range(4):
+            simulation.add([token % 3] * 12, 3)
+        simulation.run()
+        assert len(simulation.finished) == 4
+
     def test_prompt_waits_or_is_whole_without_chunking(self) -> None:
         limits = replace(LIMITS, enable_chunked_prefill=False)
-        simulation = SchedulerSimulation(self.create_scheduler(limits), limits)
+        # A prefix to share would have the second prompt wait for the first, whatever the limits say.
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits, num_blocks=200, prefix_caching=False)
         for length in (9, 9, 16, 3):
             simulation.add([1] * length, 3)
         simulation.run()
@@ -76,6 +93,27 @@ class SchedulerSuite(ABC):
         assert simulation.step().num_tokens == [2]
         simulation.run()
 
+    def test_every_seat_is_taken(self) -> None:
+        """Where tokens and memory suffice for all, as many requests come to run as `max_num_seqs` allows."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200)
+        for token in range(2 * LIMITS.max_num_seqs):
+            simulation.add([token % 3, 1], 20)
+        for _ in range(LIMITS.max_num_seqs):
+            simulation.step()
+        assert simulation.scheduler.num_running == LIMITS.max_num_seqs
+        simulation.run()
+
+    def test_drafts_are_computed_where_they_fit(self) -> None:
+        """All of them, of a request that has the step and the memory to itself."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200, max_drafts=3)
+        sequence = simulation.add([1, 2, 0, 1], 20)
+        num_drafts = 0
+        while simulation.has_work:
+            num_drafts += sequence.num_draft_tokens
+            wanted = sequence.num_wanted_tokens
+            assert simulation.step().num_tokens == [wanted]
+        assert num_drafts > 0
+
     @pytest.mark.parametrize("num_host_blocks", [0, 30], ids=["recompute", "swap"])
     def test_finishes_in_memory_for_one(self, num_host_blocks: int) -> None:
         simulation = SchedulerSimulation(
@@ -87,8 +125,12 @@ class SchedulerSuite(ABC):
         simulation.run()
         assert len(simulation.finished) == 3
 
-    def test_abort_in_every_status(self) -> None:
-        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=10)
+    @pytest.mark.parametrize("num_host_blocks", [0, 10], ids=["recompute", "swap"])
+    def test_abort_in_every_status(self, num_host_blocks: int) -> None:
+        """Of those that the scheduler puts requests into where memory is short."""
+        simulation = SchedulerSimulation(
+            self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
+        )
         seen: set[RequestStatus] = set()
         for _ in range(40):
             while len(simulation.live) < 3:
@@ -99,6 +141,8 @@ class SchedulerSuite(ABC):
                 seen.add(fresh[0].status)
                 simulation.abort(fresh[0])
         simulation.run()
+        assert RequestStatus.RUNNING in seen
+        assert not simulation.num_preemptions or seen & {RequestStatus.PREEMPTED, RequestStatus.SWAPPED}
 
     @pytest.mark.parametrize("seed", range(25))
     def test_random_traffic(self, seed: int) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +46,10 @@ class ToySpec:
     faults: tuple[Fault, ...] = ()
     all_reduce: bool = False
     """Each step sums over all ranks with torch.distributed, as tensor parallelism does."""
+    step_seconds: float = 0.0
+    """How long a step takes, in which other threads run."""
+    journal: Path | None = None
+    """A folder where each rank writes down what is asked of it, a word a line, in a file of its number."""
 
     def create(self, placement: Placement) -> ToyWorker:
         """The worker of one rank."""
@@ -58,6 +65,9 @@ class ToyWorker:
         self._steps: list[int] = []
         self._pending: list[ToyStep] = []
         self._closed = False
+        self._is_asleep = False
+        self._inside = threading.Lock()
+        self._note("create")
         self._meet("create")
         if spec.all_reduce and placement.world_size > 1:
             import torch.distributed as dist
@@ -69,13 +79,19 @@ class ToyWorker:
 
     def load(self) -> None:
         """Loads nothing."""
+        self._note("load")
         self._meet("load")
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """One token per request."""
-        self._meet(plan.step_id)
-        self._steps.append(plan.step_id)
-        return toy_result(plan, self._sum_over_ranks(self._placement.rank + 1))
+        """One token per request. Raises RuntimeError where two threads are in the worker at once, or it sleeps."""
+        with self._alone(f"step {plan.step_id}"):
+            if self._is_asleep:
+                raise RuntimeError("a step, while the worker sleeps")
+            if self._spec.step_seconds:
+                time.sleep(self._spec.step_seconds)
+            self._meet(plan.step_id)
+            self._steps.append(plan.step_id)
+            return toy_result(plan, self._sum_over_ranks(self._placement.rank + 1))
 
     def submit(self, plan: StepPlan) -> ToyStep:
         """The step is run when its result is asked for, or the next one's."""
@@ -90,6 +106,10 @@ class ToyWorker:
 
     def call(self, method: str, *args: Any) -> Any:
         """The operations of a worker, and more that show where and how it runs."""
+        with self._alone(method):
+            return self._answer(method, *args)
+
+    def _answer(self, method: str, *args: Any) -> Any:
         match method, args:
             case "describe", ():
                 return WorkerReport(caches=(), available_bytes=1 << 20)
@@ -97,6 +117,14 @@ class ToyWorker:
                 return None
             case "plugin_hash", ():
                 return "toy"
+            case "sleep", (int(level),):
+                self._note("sleep")
+                self._is_asleep = True
+                return 1000 * level + self._placement.rank
+            case "wake_up", ():
+                self._note("wake_up")
+                self._is_asleep = False
+                return None
             case "ping", ():
                 return self._placement.rank
             case "placement", ():
@@ -126,11 +154,26 @@ class ToyWorker:
         if self._closed:
             return
         self._closed = True
+        self._note("close")
         if self._spec.all_reduce and self._placement.world_size > 1:
             import torch.distributed as dist
 
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        if not self._inside.acquire(blocking=False):
+            raise RuntimeError(f"{what}, while another operation is under way")
+        try:
+            yield
+        finally:
+            self._inside.release()
+
+    def _note(self, word: str) -> None:
+        if self._spec.journal is not None:
+            with (self._spec.journal / str(self._placement.rank)).open("a") as file:
+                file.write(f"{word}\n")
 
     def _sum_over_ranks(self, number: int) -> int:
         world_size = self._placement.world_size

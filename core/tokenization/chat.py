@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node, Scope
+from jinja2.nodes import Name, Node, Scope
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dovetail.contracts.errors import RequestError
 from dovetail.tokenization.template_content import reads_parts
+from dovetail.tokenization.template_limits import LimitedEnvironment, TemplateLimitError
 
 _MARK = "\ue000final-message-ends-here\ue001 "
 """Stands at the end of a message that is to be continued. The space tells whether the template trims messages."""
+
+
+_FIELD_WIDTH = re.compile(r"%[^A-Za-z%]*\d")
+"""The C library pads to any width."""
 
 
 class ChatTemplate:
@@ -25,17 +30,21 @@ class ChatTemplate:
 
     def __init__(self, source: str):
         """Raises `RequestError` for a template that does not compile."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
+        environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        environment.limit_filters()
+        self._environment = environment
         try:
-            self._takes_parts = reads_parts(environment.parse(source))
+            parsed = environment.parse(source)
+            self.names = frozenset(node.name for node in parsed.find_all(Name))
+            """Every variable that the template speaks of."""
+            self._takes_parts = reads_parts(parsed)
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise RequestError(f"the chat template is not valid Jinja: {error}") from error
+        except Exception as error:
+            # Not jinja's own errors alone: Python compiles what jinja wrote, and constants are computed on the way.
+            raise RequestError(f"the chat template is not valid Jinja: {_words(error)}") from error
 
     def render(
         self,
@@ -59,11 +68,14 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise RequestError("continue_final_message and add_generation_prompt exclude each other: set one to false")
         final = _mark_end(chat) if continue_final_message else ""
+        self._environment.begin(_num_chars(chat) + _num_chars(variables))
         try:
             text = self._template.render(messages=chat, add_generation_prompt=add_generation_prompt, **variables)
+        except TemplateLimitError as error:
+            raise RequestError(f"the chat template was stopped: {error}; give chat_template another one") from error
         except Exception as error:
             # Templates run whatever their authors wrote on whatever was sent: any error is about this one request.
-            raise RequestError(f"the chat template refused the messages: {error}") from error
+            raise RequestError(f"the chat template refused the messages: {_words(error)}") from error
         return _cut_at_mark(text, final) if continue_final_message else text
 
 
@@ -76,6 +88,23 @@ class _Generation(Extension):
         scope = Scope(lineno=next(parser.stream).lineno)
         scope.body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return scope
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it calls itself, or is nested, too deeply"
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is"
+    return str(error) or type(error).__name__
+
+
+def _num_chars(value: Any) -> int:
+    """Characters of the texts in plain data."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_num_chars, value.values()))
+    return sum(map(_num_chars, value)) if isinstance(value, list | tuple) else 0
 
 
 def _to_json(
@@ -94,6 +123,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
+    if _FIELD_WIDTH.search(form):
+        raise jinja2.TemplateError(f"strftime_now takes no widths of fields, got {form[:40]!r}")
     return datetime.now().strftime(form)
 
 

@@ -43,12 +43,22 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} should hold a JSON object, not a {type(content).__name__}")
     return content
+
+
+def read_text(path: Path) -> str:
+    """What a file of a checkpoint says. Raises `ModelError` for one that is no regular file, or not UTF-8."""
+    if not path.is_file():
+        raise ModelError(f"{path} is no regular file")  # a pipe would be waited for
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def _text(value: Any) -> str | None:
@@ -68,11 +78,15 @@ def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
     """By name; files beside the config win over the template inside it."""
     inside = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(inside, list):
-        templates = {entry["name"]: entry["template"] for entry in inside}
+        templates = {str(entry["name"]): str(entry["template"]) for entry in inside if _is_named(entry)}
     else:
         templates = {"default": inside} if isinstance(inside, str) else {}
     main = directory / "chat_template.jinja"
     for path in (main, *sorted((directory / "additional_chat_templates").glob("*.jinja"))):
         if path.exists():
-            templates["default" if path == main else path.stem] = path.read_text(encoding="utf-8")
+            templates["default" if path == main else path.stem] = read_text(path)
     return templates
+
+
+def _is_named(entry: Any) -> bool:
+    return isinstance(entry, dict) and {"name", "template"} <= entry.keys()

@@ -8,17 +8,19 @@ import tokenizers
 
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.tokenization.directory import TokenizerSettings, read_settings
+from dovetail.tokenization.directory import TokenizerSettings, read_settings, read_text
+from dovetail.tokenization.sentencepiece_file import convert
 from dovetail.tokenization.tokenizer import FastTokenizer, Tokenizer
 
-_MODES = ("auto", "slow", "none")
+_MODES = ("auto", "slow", "mistral", "none")
 
 
 def load_tokenizer(files: TokenizerFiles | None, mode: str, override_directory: str | None = None) -> Tokenizer | None:
     """The tokenizer of `files`, or of `override_directory` where that is given.
 
-    Mode "auto" takes the `tokenizers` library, "slow" the class of Hugging Face transformers, and "none" gives None:
-    token ids in and out. Raises `ModelError` where there is no tokenizer or it cannot be read.
+    Mode "auto" takes the `tokenizers` library, "slow" the class of Hugging Face transformers, "mistral" the library
+    mistral-common, and "none" gives None: token ids in and out. Raises `ModelError` where there is no tokenizer or it
+    cannot be read.
     """
     if mode not in _MODES:
         raise ConfigError(f"model.tokenizer_mode must be one of {', '.join(_MODES)}, got {mode!r}")
@@ -35,10 +37,10 @@ def load_tokenizer(files: TokenizerFiles | None, mode: str, override_directory: 
             "none and send token ids"
         )
     if files.tokenizer_json is not None:
-        if mode == "slow":
+        if mode in ("slow", "mistral"):
             raise ModelError(
-                "tokenizer_mode slow needs a directory with tokenizer files, and this model's tokenizer is part of its "
-                "weight file: use auto, or give model.tokenizer"
+                f"tokenizer_mode {mode} needs a directory with tokenizer files, and this model's tokenizer is part of "
+                "its weight file: use auto, or give model.tokenizer"
             )
         return _from_json(files, files.tokenizer_json)
     if files.directory is None:
@@ -60,14 +62,24 @@ def _from_json(files: TokenizerFiles, source: str) -> Tokenizer:
 
 
 def _from_directory(files: TokenizerFiles, directory: Path, mode: str) -> Tokenizer:
+    if mode == "mistral":
+        # An optional package.
+        from dovetail.tokenization.mistral import load_with_mistral_common
+
+        return load_with_mistral_common(directory)
     settings = read_settings(directory)
     templates = _templates(files, settings.chat_templates)
     path = directory / "tokenizer.json"
     if mode == "auto" and path.exists():
-        source = path.read_text(encoding="utf-8")
+        source = read_text(path)
         backend = _parse(source, str(path))
         _mark_special(backend, settings)
         return FastTokenizer(backend, source, settings.special_tokens, templates)
+    if mode == "auto" and (converted := convert(directory)) is not None:
+        backend = _parse(converted.json, str(directory / "tokenizer.model"))
+        _mark_special(backend, settings)
+        special = {**converted.special_tokens, **settings.special_tokens}
+        return FastTokenizer(backend, converted.json, special, templates)
     # transformers takes seconds to import: only for what nothing else reads.
     from dovetail.tokenization.slow import load_with_transformers
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dovetail.contracts.errors import ModelError, RequestError
+from dovetail.tokenization.directory import read_json
 from dovetail.tokenization.tokenizer import FastTokenizer, Tokenizer
+
+_SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
+_SENTENCEPIECE_LIBRARIES = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+"""Module -> the package that brings it."""
 
 
 def load_with_transformers(
@@ -17,18 +23,58 @@ def load_with_transformers(
 ) -> Tokenizer:
     """Lets transformers read, and convert, the files in `directory`.
 
-    What it can convert runs on the `tokenizers` library, unless `keep_class`. Raises `ModelError`.
+    What it can convert runs on the `tokenizers` library, unless `keep_class`. Code that lies beside the files is never
+    run, and nobody is asked whether it may be. Raises `ModelError`.
     """
     try:
-        found = AutoTokenizer.from_pretrained(directory, use_fast=not keep_class)
+        # Without trust_remote_code=False transformers asks on standard input, and takes any "y" that it reads there.
+        found = AutoTokenizer.from_pretrained(
+            directory, use_fast=not keep_class, trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:
         # Each tokenizer class fails in its own way; the user needs to know which directory, and why.
-        raise ModelError(f"transformers cannot read the tokenizer in {directory}: {error}") from error
+        reason = _why_not(directory) or f"transformers cannot read it: {error}"
+        raise ModelError(f"the tokenizer in {directory} cannot be used: {reason}") from error
     special = {**special_tokens, **{role: str(text) for role, text in found.special_tokens_map.items()}}
     if isinstance(found, PreTrainedTokenizerFast) and not keep_class:
         backend = found.backend_tokenizer
         return FastTokenizer(backend, backend.to_str(), special, chat_templates)
     return TransformersTokenizer(found, special, chat_templates)
+
+
+def _why_not(directory: Path) -> str | None:
+    """What stands in the way of reading the tokenizer, where that is known."""
+    if (code := _own_code(directory)) is not None:
+        return (
+            f"it asks for Python code of the checkpoint ({code}), which is never run; give model.tokenizer a directory "
+            "with a tokenizer.json, or set model.tokenizer_mode to none and send token ids"
+        )
+    found = [name for name in _SENTENCEPIECE_FILES if (directory / name).exists()]
+    lacking = [package for module, package in _SENTENCEPIECE_LIBRARIES.items() if not _is_installed(module)]
+    if found and lacking:
+        return (
+            f"there is no tokenizer.json, and to read {found[0]} takes libraries that are not installed: "
+            f"pip install {' '.join(lacking)}"
+        )
+    return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def _own_code(directory: Path) -> str | None:
+    """The class that tokenizer_config.json or config.json names for the tokenizer in code of its own."""
+    for name in ("tokenizer_config.json", "config.json"):
+        given = read_json(directory / name).get("auto_map")
+        found = given.get("AutoTokenizer") if isinstance(given, Mapping) else given
+        classes = [text for text in (found if isinstance(found, list) else [found]) if isinstance(text, str)]
+        if classes:
+            return classes[0]
+    return None
 
 
 class TransformersTokenizer(Tokenizer):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
 
@@ -69,6 +69,79 @@ class Tokenizer(ABC):
         """The token that ends a text, None if there is none. The model's generation defaults may name more."""
         return self._special_id("eos_token")
 
+    @property
+    def pad_token_id(self) -> int | None:
+        """The token that fills up, for programs that batch by themselves; None if the checkpoint names none."""
+        return self._special_id("pad_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """The token for what no other token can say, None if there is none."""
+        return self._special_id("unk_token")
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of `bos_token_id`."""
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of `eos_token_id`."""
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """Text of `pad_token_id`."""
+        return self.special_tokens.get("pad_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        """Text of `unk_token_id`."""
+        return self.special_tokens.get("unk_token")
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """`special_token_ids`, in order."""
+        return sorted(self.special_token_ids)
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Texts of `all_special_ids`."""
+        return [text for token_id in self.all_special_ids if (text := self.id_to_token(token_id)) is not None]
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the default chat template, None if there is none."""
+        return self.chat_templates.get("default")
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """Keys "input_ids" and "attention_mask": lists of integers, or lists of such lists for several texts. Nothing
+        is cut or filled up."""
+        texts = [text] if isinstance(text, str) else text
+        ids = [self.encode(item, add_special_tokens) for item in texts]
+        masks = [[1] * len(item) for item in ids]
+        if isinstance(text, str):
+            return {"input_ids": ids[0], "attention_mask": masks[0]}
+        return {"input_ids": ids, "attention_mask": masks}
+
+    def batch_decode(self, sequences: Iterable[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """`decode` of each."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str | None] | None:
+        """`id_to_token` of one or of each."""
+        return self.id_to_token(ids) if isinstance(ids, int) else [self.id_to_token(item) for item in ids]
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """`token_to_id` of one or of each; `unk_token_id` for those that are not in the vocabulary."""
+        if isinstance(tokens, str):
+            found = self.token_to_id(tokens)
+            return self.unk_token_id if found is None else found
+        return [cast("int | None", self.convert_tokens_to_ids(token)) for token in tokens]
+
     def piece_table(self, skip_special_tokens: bool) -> PieceTable | None:
         """Bytes per token, None where tokens do not decode one by one."""
         return None
@@ -81,13 +154,15 @@ class Tokenizer(ABC):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tokenize: bool = False,
         **kwargs: Any,
-    ) -> str:
-        """The prompt of a conversation; encode it with add_special_tokens=False.
+    ) -> Any:
+        """The prompt of a conversation: its text, to be encoded with add_special_tokens=False, or its token ids
+        (list[int]) with `tokenize`.
 
         `chat_template` is Jinja source or the name of one of the checkpoint's templates; None takes "tool_use" where
         there are tools and such a template, else "default". `kwargs` are variables for the template. Raises
-        `RequestError` where there is no template or it refuses the messages.
+        `RequestError` where there is no template, it refuses the messages, or it does not know a variable.
         """
         source = self._template_source(chat_template, bool(tools))
         if source not in self._compiled:
@@ -95,12 +170,21 @@ class Tokenizer(ABC):
             from dovetail.tokenization.chat import ChatTemplate
 
             self._compiled[source] = ChatTemplate(source)
-        return self._compiled[source].render(
+        template = self._compiled[source]
+        _check_variables(kwargs, template.names)
+        text = template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables={"tools": tools, **self.special_tokens, **kwargs},
         )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[str, list[int]]:
+        """Text and token ids of a conversation's prompt; `options` are those of `apply_chat_template`."""
+        text: str = self.apply_chat_template(messages, **{**options, "tokenize": False})
+        # The template writes the special tokens itself.
+        return text, self.encode(text, add_special_tokens=False)
 
     def _template_source(self, chat_template: str | None, has_tools: bool) -> str:
         if chat_template is not None:
@@ -118,6 +202,33 @@ class Tokenizer(ABC):
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self.token_to_id(token)
+
+
+_OF_TRANSFORMERS = (
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "padding",
+    "truncation",
+    "max_length",
+    "tokenizer_kwargs",
+)
+
+
+def _check_variables(given: Mapping[str, Any], names: frozenset[str]) -> None:
+    """Refuses what no template reads, so that a misspelt word does not vanish."""
+    for name, value in given.items():
+        if name in names:
+            continue
+        if name not in _OF_TRANSFORMERS:
+            raise RequestError(
+                f"the chat template reads no variable {name!r}: leave it out, or give a chat_template that does"
+            )
+        if value not in (None, False):
+            raise RequestError(
+                f"apply_chat_template({name}={value!r}): a prompt is text, or a plain list of token ids with"
+                " tokenize=True; cut, fill up or convert that"
+            )
 
 
 class FastTokenizer(Tokenizer):

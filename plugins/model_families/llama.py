@@ -79,7 +79,8 @@ def _split_rules(config: Config) -> WeightRules:
         names, sizes = parts[match[2]]
         if len(tensor) != sum(sizes):
             raise ModelError(f"{match[0]} has {len(tensor)} rows, the config implies {sum(sizes)}")
-        return [(f"{match[1]}{name}{match[3]}", part) for name, part in zip(names, tensor.split(sizes), strict=True)]
+        pieces = torch.split_with_sizes(tensor, sizes)
+        return [(f"{match[1]}{name}{match[3]}", part) for name, part in zip(names, pieces, strict=True)]
 
     return WeightRules(expanded=((r"(.*\.)(qkv_proj|gate_up_proj)(\.weight)", split),))
 

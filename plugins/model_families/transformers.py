@@ -8,6 +8,7 @@ that nothing else mixes tokens is verified once they are there.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import ModelContext
 from dovetail.nn.hf_config import check_rope, required
+from dovetail.nn.loading import foreign_names
 from dovetail.plugins.model_families.transformers_attention import (
     IMPLEMENTATION,
     REHEARSAL,
@@ -29,6 +31,8 @@ from dovetail.plugins.model_families.transformers_attention import (
     Rehearsal,
     register_attention,
 )
+
+logger = logging.getLogger("dovetail.plugins.transformers")
 
 
 class TransformersFamily(ModelFamily):
@@ -49,25 +53,30 @@ class TransformersFamily(ModelFamily):
             reasons.append("models built by transformers run on one rank here; set executor.tensor_parallel to 1")
         if need.config.get("is_encoder_decoder"):
             reasons.append("an encoder-decoder needs cross attention, which paged attention does not serve")
-        if need.config.get("quantization_config"):
-            reasons.append("the checkpoint is quantized, and models built by transformers run unquantized here")
         try:
             check_rope(need.config, _rope_types())
-            model_class = _model_class(_hf_config(need.config))
+            hf_config = _hf_config(need.config)
+            model_class = _model_class(hf_config)
         except ModelError as error:
             return [*reasons, str(error)]
+        if _is_encoder(hf_config):
+            return [
+                *reasons,
+                f"{need.config['model_type']!r} is an encoder: it fills gaps and makes embeddings, and "
+                "cannot generate; give a model that was made for generation",
+            ]
         asked = need.config.get("architectures") or [model_class.__name__]
         if model_class.__name__ not in asked:
             reasons.append(
                 f"transformers builds {model_class.__name__} for model_type {need.config['model_type']!r}, not "
                 f"{' or '.join(map(str, asked))}; if that is the same model, set architectures in model.hf_overrides"
             )
-        return reasons + _reasons_against_class(model_class)
+        return reasons + _reasons_against_class(model_class) + _reasons_against_layers(hf_config)
 
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted on the meta device."""
         hf_config = _hf_config(config)
-        with torch.device("meta"):
+        with torch.device("meta"), _building():
             model = _model_class(hf_config)(hf_config)
         text = hf_config.get_text_config()
         given = text.to_dict()
@@ -105,13 +114,15 @@ class TransformersModel(torch.nn.Module):
         self._context = context
         self._hf_config = hf_config
         model_class = _model_class(hf_config)
-        if reasons := _reasons_against_class(model_class):
+        if reasons := [*_reasons_against_class(model_class), *_reasons_against_layers(hf_config)]:
             raise ModelError("; ".join(reasons))
+        _check_length(hf_config, context.max_model_len)
         hf_config = copy.deepcopy(hf_config)
-        with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype):
+        with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype), _building():
             model = model_class._from_config(hf_config, attn_implementation=REHEARSAL, dtype=context.dtype)
         rehearsal = Rehearsal(context)
         self._forward(model.eval(), rehearsal, [1, 2, 3], [0, 1, 2])
+        self._planned = model if context.device.type == "meta" else None
         names = {module: name for name, module in model.named_modules()}
         self._layers = {names[module]: attention for module, attention in rehearsal.layers().items()}
         self.model: torch.nn.Module | None = None
@@ -136,7 +147,10 @@ class TransformersModel(torch.nn.Module):
     def load_weights(self, weights: Any) -> None:
         """Lets transformers match names and layouts, as in `from_pretrained`, then verifies that the model computes
         each token by itself outside attention. Raises `ModelError` where it does not."""
-        model = self._load(dict(weights))
+        if self._planned is not None:
+            self._rehearse_loading(self._planned, dict(weights))
+            return
+        model = self._load(dict(weights)).to(self._context.device)
         modules = dict(model.named_modules())
         self._port = PagedAttention({modules[name]: attention for name, attention in self._layers.items()})
         self.model = model
@@ -154,11 +168,31 @@ class TransformersModel(torch.nn.Module):
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-        wrong = {title: sorted(map(str, info[key])) for title, key in _LOADING_PROBLEMS.items() if info[key]}
-        if wrong:
-            listed = "; ".join(f"{title} ({len(names)}): {', '.join(names[:12])}" for title, names in wrong.items())
+        found = {key: sorted(map(_name_of, info[key])) for key in _LOADING_PROBLEMS}
+        foreign = foreign_names(found["unexpected_keys"], model.state_dict())
+        if found["missing_keys"] or found["mismatched_keys"] or len(foreign) < len(found["unexpected_keys"]):
+            listed = "; ".join(
+                f"{title} ({len(found[key])}): {', '.join(found[key][:12])}"
+                for key, title in _LOADING_PROBLEMS.items()
+                if found[key]
+            )
             raise ModelError(f"the checkpoint does not fit the model's config: {listed}")
-        return model.eval().to(self._context.device)
+        if foreign:
+            listed = f"({len(foreign)}): {', '.join(foreign[:12])}"
+            logger.warning("tensors of the checkpoint that are no part of the model are left out %s", listed)
+        return model.eval()
+
+    def _rehearse_loading(self, model: Any, state: Mapping[str, torch.Tensor]) -> None:
+        """What can be said without numbers: the names and shapes fit, and the head takes hidden states alone."""
+        head = _without_trunk(model)
+        hidden = self._forward(model, LocalAttention(), [1, 2, 3], [0, 1, 2])
+        with torch.inference_mode(), _refusal(model):
+            head(inputs_embeds=hidden[None], use_cache=False)
+        size = sum(tensor.numel() for tensor in state.values())
+        # transformers stacks experts while it loads them, which takes their memory.
+        if size <= _MOST_REHEARSED or not any("expert" in name for name in state):
+            zero = torch.zeros((), dtype=self._context.dtype)
+            self._load({name: zero.expand(tensor.shape) for name, tensor in state.items()})
 
     def _verify(self, model: Any) -> None:
         """A token's hidden state, attention aside, must depend on the token and its position alone, and the head must
@@ -196,17 +230,28 @@ class TransformersModel(torch.nn.Module):
             return self._trunk(model, port, flat_ids[0], flat_positions[0])
 
     def _trunk(self, model: Any, port: AttentionPort, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        # transformers reads packed sequences off the positions unless it is given a mask, and meta tensors have none.
+        mask = {"attention_mask": torch.ones_like(input_ids[None])} if input_ids.is_meta else {}
         output = model.base_model(
-            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, dovetail=port
+            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, dovetail=port, **mask
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
 
+_CODE_KEYS = frozenset(
+    {"auto_map", "custom_pipelines", "custom_generate", "use_kernels"}
+    | {f"{prefix}{part}_implementation" for prefix in ("", "_") for part in ("attn", "experts")}
+    | {f"_{part}_implementation_internal" for part in ("attn", "experts")}
+)
+
+_MOST_REHEARSED = 2**28
+"""Weights of a mixture of experts whose loading is rehearsed."""
+
 _LOADING_PROBLEMS = {
-    "missing": "missing_keys",
-    "not expected": "unexpected_keys",
-    "of another shape": "mismatched_keys",
+    "missing_keys": "missing",
+    "unexpected_keys": "not expected",
+    "mismatched_keys": "of another shape",
 }
 
 
@@ -224,6 +269,14 @@ class _TrunkOutput:
     def __getitem__(self, index: int) -> torch.Tensor:
         return (self.last_hidden_state,)[index]
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ModelError(
+            f"its head reads {name!r} of the trunk beside the hidden states, as models for images or sound do, and "
+            "only text is served; give a checkpoint of the text model alone"
+        )
+
 
 class _GivenTrunk(torch.nn.Module):
     """Stands where a model's trunk stood and hands back the hidden states it is given."""
@@ -236,6 +289,11 @@ class _GivenTrunk(torch.nn.Module):
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _TrunkOutput:
         """Hidden states come as `inputs_embeds`."""
         return _TrunkOutput(inputs_embeds)
+
+
+def _name_of(problem: Any) -> str:
+    """A tensor's name; those of another shape come with the two shapes."""
+    return problem if isinstance(problem, str) else " ".join(map(str, problem))
 
 
 def _without_trunk(model: Any) -> Any:
@@ -255,11 +313,20 @@ def _hf_config(config: Mapping[str, Any]) -> Any:
             f"transformers knows no model_type {model_type!r}; a newer transformers may, and code that comes with a "
             "checkpoint is not run"
         )
-    values = {key: value for key, value in config.items() if key != "generation_config"}
+    # Quantized weights come as numbers from the weight format.
+    values = {key: value for key, value in config.items() if key not in ("generation_config", "quantization_config")}
     try:
-        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(values))
+        return CONFIG_MAPPING[model_type].from_dict(_without_code(values))
     except Exception as error:
         raise ModelError(f"transformers cannot use the config: {type(error).__name__}: {error}") from error
+
+
+def _without_code(value: Any) -> Any:
+    """A copy of plain data without the keys by which a checkpoint names code: classes of its own, and kernels that
+    transformers would fetch from a hub and load."""
+    if isinstance(value, Mapping):
+        return {key: _without_code(item) for key, item in value.items() if key not in _CODE_KEYS}
+    return [_without_code(item) for item in value] if isinstance(value, list) else value
 
 
 def _rope_types() -> list[str]:
@@ -277,6 +344,13 @@ def _model_class(hf_config: Any) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
 
 
+def _is_encoder(hf_config: Any) -> bool:
+    """Whether the config is that of a model whose tokens see what follows them, BERT and its kind."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    return type(hf_config) in MODEL_FOR_MASKED_LM_MAPPING and hf_config.to_dict().get("is_decoder") is False
+
+
 def _reasons_against_class(model_class: Any) -> list[str]:
     name = model_class.__name__
     reasons = []
@@ -287,10 +361,54 @@ def _reasons_against_class(model_class: Any) -> list[str]:
     return reasons
 
 
+_MIXING = frozenset({"linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent", "hybrid"})
+"""Layers that carry something on from token to token beside keys and values."""
+
+
+def _reasons_against_layers(hf_config: Any) -> list[str]:
+    found = sorted(_MIXING & set(hf_config.get_text_config().to_dict().get("layer_types") or ()))
+    return [f"it mixes tokens outside of attention, in layers of type {', '.join(found)}"] if found else []
+
+
+def _check_length(hf_config: Any, max_model_len: int) -> None:
+    """Raises `ModelError` for sequences that change how the model looks at their beginning."""
+    text = hf_config.get_text_config().to_dict()
+    chunk = text.get("attention_chunk_size")
+    if chunk and "chunked_attention" in (text.get("layer_types") or ()) and max_model_len > chunk:
+        raise ModelError(
+            f"its attention goes by chunks of {chunk} tokens, and is neither causal nor a causal sliding window beyond "
+            f"them; set model.max_model_len to {chunk} or less"
+        )
+    given = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for parameters in [value for value in given.values() if isinstance(value, Mapping)] or [given]:
+        kind = parameters.get("rope_type") or parameters.get("type")
+        longest = text.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+        if kind == "dynamic" or not longest:
+            longest = text.get("max_position_embeddings")
+        if kind in ("dynamic", "longrope") and longest and max_model_len > longest:
+            raise ModelError(
+                f"RoPE scaling {kind!r} rescales positions as a sequence grows past {longest} tokens, which cached "
+                f"keys cannot follow; set model.max_model_len to {longest} or less"
+            )
+
+
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal up to what the order of additions changes in the tensors' dtype."""
     tolerance = 32 * torch.finfo(one.dtype).eps * max(float(one.abs().max()), 1.0)
     return bool(torch.allclose(one.float(), other.float(), rtol=0.0, atol=tolerance))
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    """Whatever goes wrong inside is about the config."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot build the model by its config: {type(error).__name__}: {error}"
+        ) from error
 
 
 @contextmanager
@@ -301,6 +419,8 @@ def _refusal(model: Any) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
+        if next(model.parameters()).is_meta and "meta" in str(error):
+            raise  # the model looks at numbers, which are not there in a rehearsal
         name = type(model).__name__
         raise ModelError(f"{name} does not run over paged attention: {type(error).__name__}: {error}") from error
 

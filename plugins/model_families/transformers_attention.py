@@ -76,12 +76,16 @@ def attend(
     value: torch.Tensor,
     attention_mask: Any = None,
     *,
-    dovetail: AttentionPort,
+    dovetail: AttentionPort | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The registered attention function; its second result would be the attention weights."""
+    if dovetail is None:
+        raise ModelError(
+            f"{type(module).__name__} does not hand on the keywords of a call, by which paged attention is reached"
+        )
     return dovetail.attend(module, query, key, value, Asked(attention_mask, scaling, softcap, others)), None
 
 

@@ -63,6 +63,7 @@ class Int4Reader(WeightReader):
         self._reader = reader
         self._scheme = scheme
         stored = {info.name: info for info in reader.infos()}
+        self._stored = frozenset(stored)
         self._layers = {name.removesuffix(".qweight") for name in stored if name.endswith(".qweight")}
         self._infos = [
             info for info in stored.values() if not any(info.name == name + part for name, part in self._parts(info))
@@ -93,6 +94,14 @@ class Int4Reader(WeightReader):
     def packed_formats(self) -> frozenset[str]:
         """One for each group size."""
         return frozenset(info.dtype for info in self._infos if info.dtype.startswith("int4g"))
+
+    def release(self, name: str) -> None:
+        """What the other reader's tensors were read from."""
+        layer = name.removesuffix(".weight")
+        parts = [layer + part for part in _PARTS] if layer in self._layers else [name]
+        for part in parts:
+            if part in self._stored:
+                self._reader.release(part)
 
     def files(self) -> Sequence[Path]:
         """Those of the other reader."""
@@ -144,19 +153,7 @@ class Int4Reader(WeightReader):
 
     def _packed(self, layer: str) -> PackedTensor:
         weights, zeros, scales = self._values(layer)
-        rows, columns = weights.shape
-        size = self._group_size(columns)
-        if size % 2 or columns % size or scales.shape != (rows, columns // size):
-            raise ModelError(
-                f"{layer}: {columns} input features and scales {list(scales.shape)} make no groups of {size}"
-            )
-        groups = weights.view(rows, -1, size)
-        header = torch.stack((scales, zeros), dim=-1).view(torch.uint8)
-        nibbles = groups[..., 0::2] | groups[..., 1::2] << 4
-        blocks = torch.cat((header, nibbles), dim=-1).view(rows, -1)
-        return PackedTensor(
-            f"int4g{size}", blocks, (rows, columns), size, _HEADER + size // 2, partial(unpack, group_size=size)
-        )
+        return pack_groups(layer, weights, zeros, scales, self._group_size(weights.shape[1]))
 
     def _by_index(self, layer: str) -> torch.Tensor:
         index = self._group_index(layer)
@@ -164,6 +161,23 @@ class Int4Reader(WeightReader):
         weights, zeros, scales = self._values(layer)
         group = index.long()
         return (weights.float() - zeros.float()[:, group]) * scales.float()[:, group]
+
+
+def pack_groups(
+    layer: str, weights: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, size: int
+) -> PackedTensor:
+    """Four-bit weights uint8 [out, in] in groups of `size`, zero points and scales float16 [out, groups], in blocks of
+    a group each. Raises `ModelError`, naming `layer`, for shapes that do not fit."""
+    rows, columns = weights.shape
+    if size % 2 or columns % size or scales.shape != (rows, columns // size):
+        raise ModelError(f"{layer}: {columns} input features and scales {list(scales.shape)} make no groups of {size}")
+    groups = weights.view(rows, -1, size)
+    header = torch.stack((scales, zeros), dim=-1).view(torch.uint8)
+    nibbles = groups[..., 0::2] | groups[..., 1::2] << 4
+    blocks = torch.cat((header, nibbles), dim=-1).view(rows, -1)
+    return PackedTensor(
+        f"int4g{size}", blocks, (rows, columns), size, _HEADER + size // 2, partial(unpack, group_size=size)
+    )
 
 
 def unpack(blocks: torch.Tensor, group_size: int) -> torch.Tensor:

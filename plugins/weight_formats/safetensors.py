@@ -12,7 +12,12 @@ from safetensors import SafetensorError, safe_open
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, TensorInfo, TokenizerFiles, WeightFormat, WeightReader
+from dovetail.nn.mapped_pages import MappedPages
+from dovetail.plugins.weight_formats.bnb_checkpoint import bnb_weights
+from dovetail.plugins.weight_formats.expanded import ExpandedReader
 from dovetail.plugins.weight_formats.int4_checkpoint import Int4Reader, Int4Scheme
+from dovetail.plugins.weight_formats.mxfp4_checkpoint import mxfp4_weights
+from dovetail.plugins.weight_formats.scaled_checkpoint import compressed_tensors_scheme, fp8_scheme
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +44,8 @@ _DTYPES = {
 class SafetensorsFormat(WeightFormat):
     """One file, or shards with an index; tensors are views of memory-mapped files."""
 
-    contract = (1, 2)
-    quantizations = frozenset({"awq", "gptq"})
+    contract = (1, 3)
+    quantizations = frozenset({"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"})
 
     @classmethod
     def recognizes(cls, files: ModelFiles) -> bool:
@@ -63,6 +68,7 @@ class SafetensorsFormat(WeightFormat):
         _refuse_pickles(directory)
         path = directory / "config.json"
         if not path.exists():
+            _refuse_adapter(directory)
             raise ModelError(f"{directory} has no config.json: it is no model directory of Hugging Face's form")
         config = _read_json(path)
         generation = directory / "generation_config.json"
@@ -80,9 +86,18 @@ class SafetensorsFormat(WeightFormat):
         path = _directory(files.path) / "config.json"
         config = _read_json(path) if path.exists() else {}
         quantization = config.get("quantization_config") or {}
-        if quantization.get("quant_method") not in self.quantizations:
-            return reader
-        return Int4Reader(reader, Int4Scheme.of(config))
+        match quantization.get("quant_method"):
+            case "awq" | "gptq":
+                return Int4Reader(reader, Int4Scheme.of(config))
+            case "fp8":
+                return ExpandedReader(reader, fp8_scheme(quantization))
+            case "compressed-tensors":
+                return ExpandedReader(reader, compressed_tensors_scheme(quantization))
+            case "bitsandbytes":
+                return ExpandedReader(reader, bnb_weights)
+            case "mxfp4":
+                return ExpandedReader(reader, mxfp4_weights)
+        return reader
 
     def _open_plain(self, path: Path) -> SafetensorsReader:
         if not path.is_dir():
@@ -99,6 +114,7 @@ class SafetensorsReader(WeightReader):
 
     def __init__(self, paths: Sequence[Path]):
         self._handles = {path: _open_file(path) for path in paths}
+        self._pages = {path: MappedPages(path) for path in paths}
         self._paths: dict[str, Path] = {}
         for path, handle in self._handles.items():
             for name in handle.keys():  # noqa: SIM118 - the handle is no mapping
@@ -117,6 +133,11 @@ class SafetensorsReader(WeightReader):
             raise ModelError(f"the checkpoint has no tensor {name!r}")
         tensor: torch.Tensor = self._handles[path].get_tensor(name)
         return tensor
+
+    def release(self, name: str) -> None:
+        """The pages of the tensor's map."""
+        tensor = self.read(name)
+        self._pages[self._paths[name]].release(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def files(self) -> Sequence[Path]:
         """Every shard."""
@@ -142,13 +163,25 @@ def _directory(path: Path) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path} is no regular file")  # a pipe would be waited for
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} should hold a JSON object, not a {type(content).__name__}")
     return content
+
+
+def _refuse_adapter(directory: Path) -> None:
+    path = directory / "adapter_config.json"
+    if path.exists():
+        base = _read_json(path).get("base_model_name_or_path") or "an unnamed model"
+        raise ModelError(
+            f"{directory} is an adapter (LoRA) for {base}, no model, and adapters are not served: merge it into its "
+            "model with the library peft (merge_and_unload, then save_pretrained), and give the directory of that"
+        )
 
 
 def _refuse_pickles(directory: Path) -> None:

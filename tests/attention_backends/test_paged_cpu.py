@@ -26,7 +26,14 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn import native
-from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, make_batch, random_case
+from dovetail.testing.attention_cases import (
+    AttentionCase,
+    CaseShape,
+    as_cached,
+    keys_as_cached,
+    make_batch,
+    random_case,
+)
 
 BLOCK_SIZE = 16
 shapes = st.builds(
@@ -71,11 +78,30 @@ def test_equals_reference(seed, shape, kv_dtype, padding):
 def test_int8_pages_are_the_nearest_steps(seed, shape):
     case = random_case(seed, shape)
     rounded = tuple(
-        replace(request, keys=as_cached(request.keys, "int8"), values=as_cached(request.values, "int8"))
+        replace(request, keys=keys_as_cached(request.keys, "int8"), values=as_cached(request.values, "int8"))
         for request in case.requests
     )
     output = in_pages_of(case, "int8").run_from_scratch(paged(in_pages_of(case, "int8")))
     assert_same(output, replace(case, requests=rounded).expected(), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 128])
+def test_large_channels_of_keys_leave_the_others_their_steps(head_size):
+    """Keys a channel of which is 50 times as large, and queries in which it is 50 times as small: the products are the
+    same, and int8 pages give nearly the same attention as without."""
+    shape = CaseShape(head_size=head_size, max_requests=2, max_query=8)
+    plain = random_case(5, shape)
+    factors = torch.ones(head_size)
+    factors[3] = factors[3 + head_size // 2] = 50.0
+    large = replace(
+        plain, requests=tuple(replace(r, query=r.query / factors, keys=r.keys * factors) for r in plain.requests)
+    )
+    errors = []
+    for case in (plain, large):
+        output = in_pages_of(case, "int8").run_from_scratch(paged(in_pages_of(case, "int8")))
+        errors.append(float((output.double() - case.expected()).square().mean().sqrt()))
+    # One scale for channels as they are would make it about 40 times.
+    assert errors[1] < 8 * errors[0]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

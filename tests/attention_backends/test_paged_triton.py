@@ -35,16 +35,22 @@ H200 = DeviceInfo("H200", 2**37, (9, 0))
 INTERPRETED = Path(__file__).with_name("interpreted")
 
 
+SMOKE = "float32-plain or (put_together and 1-False) or test_rotating_while_writing_leaves and 10-float32-int8"
+
+
 @pytest.mark.parametrize(
     ("cases", "selection"),
     [
-        ("block_sparse_cases", "test"),
-        ("paged_triton_cases", "TestPagedTriton"),
-        ("paged_triton_cases", "not TestPagedTriton"),
+        ("block_sparse_cases", "test_pages_outside_of_the_pattern_are_not_read"),
+        ("paged_triton_cases", SMOKE),
+        pytest.param("block_sparse_cases", "test", marks=pytest.mark.nightly),
+        pytest.param("paged_triton_cases", "TestPagedTriton", marks=pytest.mark.nightly),
+        pytest.param("paged_triton_cases", "not TestPagedTriton", marks=pytest.mark.nightly),
     ],
 )
 def test_kernels_in_the_interpreter(cases, selection):
-    """In processes of their own: Triton decides when it is imported whether it interprets or compiles."""
+    """In processes of their own: Triton decides when it is imported whether it interprets or compiles. By default each
+    kernel once, all cases nightly."""
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -62,7 +68,9 @@ SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize(
+    "arch", [pytest.param(80, marks=pytest.mark.nightly), 90, pytest.param(100, marks=pytest.mark.nightly)]
+)
 def test_default_configs_fit_and_do_not_spill(arch, kind):
     pytest.importorskip("triton")
     from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch
@@ -72,6 +80,7 @@ def test_default_configs_fit_and_do_not_spill(arch, kind):
     assert used.shared_bytes <= SHARED_LIMIT[arch]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("arch", "head_size", "kind"), [(86, 128, "decode"), (120, 256, "prefill")])
 def test_the_largest_configs_fit_gpus_with_less_shared_memory(arch, head_size, kind):
     pytest.importorskip("triton")

@@ -62,6 +62,7 @@ def write_head(directory: Path) -> None:
 class TestEagleChains(PagedDraftWorkerSuite):
     worker_class = EagleDrafter
     hidden_size = HIDDEN
+    num_draws = 800
 
     @pytest.fixture(autouse=True)
     def _head(self, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ Overrides = Annotated[
 ]
 Repeats = Annotated[int, typer.Option("--repeats", help="Timed repetitions.")]
 Warmup = Annotated[int, typer.Option("--warmup", help="Repetitions before them, dropped.")]
+NeighbourCount = Annotated[int, typer.Option("--neighbours", help="Processes that compute meanwhile.")]
+NeighbourThreads = Annotated[int, typer.Option("--neighbour-threads", help="Threads of each of them.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the places of the text where prompts begin (and of arrivals).")]
 Text = Annotated[Path | None, typer.Option("--text", help="Text file to cut prompts from (default: a story of ours).")]
 Dataset = Annotated[
@@ -84,6 +86,8 @@ def latency(
     seed: Seed = 0,
     repeats: Repeats = 5,
     warmup: Warmup = 1,
+    neighbours: NeighbourCount = 0,
+    neighbour_threads: NeighbourThreads = 1,
     json_file: JSONFile = None,
     html_file: HTMLFile = None,
 ) -> None:
@@ -103,7 +107,7 @@ def latency(
     lengths = (128 if input_len is None else input_len, 128 if output_len is None else output_len)
     workloads = [sized_workload(size, *lengths) for size in dict.fromkeys(batch_size or [1])]
     choice = choose_load((), None, text, SizeOptions(None, None, None, None), seed, workloads)
-    procedure = Procedure(repeats, warmup).checked()
+    procedure = Procedure(repeats, warmup, neighbours, neighbour_threads).checked()
     from dovetail.plugins.commands.bench.offline import run_latency
 
     engine = EngineChoice(model, config, tuple(overrides or ()))
@@ -125,6 +129,8 @@ def throughput(
     seed: Seed = 0,
     repeats: Repeats = 3,
     warmup: Warmup = 1,
+    neighbours: NeighbourCount = 0,
+    neighbour_threads: NeighbourThreads = 1,
     json_file: JSONFile = None,
     html_file: HTMLFile = None,
 ) -> None:
@@ -140,7 +146,7 @@ def throughput(
 
     sizes = SizeOptions(num_requests, input_len, output_len, shared_prefix_len)
     choice = choose_load(workload or (), dataset, text, sizes, seed, list(NAMED.values()))
-    procedure = Procedure(repeats, warmup).checked()
+    procedure = Procedure(repeats, warmup, neighbours, neighbour_threads).checked()
     from dovetail.plugins.commands.bench.offline import run_throughput
 
     engine = EngineChoice(model, config, tuple(overrides or ()))
@@ -169,6 +175,8 @@ def serve(
     seed: Seed = 0,
     repeats: Repeats = 1,
     warmup: Annotated[int, typer.Option("--warmup", help="Requests that run before, dropped.")] = 4,
+    neighbours: NeighbourCount = 0,
+    neighbour_threads: NeighbourThreads = 1,
     json_file: JSONFile = None,
     html_file: HTMLFile = None,
 ) -> None:
@@ -197,7 +205,7 @@ def serve(
         seed,
     )
     choice, traffic = options.choose()
-    procedure = Procedure(repeats, warmup).checked()
+    procedure = Procedure(repeats, warmup, neighbours, neighbour_threads).checked()
     from dovetail.plugins.commands.bench.online import run_serve
 
     engine = EngineChoice(model, config, tuple(overrides or ()))

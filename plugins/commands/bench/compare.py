@@ -78,6 +78,7 @@ def compare(
     Raises `ConfigError` where the workloads differ and `allow` does not say that this is meant.
     """
     differing = list(_differences(a.workloads, b.workloads)) if a.kind == b.kind else [f"{a.kind} / {b.kind}"]
+    differing += _differences(_neighbours(a), _neighbours(b))
     if differing and not allow:
         raise ConfigError(
             f"{names[0]} and {names[1]} are results of different workloads: {'; '.join(differing)}. Measure the same,"
@@ -96,6 +97,11 @@ def compare(
         if warning := noise_warning(result.spans):
             warnings.append(f"{name}: {warning}")
     return Comparison(*names, rows, notes, warnings)
+
+
+def _neighbours(result: Result) -> dict[str, Any]:
+    """What computed beside the engine. Results that do not say had none."""
+    return {key: result.procedure.get(key, 0) for key in ("neighbours", "neighbour_threads")}
 
 
 def _chosen(common: list[str], wanted: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from dovetail import LLM, LLMEngine
 from dovetail.commands.machine import Span, Watch
 from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import DovetailError
+from dovetail.plugins.commands.bench.neighbours import neighbours
 from dovetail.plugins.commands.bench.result import Metric, Result, now
 from dovetail.plugins.commands.bench.selection import EngineChoice, LoadChoice, Procedure
 from dovetail.plugins.commands.bench.session import (
@@ -33,7 +34,8 @@ def run_latency(engine_choice: EngineChoice, choice: LoadChoice, procedure: Proc
         metrics: dict[str, Metric] = {}
         spans: list[Span] = []
         requests: list[RequestTimes] = []
-        with Progress(len(loads) * (procedure.warmup + procedure.repeats)) as progress:
+        num_runs = len(loads) * (procedure.warmup + procedure.repeats)
+        with neighbours(procedure.neighbours, procedure.neighbour_threads), Progress(num_runs) as progress:
             for item in loads:
                 batches, timed = repeat(llm, item.load, procedure, progress, step_batch)
                 metrics |= _latency_metrics(item.load.name, batches)
@@ -49,7 +51,8 @@ def run_throughput(engine_choice: EngineChoice, choice: LoadChoice, procedure: P
         metrics: dict[str, Metric] = {}
         spans: list[Span] = []
         requests: list[RequestTimes] = []
-        with Progress(len(loads) * (procedure.warmup + procedure.repeats)) as progress:
+        num_runs = len(loads) * (procedure.warmup + procedure.repeats)
+        with neighbours(procedure.neighbours, procedure.neighbour_threads), Progress(num_runs) as progress:
             for item in loads:
                 batches, timed = repeat(llm, item.load, procedure, progress, generate_batch)
                 metrics |= _throughput_metrics(item.load, batches)
@@ -228,7 +231,12 @@ def _result(
         kind=kind,
         date=now(),
         workloads={item.load.name: item.description for item in loads},
-        procedure={"repeats": procedure.repeats, "warmup": procedure.warmup, "prefix_cache": _PREFIX_NOTE},
+        procedure={
+            "repeats": procedure.repeats,
+            "warmup": procedure.warmup,
+            "prefix_cache": _PREFIX_NOTE,
+            **procedure.describe(),
+        },
         metrics=metrics,
         spans=spans,
         requests=requests,

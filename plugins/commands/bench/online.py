@@ -18,6 +18,7 @@ from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.bench.arrivals import draw_arrivals, parse_rate, read_trace
 from dovetail.plugins.commands.bench.corpus import read_corpus
+from dovetail.plugins.commands.bench.neighbours import neighbours
 from dovetail.plugins.commands.bench.result import Metric, Result, now
 from dovetail.plugins.commands.bench.selection import EngineChoice, LoadChoice, Procedure
 from dovetail.plugins.commands.bench.session import (
@@ -92,7 +93,11 @@ def run_serve(
     except BaseException:
         sync_engine.shutdown()
         raise
-    with AsyncLLMEngine(sync_engine) as engine, Progress(len(item.load.prompts) * procedure.repeats) as progress:
+    with (
+        AsyncLLMEngine(sync_engine) as engine,
+        neighbours(procedure.neighbours, procedure.neighbour_threads),
+        Progress(len(item.load.prompts) * procedure.repeats) as progress,
+    ):
         detokenize = engine.tokenizer is not None
         runs, spans = asyncio.run(_repeat(engine, item.load, traffic, procedure, detokenize, progress))
     arrivals = {"arrivals": "trace"} if item.load.arrivals is not None else {}
@@ -100,7 +105,7 @@ def run_serve(
         kind="serve",
         date=now(),
         workloads={item.load.name: {**item.description, **traffic.describe(), **arrivals}},
-        procedure={"repeats": procedure.repeats, "warmup_requests": procedure.warmup},
+        procedure={"repeats": procedure.repeats, "warmup_requests": procedure.warmup, **procedure.describe()},
         metrics=serve_metrics(item.load.name, runs, traffic.levels),
         spans=spans,
         requests=flat(runs),

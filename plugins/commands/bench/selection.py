@@ -28,16 +28,32 @@ class EngineChoice:
 
 @dataclass(frozen=True)
 class Procedure:
-    """How often."""
+    """How often, and beside what."""
 
     repeats: int
     warmup: int
+    neighbours: int = 0
+    """Processes that compute meanwhile."""
+    neighbour_threads: int = 1
+    """Of each of them."""
 
     def checked(self) -> Procedure:
         """Itself. Raises `ConfigError` for counts that cannot be."""
         require_at_least("--repeats", self.repeats, 1)
         require_at_least("--warmup", self.warmup, 0)
+        require_at_least("--neighbours", self.neighbours, 0)
+        require_at_least("--neighbour-threads", self.neighbour_threads, 1)
+        require(
+            self.neighbours > 0 or self.neighbour_threads == 1,
+            "--neighbour-threads says how many threads each neighbour has: give --neighbours too",
+        )
         return self
+
+    def describe(self) -> dict[str, int]:
+        """The neighbours, for the procedure of a result; nothing where there are none."""
+        if self.neighbours == 0:
+            return {}
+        return {"neighbours": self.neighbours, "neighbour_threads": self.neighbour_threads}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-/* Included once per dtype T: silu_mul_<T> and rotate_<T>, and each with its arguments in a struct. */
+/* Included once per dtype T: silu_mul_call_<T> and rotate_call_<T>. */
 
 #define LOAD JOIN(load, T_NAME)
 #define STORE JOIN(store, T_NAME)
@@ -11,11 +11,13 @@ static inline void JOIN(silu_mul_row, T_NAME)(T *restrict out, const T *restrict
     }
 }
 
-/* out [rows, n], gate_up [rows, 2 n], both contiguous. */
-void JOIN(silu_mul, T_NAME)(T *out, const T *gate_up, int64_t rows, int64_t n) {
-#pragma omp parallel for if (rows > 1 && rows * n > SERIAL_SILU)
-    for (int64_t row = 0; row < rows; row++)
-        JOIN(silu_mul_row, T_NAME)(out + row * n, gate_up + 2 * row * n, gate_up + (2 * row + 1) * n, n);
+static void JOIN(silu_mul_turn, T_NAME)(const void *loop, int64_t turn, int32_t thread) {
+    const SiluCall *c = loop;
+    const T *gate_up = c->gate_up;
+    const int64_t n = c->n;
+    (void)thread;
+    ROWS_OF(turn, c->rows, row)
+        JOIN(silu_mul_row, T_NAME)((T *)c->out + row * n, gate_up + 2 * row * n, gate_up + (2 * row + 1) * n, n);
 }
 
 static inline void JOIN(rotate_head, T_NAME)(
@@ -27,28 +29,29 @@ static inline void JOIN(rotate_head, T_NAME)(
     }
 }
 
-/* x: tokens of num_heads heads, token_stride and head_stride elements apart; cos and sin: tokens of 2 * half elements,
- * angle_stride apart. */
-void JOIN(rotate, T_NAME)(
-    T *x, int64_t tokens, int64_t token_stride, int64_t num_heads, int64_t head_stride, const T *cos, const T *sin,
-    int64_t angle_stride, int64_t half) {
-#pragma omp parallel for if (tokens > 1 && tokens * num_heads * half > SERIAL_ROTATE)
-    for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < num_heads; head++) {
-            T *start = x + token * token_stride + head * head_stride;
-            const int64_t angle = token * angle_stride;
-            JOIN(rotate_head, T_NAME)(start, start + half, cos + angle, sin + angle, half);
+static void JOIN(rotate_turn, T_NAME)(const void *loop, int64_t turn, int32_t thread) {
+    const RotateCall *c = loop;
+    (void)thread;
+    ROWS_OF(turn, c->tokens, token)
+        for (int64_t head = 0; head < c->num_heads; head++) {
+            T *start = (T *)c->x + token * c->token_stride + head * c->head_stride;
+            const int64_t angle = token * c->angle_stride;
+            JOIN(rotate_head, T_NAME)(start, start + c->half, (const T *)c->cos + angle, (const T *)c->sin + angle, c->half);
         }
 }
 
+/* out [rows, n], gate_up [rows, 2 n], both contiguous. */
 int JOIN(silu_mul_call, T_NAME)(const SiluCall *c) {
-    JOIN(silu_mul, T_NAME)(c->out, c->gate_up, c->rows, c->n);
+    const int is_large = c->rows * c->n > SERIAL_SILU;
+    dovetail_share(JOIN(silu_mul_turn, T_NAME), c, TURNS(c->rows), is_large ? c->threads : 1);
     return 0;
 }
 
+/* x: tokens of num_heads heads, token_stride and head_stride elements apart; cos and sin: tokens of 2 * half elements,
+ * angle_stride apart. */
 int JOIN(rotate_call, T_NAME)(const RotateCall *c) {
-    JOIN(rotate, T_NAME)(c->x, c->tokens, c->token_stride, c->num_heads, c->head_stride, c->cos, c->sin,
-                         c->angle_stride, c->half);
+    const int is_large = c->tokens * c->num_heads * c->half > SERIAL_ROTATE;
+    dovetail_share(JOIN(rotate_turn, T_NAME), c, TURNS(c->tokens), is_large ? c->threads : 1);
     return 0;
 }
 

@@ -1,4 +1,4 @@
-/* Included once per dtype T of rows and dtype W of weights: rms_norm and add_rms_norm _<T>_<W>. */
+/* Included once per dtype T of rows and dtype W of weights: rms_norm_call and add_rms_norm_call _<T>_<W>. */
 
 #define NAME(name) JOIN(JOIN(name, T_NAME), W_NAME)
 #define LOAD JOIN(load, T_NAME)
@@ -31,15 +31,13 @@ static inline void NAME(norm_row)(T *restrict out, const T *restrict x, const W 
         out[i] = STORE(LOAD(x[i]) * scale * LOAD_W(weight[i]));
 }
 
-/* out: contiguous [tokens, num_heads, size]; x: the same, tokens and heads so many elements apart. */
-void NAME(rms_norm)(
-    T *out, const T *x, int64_t tokens, int64_t token_stride, int64_t num_heads, int64_t head_stride, const W *weight,
-    int64_t size, float eps) {
-#pragma omp parallel for if (tokens > 1 && tokens * num_heads * size > SERIAL_NORM)
-    for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < num_heads; head++) {
-            const T *start = x + token * token_stride + head * head_stride;
-            NAME(norm_row)(out + (token * num_heads + head) * size, start, weight, size, eps);
+static void NAME(rms_norm_turn)(const void *loop, int64_t turn, int32_t thread) {
+    const NormCall *c = loop;
+    (void)thread;
+    ROWS_OF(turn, c->tokens, token)
+        for (int64_t head = 0; head < c->num_heads; head++) {
+            const T *start = (const T *)c->x + token * c->token_stride + head * c->head_stride;
+            NAME(norm_row)((T *)c->out + (token * c->num_heads + head) * c->size, start, c->weight, c->size, c->eps);
         }
 }
 
@@ -48,23 +46,27 @@ static inline void NAME(add_row)(T *restrict residual, const T *restrict x, int6
         residual[i] = STORE(LOAD(residual[i]) + LOAD(x[i]));
 }
 
-/* residual becomes the sum, x the normed sum; both are contiguous [rows, size]. */
-void NAME(add_rms_norm)(T *x, T *residual, int64_t rows, const W *weight, int64_t size, float eps) {
-#pragma omp parallel for if (rows > 1 && rows * size > SERIAL_NORM)
-    for (int64_t row = 0; row < rows; row++) {
-        NAME(add_row)(residual + row * size, x + row * size, size);
-        NAME(norm_row)(x + row * size, residual + row * size, weight, size, eps);
+static void NAME(add_rms_norm_turn)(const void *loop, int64_t turn, int32_t thread) {
+    const AddNormCall *c = loop;
+    T *x = c->x, *residual = c->residual;
+    (void)thread;
+    ROWS_OF(turn, c->rows, row) {
+        NAME(add_row)(residual + row * c->size, x + row * c->size, c->size);
+        NAME(norm_row)(x + row * c->size, residual + row * c->size, c->weight, c->size, c->eps);
     }
 }
 
+/* out: contiguous [tokens, num_heads, size]; x: the same, tokens and heads so many elements apart. */
 int NAME(rms_norm_call)(const NormCall *c) {
-    NAME(rms_norm)(c->out, c->x, c->tokens, c->token_stride, c->num_heads, c->head_stride, c->weight, c->size,
-                         c->eps);
+    const int is_large = c->tokens * c->num_heads * c->size > SERIAL_NORM;
+    dovetail_share(NAME(rms_norm_turn), c, TURNS(c->tokens), is_large ? c->threads : 1);
     return 0;
 }
 
+/* residual becomes the sum, x the normed sum; both are contiguous [rows, size]. */
 int NAME(add_rms_norm_call)(const AddNormCall *c) {
-    NAME(add_rms_norm)(c->x, c->residual, c->rows, c->weight, c->size, c->eps);
+    const int is_large = c->rows * c->size > SERIAL_NORM;
+    dovetail_share(NAME(add_rms_norm_turn), c, TURNS(c->rows), is_large ? c->threads : 1);
     return 0;
 }
 

@@ -16,6 +16,7 @@ SOURCE = Path(__file__).with_name("ops.c")
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """dtypes served, as the kernels' names spell them."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_THREADS = ("threads", ctypes.c_int32)
 
 
 class _NormCall(ctypes.Structure):
@@ -27,6 +28,7 @@ class _NormCall(ctypes.Structure):
         ("weight", _POINTER),
         ("size", _INT),
         ("eps", _FLOAT),
+        _THREADS,
     )
 
 
@@ -39,13 +41,14 @@ class _AddNormCall(ctypes.Structure):
         ("weight", _POINTER),
         ("size", _INT),
         ("eps", _FLOAT),
+        _THREADS,
     )
 
 
 class _SiluCall(ctypes.Structure):
     """`SiluCall` of ops.c."""
 
-    _fields_ = (*((name, _POINTER) for name in ("out", "gate_up")), *((name, _INT) for name in ("rows", "n")))
+    _fields_ = (*((name, _POINTER) for name in ("out", "gate_up")), *((name, _INT) for name in ("rows", "n")), _THREADS)
 
 
 class _RotateCall(ctypes.Structure):
@@ -56,6 +59,7 @@ class _RotateCall(ctypes.Structure):
         *((name, _INT) for name in ("tokens", "token_stride", "num_heads", "head_stride")),
         *((name, _POINTER) for name in ("cos", "sin")),
         *((name, _INT) for name in ("angle_stride", "half")),
+        _THREADS,
     )
 
 
@@ -110,7 +114,8 @@ class NativeOperators(Operators):
         if x.is_contiguous():
             out = torch.empty_like(x)
             layout = x.numel() // size, size, 1, size
-            self._rms_norm[dtypes](out.data_ptr(), x.data_ptr(), *layout, weight.data_ptr(), size, eps)
+            sizes = size, eps, torch.get_num_threads()
+            self._rms_norm[dtypes](out.data_ptr(), x.data_ptr(), *layout, weight.data_ptr(), *sizes)
             return out
         strides = x.stride()
         if len(shape) != 3 or strides[2] != 1:
@@ -118,7 +123,7 @@ class NativeOperators(Operators):
         out = x.new_empty(shape)
         pointers = out.data_ptr(), x.data_ptr()
         layout = shape[0], strides[0], shape[1], strides[1]
-        self._rms_norm[dtypes](*pointers, *layout, weight.data_ptr(), size, eps)
+        self._rms_norm[dtypes](*pointers, *layout, weight.data_ptr(), size, eps, torch.get_num_threads())
         return out
 
     def add_rms_norm(
@@ -131,7 +136,7 @@ class NativeOperators(Operators):
         if residual.shape != shape or residual.dtype != x.dtype:
             raise ValueError(f"a residual {list(residual.shape)} {residual.dtype} for {list(shape)} {x.dtype}")
         x, residual = x.contiguous(), residual.contiguous()
-        kernel(x.data_ptr(), residual.data_ptr(), shape[0], weight.data_ptr(), size, eps)
+        kernel(x.data_ptr(), residual.data_ptr(), shape[0], weight.data_ptr(), size, eps, torch.get_num_threads())
         return x, residual
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -140,7 +145,7 @@ class NativeOperators(Operators):
         gate_up = gate_up.contiguous()
         rows, double = gate_up.shape
         out = gate_up.new_empty(rows, double // 2)
-        kernel(out.data_ptr(), gate_up.data_ptr(), rows, double // 2)
+        kernel(out.data_ptr(), gate_up.data_ptr(), rows, double // 2, torch.get_num_threads())
         return out
 
     def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -156,7 +161,8 @@ class NativeOperators(Operators):
         if angle_strides[2] != 1 or sin.stride() != angle_strides:
             return self.rotate(heads, _copy(cos), _copy(sin))
         layout = tokens, strides[0], num_heads, strides[1]
-        kernel(heads.data_ptr(), *layout, cos.data_ptr(), sin.data_ptr(), angle_strides[0], angles[2] // 2)
+        sizes = angle_strides[0], angles[2] // 2, torch.get_num_threads()
+        kernel(heads.data_ptr(), *layout, cos.data_ptr(), sin.data_ptr(), *sizes)
         return heads
 
     def take_rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

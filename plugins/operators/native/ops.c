@@ -21,6 +21,7 @@
 #endif
 
 #include <dovetail/numbers.h>
+#include <dovetail/team.h>
 
 /* Waking the other threads costs about as much as these many elements do in one. */
 #define SERIAL_NORM 32768
@@ -71,6 +72,7 @@ typedef struct {
     const void *weight;
     int64_t size;
     float eps;
+    int32_t threads;
 } NormCall;
 
 typedef struct {
@@ -79,12 +81,14 @@ typedef struct {
     const void *weight;
     int64_t size;
     float eps;
+    int32_t threads;
 } AddNormCall;
 
 typedef struct {
     void *out;
     const void *gate_up;
     int64_t rows, n;
+    int32_t threads;
 } SiluCall;
 
 typedef struct {
@@ -92,6 +96,7 @@ typedef struct {
     int64_t tokens, token_stride, num_heads, head_stride;
     const void *cos, *sin;
     int64_t angle_stride, half;
+    int32_t threads;
 } RotateCall;
 
 typedef struct {
@@ -109,6 +114,12 @@ int take_rows_call(const TakeCall *c) {
     }
     return 0;
 }
+
+/* Rows that a thread takes at a time. */
+#define ROWS_PER_TURN 4
+#define TURNS(rows) (((rows) + ROWS_PER_TURN - 1) / ROWS_PER_TURN)
+#define ROWS_OF(turn, rows, row)                                                                             \
+    for (int64_t row = (turn) * ROWS_PER_TURN; row < (rows) && row < ((turn) + 1) * ROWS_PER_TURN; row++)
 
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -153,8 +164,10 @@ int self_test(void) {
         gate_up[SIZE + i] = weight[i] = 1.0f + (float)i / SIZE;
         sum += x[i] * x[i];
     }
-    rms_norm_f32_f32(normed, x, 1, SIZE, 1, SIZE, weight, SIZE, 1e-5f);
-    silu_mul_f32(gated, gate_up, 1, SIZE);
+    const NormCall norm_call = {normed, x, 1, SIZE, 1, SIZE, weight, SIZE, 1e-5f, 1};
+    const SiluCall silu_call = {gated, gate_up, 1, SIZE, 1};
+    rms_norm_call_f32_f32(&norm_call);
+    silu_mul_call_f32(&silu_call);
     float scale = 1.0f / sqrtf(sum / SIZE + 1e-5f);
     for (int i = 0; i < SIZE; i++) {
         float norm = x[i] * scale * weight[i], silu = x[i] / (1 + expf(-x[i])) * weight[i];

@@ -24,6 +24,8 @@ BLOCK = 32
 """Input features come in whole blocks of so many."""
 
 _PLAIN = "plain."
+_ROWS_AT_ONCE = 1024
+"""A multiple of every tile."""
 _OWN_DTYPES = (torch.float32, torch.bfloat16)
 
 Rounding = Callable[[torch.Tensor], Groups]
@@ -41,6 +43,9 @@ class _Segment(ctypes.Structure):
         ("group", ctypes.c_int32),
         ("has_min", ctypes.c_int32),
         ("zero", ctypes.c_int32),
+        ("scale_bytes", ctypes.c_int32),
+        ("has_table", ctypes.c_int32),
+        ("table", ctypes.c_int8 * 16),
     )
 
 
@@ -72,6 +77,7 @@ class _LookupCall(ctypes.Structure):
         ("num_columns", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("is_bf16", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
     )
 
 
@@ -84,10 +90,10 @@ class _Library:
         self.linear = native.Kernel(library, "linear_call", _LinearCall)
         self.lookup = native.Kernel(library, "lookup_call", _LookupCall)
         self.pack = library.pack
-        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, pointer)
+        self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, number, pointer, number)
         self.pack.restype = None
         self.packed_bytes = library.packed_bytes
-        self.packed_bytes.argtypes = (whole, whole, number, number, number)
+        self.packed_bytes.argtypes = (whole, whole, number, number, number, number)
         self.packed_bytes.restype = whole
 
 
@@ -119,32 +125,43 @@ class GroupedLinear(LinearKernel):
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Lays the rows out at once; blocks that come packed keep their integers."""
-        groups = groups_of(weight) if isinstance(weight, PackedTensor) else self._rounding(weight)
-        self._parts[rows.start] = (self._laid_out(groups, rows.start), rows.stop - rows.start, groups.format)
+        former = self._parts.get(rows.start)
+        data, form = None if former is None else former[0], None
+        # Some rows at a time, since rounding works in float32 and takes several copies.
+        for start in range(0, max(1, weight.shape[0]), _ROWS_AT_ONCE):
+            part = weight[start : start + _ROWS_AT_ONCE]
+            groups = groups_of(part) if isinstance(part, PackedTensor) else self._rounding(part)
+            if form is None:
+                form = groups.format
+                num_bytes = self._packed_bytes(weight.shape[0], form)
+                # Weights that are loaded anew take the place of the former ones.
+                data = data if data is not None and len(data) == num_bytes else self._memory.take(num_bytes)
+            assert data is not None
+            self._lay_out(groups, data.data_ptr() + self._packed_bytes(start, form))
+        assert data is not None
+        assert form is not None
+        self._parts[rows.start] = (data, rows.stop - rows.start, form)
 
     def finish(self) -> None:
         """Writes down where the parts are."""
-        segments = [
-            _Segment(data.data_ptr(), rows, first, form.bits, form.group, form.has_min, form.zero)
-            for first, (data, rows, form) in sorted(self._parts.items())
-        ]
+        segments = [_segment(data, rows, first, form) for first, (data, rows, form) in sorted(self._parts.items())]
         self._segments = (_Segment * len(segments))(*segments)
         self._address = ctypes.addressof(self._segments)
 
     def packed(self) -> Mapping[str, torch.Tensor]:
         """Each part under where it goes and its format."""
         return {
-            f"{first}.{rows}.{form.bits}.{form.group}.{int(form.has_min)}.{form.zero}": data
+            ".".join(map(str, (first, rows, *_numbers_of(form)))): data
             for first, (data, rows, form) in self._parts.items()
         }
 
     def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
         """Into this process's own memory for weights."""
         for name, kept in packed.items():
-            first, rows, bits, group, has_min, zero = map(int, name.split("."))
+            first, rows, *numbers = map(int, name.split("."))
             data = self._memory.take(len(kept))
             data.copy_(kept)
-            self._parts[first] = (data, rows, GroupFormat(bits, group, bool(has_min), zero))
+            self._parts[first] = (data, rows, _format_of(*numbers))
         self.finish()
 
     def tensors(self) -> list[torch.Tensor]:
@@ -204,17 +221,19 @@ class GroupedLinear(LinearKernel):
     def _look_up(self, segment: _Segment, ids: torch.Tensor, out: torch.Tensor) -> None:
         columns = self._shape.in_features
         is_bf16 = out.dtype == torch.bfloat16
-        address = ctypes.addressof(segment)
-        if self._library.lookup(address, ids.data_ptr(), len(ids), columns, out.data_ptr(), is_bf16):
+        places = ctypes.addressof(segment), ids.data_ptr(), len(ids), columns, out.data_ptr()
+        if self._library.lookup(*places, is_bf16, torch.get_num_threads()):
             check_rows(ids + segment.first_row, self._shape)
 
-    def _laid_out(self, groups: Groups, first_row: int) -> torch.Tensor:
+    def _packed_bytes(self, rows: int, form: GroupFormat) -> int:
+        found: int = self._library.packed_bytes(
+            rows, self._shape.in_features, form.bits, form.group, form.has_min, form.scale_bytes
+        )
+        return found
+
+    def _lay_out(self, groups: Groups, address: int) -> None:
         rows, columns = groups.values.shape
         form = groups.format
-        num_bytes = self._library.packed_bytes(rows, columns, form.bits, form.group, form.has_min)
-        former = self._parts.get(first_row)
-        # Weights that are loaded anew take the place of the former ones.
-        data = former[0] if former is not None and len(former[0]) == num_bytes else self._memory.take(num_bytes)
         values, scales = groups.values.contiguous(), groups.scales.contiguous()
         minimums = None if groups.minimums is None else groups.minimums.contiguous()
         self._library.pack(
@@ -225,9 +244,24 @@ class GroupedLinear(LinearKernel):
             columns,
             form.bits,
             form.group,
-            data.data_ptr(),
+            form.scale_bytes,
+            address,
+            torch.get_num_threads(),
         )
-        return data
+
+
+def _segment(data: torch.Tensor, rows: int, first_row: int, form: GroupFormat) -> _Segment:
+    table = (ctypes.c_int8 * 16)(*form.table)
+    numbers = (form.bits, form.group, form.has_min, form.zero, form.scale_bytes)
+    return _Segment(data.data_ptr(), rows, first_row, *numbers, bool(form.table), table)
+
+
+def _numbers_of(form: GroupFormat) -> tuple[int, ...]:
+    return (form.bits, form.group, int(form.has_min), form.zero, form.scale_bytes, *form.table)
+
+
+def _format_of(bits: int, group: int, has_min: int, zero: int, scale_bytes: int, *table: int) -> GroupFormat:
+    return GroupFormat(bits, group, bool(has_min), zero, scale_bytes, table)
 
 
 def check_rows(ids: torch.Tensor, shape: LinearShape) -> None:

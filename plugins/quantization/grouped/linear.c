@@ -1,16 +1,20 @@
-/* Linear layers over weights in groups: y = x W^T with 4, 5, 6 or 8 bits a weight and one scale per 16 or 32 of them.
+/* Linear layers over weights in groups: y = x W^T with 2 to 6 or 8 bits a weight and one scale per 16 or 32 of them.
+ * What the bits say is an integer, or, in formats with a table, which of 16 integers is meant.
  *
  * Activations are rounded to int8 with one scale per 32 of a row (as GGML's Q8_0 blocks are), products are summed as
  * integers within a group, and groups are summed in float32.
  *
  * Layout: NR output rows stand side by side in a tile, so that one vector lane serves one row and nothing is summed
  * across lanes. A tile is a run of blocks of 32 input features, each block:
- *   scales     float16 [32 / group][NR]
- *   minimums   float16 [NR], where the format, with groups of 32, has them: w = scale * q + minimum
- *   low        uint8 [4][NR][4]: 4 bits each; byte k of row r in vector v holds feature 4 v + k (low half) and
- *              feature 16 + 4 v + k (high half). With 8 bits: int8 [8][NR][4], feature 4 v + k in vector v.
- *   high       uint8 [bits - 4][NR][4], where bits is 5 or 6: with 5, bit i of byte (r, k) is the fifth bit of feature
- *              4 i + k; with 6, bits 2 j and 2 j + 1 of plane p are the upper bits of feature 16 p + 4 j + k.
+ *   scales     float16 [32 / group][NR], or, where scales take one byte, uint8: powers of two, as E8M0 of the OCP
+ *              microscaling formats has them, halved
+ *   minimums   float16 [32 / group][NR], where the format has them: w = scale * q + minimum
+ *   quants     with 8 bits: int8 [8][NR][4], byte k of row r in vector v is feature 4 v + k. Otherwise up to two of
+ *     fours    uint8 [4][NR][4], the lowest 4 bits, where there are 4 or more: byte k of row r in vector v holds
+ *              feature 4 v + k (low half) and feature 16 + 4 v + k (high half)
+ *     twos     uint8 [2][NR][4], the next 2 bits, with 2, 3 and 6 bits: bits 2 j and 2 j + 1 of byte (r, k) of plane p
+ *              are those of feature 16 p + 4 j + k
+ *     ones     uint8 [NR][4], the highest bit, with 3 and 5 bits: bit i of byte (r, k) is that of feature 4 i + k
  */
 
 #include <math.h>
@@ -19,6 +23,7 @@
 #include <string.h>
 
 #include <dovetail/numbers.h>
+#include <dovetail/team.h>
 
 #if defined(__x86_64__) && !defined(PORTABLE)
 #include <immintrin.h>
@@ -39,6 +44,9 @@
  * prefetching, which stops at each page, leaves memory waiting. */
 #define AHEAD 4096
 #define ROWS_AT_ONCE 192
+/* Pairs of tiles that a thread takes at a time: at most so many, and fewer where that would be less than so many times. */
+#define PAIRS_PER_TURN 4
+#define TURNS_PER_THREAD 6
 #define inline_always DOVETAIL_INLINE
 
 typedef float vf __attribute__((vector_size(NR * 4)));
@@ -52,6 +60,8 @@ typedef struct {
     int64_t rows;
     int64_t first_row; /* where its outputs go */
     int32_t bits, group, has_min, zero; /* without minimums, w = scale * (q - zero) */
+    int32_t scale_bytes, has_table;
+    int8_t table[16]; /* with a table, w = scale * table[q] */
 } Segment;
 
 /* Where results go, and what is added to them. */
@@ -68,6 +78,30 @@ inline_always vf load_halves(const uint8_t *p) {
     vf f;
     dovetail_floats_from_float16(p, &f, NR);
     return f;
+}
+
+/* E8M0 without its bias, halved: 2^(e - 128), of which the two smallest are no normal numbers. */
+inline_always int32_t exponent_bits(uint8_t e) { return e < 2 ? 0x200000 << e : (int32_t)(e - 1) << 23; }
+
+inline_always vi load_bytes_wide(const uint8_t *p) {
+#if NR == 16
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__) && !defined(PORTABLE)
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vi wide;
+    for (int i = 0; i < NR; i++) wide[i] = p[i];
+    return wide;
+#endif
+}
+
+inline_always vf load_exponents(const uint8_t *p) {
+    vi e = load_bytes_wide(p), is_small = e < 2;
+    return (vf)((is_small & (0x200000 << (e & 1))) | (~is_small & ((e - 1) << 23)));
+}
+
+inline_always vf load_scales(const uint8_t *p, int scale_bytes) {
+    return scale_bytes == 1 ? load_exponents(p) : load_halves(p);
 }
 
 inline_always float load_float(const void *x, int64_t i, int is_bf16) {
@@ -138,13 +172,13 @@ inline_always vi widened(vi sum) { return sum; }
 #endif
 
 /* Weights of 8 bits are signed. Where the processor only multiplies unsigned by signed, they are moved by 128, and
- * SIGNED_ZERO takes that back. */
+ * SIGNED_ZERO takes that back. Those of tables are signed too, and the table is moved already. */
 #if NR == 16 || (defined(__AVXVNNI__) && !defined(PORTABLE))
 #define SIGNED_ZERO 128
-inline_always vi dot_signed(vi sum, vb w, vi x) { return dot(sum, w ^ 128, x); }
+inline_always vi dot_moved(vi sum, vb w, vi x) { return dot(sum, w, x); }
 #elif defined(__AVX2__) && !defined(PORTABLE)
 #define SIGNED_ZERO 0
-inline_always vi dot_signed(vi sum, vb w, vi x) {
+inline_always vi dot_moved(vi sum, vb w, vi x) {
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8((__m256i)x, (__m256i)w));
     sum = (vi)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     IN_PLACE(sum);
@@ -152,12 +186,33 @@ inline_always vi dot_signed(vi sum, vb w, vi x) {
 }
 #else
 #define SIGNED_ZERO 0
-inline_always vi dot_signed(vi sum, vb w, vi x) {
+inline_always vi dot_moved(vi sum, vb w, vi x) {
     vi words = (vi)w;
     for (int k = 0; k < 4; k++) sum += ((words << (24 - 8 * k)) >> 24) * ((x << (24 - 8 * k)) >> 24);
     return sum;
 }
 #endif
+
+inline_always vi dot_signed(vi sum, vb w, vi x) { return dot_moved(sum, w ^ SIGNED_ZERO, x); }
+
+/* A table in each 16 bytes, moved as its weights are multiplied. */
+inline_always vb spread_table(const int8_t *table) {
+    vb all;
+    for (int i = 0; i < NR * 4; i++) all[i] = (uint8_t)table[i % 16] ^ SIGNED_ZERO;
+    return all;
+}
+
+inline_always vb look_up(vb table, vb index) {
+#if NR == 16
+    return (vb)_mm512_shuffle_epi8((__m512i)table, (__m512i)index);
+#elif defined(__AVX2__) && !defined(PORTABLE)
+    return (vb)_mm256_shuffle_epi8((__m256i)table, (__m256i)index);
+#else
+    vb found;
+    for (int i = 0; i < NR * 4; i++) found[i] = table[index[i]];
+    return found;
+#endif
+}
 
 /* ---- activations ---- */
 
@@ -198,39 +253,57 @@ static void round_row(const void *x, int64_t row, int64_t M, int64_t K, int is_b
 
 /* ---- one tile of NR outputs for M rows ---- */
 
-inline_always int64_t block_bytes(int bits, int group, int has_min) {
-    return NR * (int64_t)(2 * (BLOCK / group) * (1 + has_min) + (bits == 8 ? 32 : 16 + 4 * (bits - 4)));
+inline_always int scales_bytes(int group, int has_min, int scale_bytes) {
+    return NR * (BLOCK / group) * (scale_bytes + 2 * has_min);
 }
 
-/* The two vectors of weights that vector v of `low` holds; with 8 bits, vectors 2 v and 2 v + 1. */
+inline_always int64_t block_bytes(int bits, int group, int has_min, int scale_bytes) {
+    return scales_bytes(group, has_min, scale_bytes) + NR * (int64_t)(4 * bits);
+}
+
+/* Where the planes of two bits and of one bit begin. */
+inline_always int twos_at(int bits) { return bits > 4 ? 16 * NR : 0; }
+inline_always int ones_at(int bits) { return twos_at(bits) + (bits & 2 ? 8 * NR : 0); }
+
+/* Bits `from` and on of each byte of a plane, as bits `to` and on. */
+inline_always vb moved(const uint8_t *plane, int from, int to, int mask) {
+    vh_wide bits = (vh_wide)load_bytes(plane);
+    return (vb)(from > to ? bits >> (from - to) : bits << (to - from)) & (uint8_t)(mask << to);
+}
+
+/* The two vectors of weights that vector v of `fours` holds; with 8 bits, vectors 2 v and 2 v + 1. */
 inline_always void unpack_pair(const uint8_t *quants, int bits, int v, vb *first, vb *second) {
     if (bits == 8) {
         *first = load_bytes(quants + 2 * v * NR * 4);
         *second = load_bytes(quants + (2 * v + 1) * NR * 4);
         return;
     }
-    vb low = load_bytes(quants + v * NR * 4);
-    *first = low & 15;
-    *second = (vb)((vh_wide)low >> 4) & 15;
-    const uint8_t *high = quants + 4 * NR * 4;
-    if (bits == 5) {
-        vh_wide plane = (vh_wide)load_bytes(high);
-        *first |= (vb)(plane << (4 - v)) & 16;
-        *second |= (vb)(plane >> v) & 16;
-    } else if (bits == 6) {
-        vh_wide one = (vh_wide)load_bytes(high), two = (vh_wide)load_bytes(high + NR * 4);
-        *first |= (vb)(v < 2 ? one << (4 - 2 * v) : one >> (2 * v - 4)) & 48;
-        *second |= (vb)(v < 2 ? two << (4 - 2 * v) : two >> (2 * v - 4)) & 48;
+    *first = *second = (vb){};
+    if (bits >= 4) {
+        vb fours = load_bytes(quants + v * NR * 4);
+        *first = fours & 15;
+        *second = (vb)((vh_wide)fours >> 4) & 15;
+    }
+    if (bits & 2) {
+        const uint8_t *twos = quants + twos_at(bits);
+        *first |= moved(twos, 2 * v, bits > 4 ? 4 : 0, 3);
+        *second |= moved(twos + NR * 4, 2 * v, bits > 4 ? 4 : 0, 3);
+    }
+    if (bits & 1) {
+        *first |= moved(quants + ones_at(bits), v, bits - 1, 1);
+        *second |= moved(quants + ones_at(bits), 4 + v, bits - 1, 1);
     }
 }
 
-/* Sums of M rows over T tiles; bits, group, has_min, M and T are constants where this is inlined. Tiles that are
- * multiplied together share what is loaded of the activations. */
+/* Sums of M rows over T tiles; M, T and all that stands in the last line of the parameters are constants where this is
+ * inlined. Tiles that are multiplied together share what is loaded of the activations. */
 inline_always void multiply_tiles(const uint8_t *data, int64_t K, const Activations *x, int64_t row, int M, int T,
-                                  int bits, int group, int has_min, int zero, vf sums[][MAX_TILE_ROWS]) {
-    const int64_t blocks = K / BLOCK, stride = block_bytes(bits, group, has_min);
-    const int scale_sets = BLOCK / group;
-    if (bits == 8) zero += SIGNED_ZERO;
+                                  const int8_t *table, vf sums[][MAX_TILE_ROWS],
+                                  int bits, int group, int has_min, int zero, int scale_bytes, int has_table) {
+    const int64_t blocks = K / BLOCK, stride = block_bytes(bits, group, has_min, scale_bytes);
+    const int scale_sets = BLOCK / group, is_signed = bits == 8 || has_table;
+    if (is_signed) zero += SIGNED_ZERO;
+    const vb spread_out = has_table ? spread_table(table) : (vb){};
     const int8_t *values = x->values + row * K;
     const float *of_x = x->scales + row * blocks, *of_sums = x->sums + 2 * row * blocks;
     for (int t = 0; t < T; t++)
@@ -246,25 +319,29 @@ inline_always void multiply_tiles(const uint8_t *data, int64_t K, const Activati
         for (int v = 0; v < 4; v++) {
             vb one[MAX_TILES], two[MAX_TILES];
             for (int t = 0; t < T; t++) {
-                const uint8_t *quants = data + t * blocks * stride + 2 * NR * scale_sets * (1 + has_min);
+                const uint8_t *quants = data + t * blocks * stride + scales_bytes(group, has_min, scale_bytes);
                 unpack_pair(quants, bits, v, &one[t], &two[t]);
+                if (has_table) one[t] = look_up(spread_out, one[t]), two[t] = look_up(spread_out, two[t]);
             }
             for (int m = 0; m < M; m++) {
                 const int8_t *four = values + m * BLOCK + (bits == 8 ? 8 : 4) * v;
                 vi low = spread(four);
                 for (int t = 0; t < T; t++) {
                     if (bits == 8) first[t][m] = dot_signed(first[t][m], one[t], low);
+                    else if (has_table) first[t][m] = dot_moved(first[t][m], one[t], low);
                     else narrow_first[t][m] = dot(narrow_first[t][m], one[t], low);
                 }
                 vi high = spread(four + (bits == 8 ? 4 : 16));
                 for (int t = 0; t < T; t++) {
                     if (bits == 8) first[t][m] = dot_signed(first[t][m], two[t], high);
+                    else if (has_table && group == BLOCK) first[t][m] = dot_moved(first[t][m], two[t], high);
+                    else if (has_table) second[t][m] = dot_moved(second[t][m], two[t], high);
                     else if (group == BLOCK) narrow_first[t][m] = dot(narrow_first[t][m], two[t], high);
                     else narrow_second[t][m] = dot(narrow_second[t][m], two[t], high);
                 }
             }
             /* Before 16 bits overflow; where sums are wide, once at the end. */
-            if (bits != 8 && (v == 3 || (!WIDE_SUMS && bits != 4 && v == 1))) {
+            if (!is_signed && (v == 3 || (!WIDE_SUMS && bits > 4 && v == 1))) {
                 for (int t = 0; t < T; t++)
                     for (int m = 0; m < M; m++) {
                         first[t][m] += widened(narrow_first[t][m]);
@@ -278,9 +355,11 @@ inline_always void multiply_tiles(const uint8_t *data, int64_t K, const Activati
         }
         for (int t = 0; t < T; t++) {
             const uint8_t *scales = data + t * blocks * stride;
-            vf scale = load_halves(scales), scale_two = {}, minimum = {};
-            if (group != BLOCK) scale_two = load_halves(scales + 2 * NR);
-            if (has_min) minimum = load_halves(scales + 2 * NR * scale_sets);
+            const uint8_t *minimums = scales + NR * scale_sets * scale_bytes;
+            vf scale = load_scales(scales, scale_bytes), scale_two = {}, minimum = {}, minimum_two = {};
+            if (group != BLOCK) scale_two = load_scales(scales + NR * scale_bytes, scale_bytes);
+            if (has_min) minimum = load_halves(minimums);
+            if (has_min && group != BLOCK) minimum_two = load_halves(minimums + 2 * NR);
             for (int m = 0; m < M; m++) {
                 float sum = group == BLOCK ? of_sums[2 * m] + of_sums[2 * m + 1] : of_sums[2 * m];
                 vf total = sums[t][m];
@@ -288,6 +367,7 @@ inline_always void multiply_tiles(const uint8_t *data, int64_t K, const Activati
                 if (group != BLOCK) total += __builtin_convertvector(second[t][m], vf) * (scale_two * of_x[m]);
                 if (has_min) {
                     total += minimum * sum;
+                    if (group != BLOCK) total += minimum_two * of_sums[2 * m + 1];
                 } else if (zero) {
                     total -= scale * ((float)zero * sum);
                     if (group != BLOCK) total -= scale_two * ((float)zero * of_sums[2 * m + 1]);
@@ -299,10 +379,11 @@ inline_always void multiply_tiles(const uint8_t *data, int64_t K, const Activati
 }
 
 inline_always void multiply_rows(const Segment *s, int64_t tile, int64_t K, const Activations *x, int64_t row, int M,
-                                 int T, int bits, int group, int has_min, int zero, const Output *to) {
+                                 int T, const Output *to,
+                                 int bits, int group, int has_min, int zero, int scale_bytes, int has_table) {
     vf sums[MAX_TILES][MAX_TILE_ROWS];
-    const uint8_t *data = s->data + tile * (K / BLOCK) * block_bytes(bits, group, has_min);
-    multiply_tiles(data, K, x, row, M, T, bits, group, has_min, zero, sums);
+    const uint8_t *data = s->data + tile * (K / BLOCK) * block_bytes(bits, group, has_min, scale_bytes);
+    multiply_tiles(data, K, x, row, M, T, s->table, sums, bits, group, has_min, zero, scale_bytes, has_table);
     for (int t = 0; t < T; t++, tile++) {
         int64_t first = s->first_row + tile * NR;
         int64_t count = s->rows - tile * NR < NR ? s->rows - tile * NR : NR;
@@ -320,10 +401,11 @@ inline_always void multiply_rows(const Segment *s, int64_t tile, int64_t K, cons
     }
 }
 
-/* Rows from .. end - 1 times T tiles. */
+/* Rows from .. end - 1 times one tile. */
 inline_always void multiply_all(const Segment *s, int64_t tile, int64_t K, const Activations *x, int64_t from,
-                                int64_t end, int T, int bits, int group, int has_min, int zero, const Output *to) {
-#define ROWS(M) multiply_rows(s, tile, K, x, from, M, T, bits, group, has_min, zero, to)
+                                int64_t end, const Output *to,
+                                int bits, int group, int has_min, int zero, int scale_bytes, int has_table) {
+#define ROWS(M) multiply_rows(s, tile, K, x, from, M, 1, to, bits, group, has_min, zero, scale_bytes, has_table)
     for (; from + 4 <= end; from += 4) ROWS(4);
     if (end - from == 3) ROWS(3);
     else if (end - from == 2) ROWS(2);
@@ -331,40 +413,80 @@ inline_always void multiply_all(const Segment *s, int64_t tile, int64_t K, const
 #undef ROWS
 }
 
-/* Tiles tile .. last - 1, at most MAX_TILES. */
-#define KERNEL(name, bits, group, has_min, zero)                                                                     \
-    static void name(const Segment *s, int64_t tile, int64_t last, int64_t K, const Activations *x, int64_t from,    \
-                     int64_t end, const Output *to) {                                                                \
-        const int together = last - tile == MAX_TILES && end - from >= ROWS_FOR_TILES;                               \
-        if (together) multiply_all(s, tile, K, x, from, end, MAX_TILES, bits, group, has_min, zero, to);             \
-        for (; !together && tile < last; tile++)                                                                     \
-            multiply_all(s, tile, K, x, from, end, 1, bits, group, has_min, zero, to);                               \
-    }
-
-KERNEL(four_plain, 4, 32, 0, 8)
-KERNEL(four_min, 4, 32, 1, 0)
-KERNEL(five_plain, 5, 32, 0, 16)
-KERNEL(five_min, 5, 32, 1, 0)
-KERNEL(six_plain, 6, 16, 0, 32)
-KERNEL(eight_plain, 8, 32, 0, 0)
-
 typedef void (*Kernel)(const Segment *, int64_t, int64_t, int64_t, const Activations *, int64_t, int64_t, const Output *);
 
+/* Tiles tile .. last - 1, at most MAX_TILES. The last of its parameters: bits, group, has_min, zero, scale_bytes,
+ * has_table. */
+#define KERNEL(name, ...)                                                                                            \
+    static void name(const Segment *s, int64_t tile, int64_t last, int64_t K, const Activations *x, int64_t from,    \
+                     int64_t end, const Output *to) {                                                                \
+        if (last - tile == MAX_TILES && end - from >= ROWS_FOR_TILES)                                                \
+            for (; from + 4 <= end; from += 4) multiply_rows(s, tile, K, x, from, 4, MAX_TILES, to, __VA_ARGS__);    \
+        for (; tile < last; tile++) multiply_all(s, tile, K, x, from, end, to, __VA_ARGS__);                         \
+    }
+
+KERNEL(two_plain, 2, 32, 0, 1, 2, 0)
+KERNEL(two_min, 2, 16, 1, 0, 2, 0)
+KERNEL(three_plain, 3, 16, 0, 4, 2, 0)
+KERNEL(four_plain, 4, 32, 0, 8, 2, 0)
+KERNEL(four_min, 4, 32, 1, 0, 2, 0)
+KERNEL(four_table, 4, 32, 0, 0, 2, 1)
+KERNEL(four_small_table, 4, 16, 0, 0, 2, 1)
+KERNEL(four_power_table, 4, 32, 0, 0, 1, 1)
+KERNEL(five_plain, 5, 32, 0, 16, 2, 0)
+KERNEL(five_min, 5, 32, 1, 0, 2, 0)
+KERNEL(six_plain, 6, 16, 0, 32, 2, 0)
+KERNEL(eight_plain, 8, 32, 0, 0, 2, 0)
+
 static Kernel kernel_of(const Segment *s) {
-    if (s->bits == 4) return s->has_min ? four_min : four_plain;
-    if (s->bits == 5) return s->has_min ? five_min : five_plain;
-    return s->bits == 6 ? six_plain : eight_plain;
+    if (s->has_table) return s->scale_bytes == 1 ? four_power_table : s->group == 16 ? four_small_table : four_table;
+    switch (s->bits) {
+    case 2: return s->has_min ? two_min : two_plain;
+    case 3: return three_plain;
+    case 4: return s->has_min ? four_min : four_plain;
+    case 5: return s->has_min ? five_min : five_plain;
+    case 6: return six_plain;
+    default: return eight_plain;
+    }
 }
 
 /* ---- what Python calls ---- */
 
 int32_t tile_rows(void) { return NR; }
 
-int64_t packed_bytes(int64_t rows, int64_t K, int32_t bits, int32_t group, int32_t has_min) {
-    return (rows + NR - 1) / NR * (K / BLOCK) * block_bytes(bits, group, has_min);
+int64_t packed_bytes(int64_t rows, int64_t K, int32_t bits, int32_t group, int32_t has_min, int32_t scale_bytes) {
+    return (rows + NR - 1) / NR * (K / BLOCK) * block_bytes(bits, group, has_min, scale_bytes);
 }
 
 static int64_t pairs_of(const Segment *s) { return (s->rows + MAX_TILES * NR - 1) / (MAX_TILES * NR); }
+
+/* One call of linear(), and the rows of x that its threads multiply now. */
+typedef struct {
+    const Segment *segments;
+    const void *x;
+    int64_t M, K, pairs, pairs_per_turn, from, end;
+    const Activations *rounded;
+    const Output *to;
+} LinearLoop;
+
+static void round_turn(const void *loop, int64_t row, int32_t thread) {
+    const LinearLoop *l = loop;
+    (void)thread;
+    round_row(l->x, row, l->M, l->K, l->to->is_bf16, l->rounded);
+}
+
+static void multiply_turn(const void *loop, int64_t turn, int32_t thread) {
+    const LinearLoop *l = loop;
+    (void)thread;
+    int64_t first = turn * l->pairs_per_turn, stop = first + l->pairs_per_turn < l->pairs ? first + l->pairs_per_turn : l->pairs;
+    for (int64_t p = first; p < stop; p++) {
+        const Segment *s = l->segments;
+        int64_t pair = p;
+        while (pair >= pairs_of(s)) pair -= pairs_of(s++);
+        int64_t tile = pair * MAX_TILES, last = tile + MAX_TILES, tiles = (s->rows + NR - 1) / NR;
+        kernel_of(s)(s, tile, last < tiles ? last : tiles, l->K, l->rounded, l->from, l->end, l->to);
+    }
+}
 
 /* y = x [M][K] W^T + bias, x in the dtype of y. Returns 0, or 1 where there was no memory for rounded activations. */
 static int linear(const Segment *segments, int64_t num_segments, const void *x, int64_t M, int64_t K, const Output *to,
@@ -381,26 +503,15 @@ static int linear(const Segment *segments, int64_t num_segments, const void *x, 
     Activations rounded = {(int8_t *)memory, (float *)(memory + values), (float *)(memory + values) + M * K / BLOCK};
     int64_t pairs = 0;
     for (int64_t i = 0; i < num_segments; i++) pairs += pairs_of(&segments[i]);
-    const int is_large = M * K * pairs * MAX_TILES * NR > 65536;
-    if (M <= 4)
-        for (int64_t m = 0; m < M; m++) round_row(x, m, M, K, to->is_bf16, &rounded);
-#pragma omp parallel num_threads(threads) if (is_large)
-    {
-        if (M > 4) {
-#pragma omp for schedule(static)
-            for (int64_t m = 0; m < M; m++) round_row(x, m, M, K, to->is_bf16, &rounded);
-        }
-        for (int64_t from = 0; from < M; from += ROWS_AT_ONCE) {
-            int64_t end = from + ROWS_AT_ONCE < M ? from + ROWS_AT_ONCE : M;
-#pragma omp for schedule(static) nowait
-            for (int64_t p = 0; p < pairs; p++) {
-                const Segment *s = segments;
-                int64_t pair = p;
-                while (pair >= pairs_of(s)) pair -= pairs_of(s++);
-                int64_t tile = pair * MAX_TILES, last = tile + MAX_TILES, tiles = (s->rows + NR - 1) / NR;
-                kernel_of(s)(s, tile, last < tiles ? last : tiles, K, &rounded, from, end, to);
-            }
-        }
+    if (M * K * pairs * MAX_TILES * NR <= 65536) threads = 1;
+    int64_t per_turn = pairs / ((int64_t)threads * TURNS_PER_THREAD);
+    per_turn = per_turn < 1 ? 1 : per_turn > PAIRS_PER_TURN ? PAIRS_PER_TURN : per_turn;
+    LinearLoop loop = {segments, x, M, K, pairs, per_turn, 0, 0, &rounded, to};
+    dovetail_share(round_turn, &loop, M, M > 4 ? threads : 1);
+    for (int64_t from = 0; from < M; from += ROWS_AT_ONCE) {
+        loop.from = from;
+        loop.end = from + ROWS_AT_ONCE < M ? from + ROWS_AT_ONCE : M;
+        dovetail_share(multiply_turn, &loop, (pairs + per_turn - 1) / per_turn, threads);
     }
     return 0;
 }
@@ -422,7 +533,7 @@ typedef struct {
     const int64_t *ids;
     int64_t count, K;
     void *out;
-    int32_t is_bf16;
+    int32_t is_bf16, threads;
 } LookupCall;
 
 int linear_call(const LinearCall *c) {
@@ -430,88 +541,122 @@ int linear_call(const LinearCall *c) {
     return linear(c->segments, c->num_segments, c->x, c->M, c->K, &to, c->threads);
 }
 
-/* Where feature c of a block and row r of a tile stands: its low byte, shift and, for 5 and 6 bits, its high plane. */
-typedef struct { int low, low_shift, high, high_shift; } Place;
+/* Where the low bits, the two bits and the one bit of feature c of a block and row r of a tile stand: bytes and shifts.
+ * With 8 bits, and with 2 and 3, there are no four bits. */
+typedef struct { int low, fours_shift, twos, twos_shift, ones, ones_shift; } Place;
 
 static Place place(int bits, int r, int c) {
     int k = c % 4, quad = c / 4, half = quad / 4;
-    Place p = {(quad % 4 * NR + r) * 4 + k, 4 * half, 0, 0};
-    if (bits == 8) p.low = (quad * NR + r) * 4 + k, p.low_shift = 0;
-    if (bits == 5) p.high = 16 * NR + r * 4 + k, p.high_shift = quad;
-    if (bits == 6) p.high = 16 * NR + half * 4 * NR + r * 4 + k, p.high_shift = 2 * (quad % 4);
-    return p;
+    return (Place){
+        ((bits == 8 ? quad : quad % 4) * NR + r) * 4 + k, 4 * half,
+        twos_at(bits) + (half * NR + r) * 4 + k, 2 * (quad % 4),
+        ones_at(bits) + r * 4 + k, quad,
+    };
 }
 
-/* Lays out rows: values uint8 [rows][K] (int8 with 8 bits), scales and minimums float16 [rows][K / group]. Rows beyond
- * the last up to a whole tile become zeros. */
-void pack(const uint8_t *values, const uint16_t *scales, const uint16_t *minimums, int64_t rows, int64_t K,
-          int32_t bits, int32_t group, uint8_t *data) {
-    const int has_min = minimums != NULL, sets = BLOCK / group;
-    const int64_t stride = block_bytes(bits, group, has_min), blocks = K / BLOCK;
-#pragma omp parallel for schedule(static)
-    for (int64_t tile = 0; tile < (rows + NR - 1) / NR; tile++) {
-        uint8_t *block = data + tile * blocks * stride;
-        memset(block, 0, (size_t)(blocks * stride));
-        for (int64_t b = 0; b < blocks; b++, block += stride) {
-            uint8_t *quants = block + 2 * NR * sets * (1 + has_min);
-            for (int r = 0; r < NR && tile * NR + r < rows; r++) {
-                int64_t row = tile * NR + r;
-                for (int g = 0; g < sets; g++) {
-                    memcpy(block + 2 * (g * NR + r), scales + row * (K / group) + b * sets + g, 2);
-                    if (has_min)
-                        memcpy(block + 2 * ((sets + g) * NR + r), minimums + row * (K / group) + b * sets + g, 2);
-                }
-                const uint8_t *from = values + row * K + b * BLOCK;
-                for (int c = 0; c < BLOCK; c++) {
-                    Place p = place(bits, r, c);
-                    if (bits == 8) { quants[p.low] = from[c]; continue; }
-                    quants[p.low] |= (from[c] & 15) << p.low_shift;
-                    if (bits > 4) quants[p.high] |= (from[c] >> 4) << p.high_shift;
-                }
+static void put_value(uint8_t *quants, int bits, int r, int c, int value) {
+    const Place p = place(bits, r, c);
+    if (bits == 8) { quants[p.low] = (uint8_t)value; return; }
+    if (bits >= 4) quants[p.low] |= (value & 15) << p.fours_shift;
+    if (bits & 2) quants[p.twos] |= (value >> (bits > 4 ? 4 : 0) & 3) << p.twos_shift;
+    if (bits & 1) quants[p.ones] |= value >> (bits - 1) << p.ones_shift;
+}
+
+static int get_value(const uint8_t *quants, int bits, int r, int c) {
+    const Place p = place(bits, r, c);
+    if (bits == 8) return (int8_t)quants[p.low];
+    int value = bits >= 4 ? quants[p.low] >> p.fours_shift & 15 : 0;
+    if (bits & 2) value |= (quants[p.twos] >> p.twos_shift & 3) << (bits > 4 ? 4 : 0);
+    if (bits & 1) value |= (quants[p.ones] >> p.ones_shift & 1) << (bits - 1);
+    return value;
+}
+
+static float scale_at(const uint8_t *scales, int64_t i, int scale_bytes) {
+    if (scale_bytes == 1) {
+        int32_t bits = exponent_bits(scales[i]);
+        float scale;
+        memcpy(&scale, &bits, 4);
+        return scale;
+    }
+    uint16_t half;
+    memcpy(&half, scales + 2 * i, 2);
+    return dovetail_from_float16(half);
+}
+
+/* One call of pack(). */
+typedef struct {
+    const uint8_t *values, *scales;
+    const uint16_t *minimums;
+    int64_t rows, K;
+    int32_t bits, group, scale_bytes;
+    uint8_t *data;
+} PackLoop;
+
+static void pack_tile(const void *loop, int64_t tile, int32_t thread) {
+    const PackLoop *l = loop;
+    const int has_min = l->minimums != NULL, sets = BLOCK / l->group, scale_bytes = l->scale_bytes;
+    const int64_t stride = block_bytes(l->bits, l->group, has_min, scale_bytes), blocks = l->K / BLOCK;
+    uint8_t *block = l->data + tile * blocks * stride;
+    (void)thread;
+    memset(block, 0, (size_t)(blocks * stride));
+    for (int64_t b = 0; b < blocks; b++, block += stride) {
+        uint8_t *of_minimums = block + NR * sets * scale_bytes;
+        uint8_t *quants = block + scales_bytes(l->group, has_min, scale_bytes);
+        for (int r = 0; r < NR && tile * NR + r < l->rows; r++) {
+            int64_t row = tile * NR + r;
+            for (int g = 0; g < sets; g++) {
+                int64_t from = row * (l->K / l->group) + b * sets + g, to = g * NR + r;
+                memcpy(block + scale_bytes * to, l->scales + scale_bytes * from, (size_t)scale_bytes);
+                if (has_min) memcpy(of_minimums + 2 * to, l->minimums + from, 2);
             }
+            const uint8_t *from = l->values + row * l->K + b * BLOCK;
+            for (int c = 0; c < BLOCK; c++) put_value(quants, l->bits, r, c, from[c]);
         }
     }
 }
 
-/* Rows of a segment: ids int64 [count], all of which it has -> out [count][K]. */
-static void lookup(const Segment *s, const int64_t *ids, int64_t count, int64_t K, void *out, int is_bf16) {
-    const int sets = BLOCK / s->group;
-    const int64_t stride = block_bytes(s->bits, s->group, s->has_min), blocks = K / BLOCK;
-#pragma omp parallel for schedule(static) if (count > 16)
-    for (int64_t i = 0; i < count; i++) {
-        int r = (int)(ids[i] % NR);
-        const uint8_t *block = s->data + ids[i] / NR * blocks * stride;
-        for (int64_t b = 0; b < blocks; b++, block += stride) {
-            const uint8_t *quants = block + 2 * NR * sets * (1 + s->has_min);
-            for (int c = 0; c < BLOCK; c++) {
-                Place p = place(s->bits, r, c);
-                uint16_t scale, minimum = 0;
-                memcpy(&scale, block + 2 * (c / s->group * NR + r), 2);
-                if (s->has_min) memcpy(&minimum, block + 2 * ((sets + c / s->group) * NR + r), 2);
-                int value = s->bits == 8 ? (int8_t)quants[p.low] : quants[p.low] >> p.low_shift & 15;
-                if (s->bits == 5) value |= (quants[p.high] >> p.high_shift & 1) << 4;
-                if (s->bits == 6) value |= (quants[p.high] >> p.high_shift & 3) << 4;
-                float weight = dovetail_from_float16(scale) * (float)(value - s->zero) + dovetail_from_float16(minimum);
-                store_float(out, i * K + b * BLOCK + c, weight, is_bf16);
-            }
+/* Lays out rows: values uint8 [rows][K] (int8 with 8 bits), scales [rows][K / group] of float16 or one byte, minimums
+ * float16 [rows][K / group]. Rows beyond the last up to a whole tile become zeros. */
+void pack(const uint8_t *values, const uint8_t *scales, const uint16_t *minimums, int64_t rows, int64_t K,
+          int32_t bits, int32_t group, int32_t scale_bytes, uint8_t *data, int32_t threads) {
+    const PackLoop loop = {values, scales, minimums, rows, K, bits, group, scale_bytes, data};
+    dovetail_share(pack_tile, &loop, (rows + NR - 1) / NR, threads);
+}
+
+static void look_up_row(const void *loop, int64_t i, int32_t thread) {
+    const LookupCall *l = loop;
+    const Segment *s = l->segment;
+    const int sets = BLOCK / s->group, scale_bytes = s->scale_bytes, r = (int)(l->ids[i] % NR);
+    const int64_t stride = block_bytes(s->bits, s->group, s->has_min, scale_bytes), blocks = l->K / BLOCK;
+    const uint8_t *block = s->data + l->ids[i] / NR * blocks * stride;
+    (void)thread;
+    for (int64_t b = 0; b < blocks; b++, block += stride) {
+        const uint8_t *minimums = block + NR * sets * scale_bytes;
+        const uint8_t *quants = block + scales_bytes(s->group, s->has_min, scale_bytes);
+        for (int c = 0; c < BLOCK; c++) {
+            int at = c / s->group * NR + r, value = get_value(quants, s->bits, r, c);
+            int number = s->has_table ? s->table[value] : value - s->zero;
+            float minimum = s->has_min ? scale_at(minimums, at, 2) : 0.0f;
+            float weight = scale_at(block, at, scale_bytes) * (float)number + minimum;
+            store_float(l->out, i * l->K + b * BLOCK + c, weight, l->is_bf16);
         }
     }
 }
 
-/* Returns 0, or 1 where the segment lacks one of the rows. */
+/* Rows of a segment: ids int64 [count] -> out [count][K]. Returns 0, or 1 where the segment lacks one of the rows. */
 int lookup_call(const LookupCall *c) {
     for (int64_t i = 0; i < c->count; i++)
         if (c->ids[i] < 0 || c->ids[i] >= c->segment->rows) return 1;
-    lookup(c->segment, c->ids, c->count, c->K, c->out, c->is_bf16);
+    dovetail_share(look_up_row, c, c->count, c->count > 16 ? c->threads : 1);
     return 0;
 }
 
 /* ---- every format against sums that are taken one by one ---- */
 
-static int test_format(int bits, int group, int has_min, int zero) {
+static int test_format(int bits, int group, int has_min, int zero, int scale_bytes, int has_table) {
     enum { K = 96, N = 27, M = 19 }; /* enough rows for tiles that are multiplied together */
-    static uint8_t values[N * K], data[1 << 16];
-    static uint16_t scales[N * K / 16], minimums[N * K / 16];
+    static uint8_t values[N * K], data[1 << 16], scales[N * K / 16 * 2];
+    static uint16_t minimums[N * K / 16];
     static float x[M * K], y[M * N], dense[N * K];
     static int64_t ids[N];
     uint32_t state = 1;
@@ -519,23 +664,30 @@ static int test_format(int bits, int group, int has_min, int zero) {
         state = state * 1664525u + 1013904223u;
         values[i] = (uint8_t)(state >> 24) & (bits == 8 ? 255 : (1 << bits) - 1);
     }
-    for (int i = 0; i < N * K / 16; i++) scales[i] = (uint16_t)(0x2400 + i % 512), minimums[i] = (uint16_t)(0xb000 + i % 999);
+    for (int i = 0; i < N * K / 16; i++) {
+        uint16_t half = (uint16_t)(0x2400 + i % 512);
+        if (scale_bytes == 1) scales[i] = (uint8_t)(118 + i % 7);
+        else memcpy(scales + 2 * i, &half, 2);
+        minimums[i] = (uint16_t)(0xb000 + i % 999);
+    }
     for (int i = 0; i < M * K; i++) state = state * 1664525u + 1013904223u, x[i] = (float)(int32_t)state * 1e-9f;
     for (int i = 0; i < N; i++) ids[i] = i;
-    Segment s = {data, N, 0, bits, group, has_min, zero};
-    if (packed_bytes(N, K, bits, group, has_min) > (int64_t)sizeof data) return 1;
-    pack(values, scales, has_min ? minimums : NULL, N, K, bits, group, data);
-    lookup(&s, ids, N, K, dense, 0);
+    Segment s = {data, N, 0, bits, group, has_min, zero, scale_bytes, has_table, {0}};
+    for (int i = 0; i < 16; i++) s.table[i] = (int8_t)(i * 16 - 127);
+    if (packed_bytes(N, K, bits, group, has_min, scale_bytes) > (int64_t)sizeof data) return 1;
+    pack(values, scales, has_min ? minimums : NULL, N, K, bits, group, scale_bytes, data, 1);
+    const LookupCall all = {&s, ids, N, K, dense, 0, 1};
+    if (lookup_call(&all)) return 1;
     const Output to = {y, N, NULL, 0, 0};
-    if (linear(&s, 1, x, M, K, &to, 2)) return 1;
+    if (linear(&s, 1, x, M, K, &to, 1)) return 1;
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) {
             double sum = 0, size = 0;
             for (int k = 0; k < K; k++) {
                 int value = bits == 8 ? (int8_t)values[n * K + k] : values[n * K + k];
-                int g = n * (K / group) + k / group;
+                int g = n * (K / group) + k / group, number = has_table ? s.table[value] : value - zero;
                 double minimum = has_min ? dovetail_from_float16(minimums[g]) : 0;
-                double w = dovetail_from_float16(scales[g]) * (double)(value - zero) + minimum;
+                double w = scale_at(scales, g, scale_bytes) * (double)number + minimum;
                 if (fabs(w - dense[n * K + k]) > 1e-5 * (1 + fabs(w))) return 2;
                 sum += w * x[m * K + k];
                 size += fabs(w) * 2.2;
@@ -547,6 +699,8 @@ static int test_format(int bits, int group, int has_min, int zero) {
 }
 
 int self_test(void) {
-    return test_format(4, 32, 0, 8) || test_format(4, 32, 1, 0) || test_format(5, 32, 0, 16) ||
-           test_format(5, 32, 1, 0) || test_format(6, 16, 0, 32) || test_format(8, 32, 0, 0);
+    return test_format(2, 32, 0, 1, 2, 0) || test_format(2, 16, 1, 0, 2, 0) || test_format(3, 16, 0, 4, 2, 0) ||
+           test_format(4, 32, 0, 8, 2, 0) || test_format(4, 32, 1, 0, 2, 0) || test_format(4, 32, 0, 0, 2, 1) ||
+           test_format(4, 16, 0, 0, 2, 1) || test_format(4, 32, 0, 0, 1, 1) || test_format(5, 32, 0, 16, 2, 0) ||
+           test_format(5, 32, 1, 0, 2, 0) || test_format(6, 16, 0, 32, 2, 0) || test_format(8, 32, 0, 0, 2, 0);
 }

@@ -127,8 +127,8 @@ def _is_vocabulary(shape: LinearShape) -> bool:
 
 
 class GGUFMethod(GroupedMethod):
-    """The weights of a GGUF file as they stand in it: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and K-quants of 4 to 6 bits are
-    multiplied in that form. What the file stores as numbers, and formats of other kinds, stay in full precision."""
+    """The weights of a GGUF file as they stand in it, in blocks of any kind. What the file stores as numbers stays in
+    full precision."""
 
     holds = PACKED_FORMATS
 
@@ -137,7 +137,7 @@ class GGUFMethod(GroupedMethod):
         """A packed checkpoint, a CPU, and a C compiler."""
         if not need.packed_formats & PACKED_FORMATS:
             found = ", ".join(sorted(need.packed_formats)) or "not packed"
-            return [f"gguf holds {', '.join(sorted(PACKED_FORMATS))}; the checkpoint's weights are {found}"]
+            return [f"gguf holds the blocks of GGUF files; the checkpoint's weights are {found}"]
         return reasons_against("gguf", need)
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
@@ -152,5 +152,6 @@ class GGUFMethod(GroupedMethod):
         return min((GROUP_FORMATS[name].bytes_per_weight() for name in held), default=FOUR.bytes_per_weight())
 
     def held_bytes_per_weight(self, packed_format: str) -> float:
-        """K-quants take more than in the file, where their scales are 6 or 8 bits."""
+        """K-quants take more than in the file, where their scales are 4 to 8 bits, and I-quants of 1 to 3 bits, which
+        name several weights at once there, 4 bits a weight."""
         return GROUP_FORMATS[packed_format].bytes_per_weight()

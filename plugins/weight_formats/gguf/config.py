@@ -52,10 +52,19 @@ class _Metadata:
     def required(self, key: str) -> Any:
         """A number that must be there."""
         value = self.uniform(key)
-        if value is None or value <= 0:
+        if value is None or not 0 < value < math.inf:
             found = "lacks" if value is None else f"says {value} for"
             raise ModelError(f"{self.header.path}: the metadata {found} {self.prefix}.{key}")
         return value
+
+    def size(self, key: str, most: int, what: str) -> int:
+        """A whole number that must be there, and that the file's tensors bear out: `most`, of `what`."""
+        value = self.required(key)
+        if value != int(value) or value > most:
+            raise ModelError(
+                f"{self.header.path}: the metadata says {value} for {self.prefix}.{key}, and the file has {most} {what}"
+            )
+        return int(value)
 
     def uniform(self, key: str) -> Any:
         """A number that may be given per layer, if all layers agree."""
@@ -92,14 +101,15 @@ def build_config(header: Header) -> dict[str, Any]:
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     if "token_embd.weight" not in shapes:
         raise ModelError(f"{header.path} has no token embeddings (token_embd.weight): it is not a whole language model")
-    num_heads = metadata.required("attention.head_count")
-    hidden_size = metadata.required("embedding_length")
+    longest = max(max(shape, default=0) for shape in shapes.values())
+    num_heads = metadata.size("attention.head_count", longest, "rows in its largest tensor")
+    hidden_size = metadata.size("embedding_length", longest, "rows in its largest tensor")
     config: dict[str, Any] = {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden_size,
-        "num_hidden_layers": metadata.required("block_count"),
+        "num_hidden_layers": metadata.size("block_count", len(shapes), "tensors"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.uniform("attention.head_count_kv") or num_heads,
         "head_dim": _head_size(metadata, hidden_size // num_heads),

@@ -187,10 +187,19 @@ class _Parser:
         if kind == _STRING:
             return self.strings(count)
         if kind == _ARRAY:
-            return [self.array(self.u32(), self.u64()) for _ in range(count)]
+            return self.nested(count)
         dtype = self.scalar_type(kind)
         start = self.need(count * dtype.itemsize, f"a metadata array of {count} values")
         return np.frombuffer(self.data, dtype, count, start).copy()
+
+    def nested(self, count: int) -> list[Any]:
+        found = []
+        for _ in range(count):
+            kind, inner = self.u32(), self.u64()
+            if kind == _ARRAY:
+                raise ModelError(f"{self.path} is malformed: arrays of arrays of arrays at byte {self.position}")
+            found.append(self.array(kind, inner))
+        return found
 
     def strings(self, count: int) -> list[str]:
         # Vocabularies come through here: a tight loop over local names, with one bounds check per string.

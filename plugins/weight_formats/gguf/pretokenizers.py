@@ -44,5 +44,8 @@ _NAMES: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
 )
 
 PRE_TOKENIZERS: dict[str, dict[str, Any]] = {name: pre for pre, names in _NAMES for name in names}
+NORMALIZERS: dict[str, dict[str, Any]] = {"qwen2": {"type": "NFC"}}
+"""What the original tokenizers do to a text before they split it; GGUF files do not say it, and llama.cpp does not do
+it."""
 IGNORES_MERGES = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"))
 """A word that is a token is taken whole, and text begins with BOS unless the file says otherwise."""

@@ -15,6 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import PackedTensor, TensorInfo, WeightReader
+from dovetail.nn.mapped_pages import MappedPages
 from dovetail.plugins.weight_formats.gguf.names import MappedTensor
 
 _PLAIN: dict[GGMLQuantizationType, tuple[np.dtype[Any], torch.dtype]] = {
@@ -32,6 +33,7 @@ class GGUFReader(WeightReader):
     def __init__(self, tensors: Mapping[str, MappedTensor]):
         self._tensors = tensors
         self._maps: dict[Path, np.memmap[Any, np.dtype[np.uint8]]] = {}
+        self._pages: dict[Path, MappedPages] = {}
         for tensor in {tensor.entry.type: tensor for tensor in tensors.values()}.values():
             _check_type(tensor)
 
@@ -70,6 +72,13 @@ class GGUFReader(WeightReader):
     def packed_formats(self) -> frozenset[str]:
         """Types of the packed matrices."""
         return frozenset(tensor.entry.type.name for tensor in self._tensors.values() if _is_packed(tensor))
+
+    def release(self, name: str) -> None:
+        """The pages of the tensor's map."""
+        tensor = self._tensor(name)
+        raw = self._raw(tensor)
+        path = tensor.entry.path
+        self._pages.setdefault(path, MappedPages(path)).release(raw.__array_interface__["data"][0], raw.nbytes)
 
     def files(self) -> Sequence[Path]:
         """Every part of the model."""

@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import TokenizerFiles
 from dovetail.plugins.weight_formats.gguf.header import Header
-from dovetail.plugins.weight_formats.gguf.pretokenizers import IGNORES_MERGES, PRE_TOKENIZERS
+from dovetail.plugins.weight_formats.gguf.pretokenizers import IGNORES_MERGES, NORMALIZERS, PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"
@@ -113,7 +113,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
     is_whole_word = pre in IGNORES_MERGES
     model = _bpe(vocabulary, merges, ignore_merges=is_whole_word)
     parts = {
-        "normalizer": None,
+        "normalizer": NORMALIZERS.get(pre),
         "pre_tokenizer": PRE_TOKENIZERS[pre],
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": model,

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 import pytest
 import torch
 import typer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
+from dovetail import LLM
 from dovetail.cli import chat as chat_command
 from dovetail.cli import config as config_command
 from dovetail.cli import explain as explain_command
 from dovetail.cli import generate as generate_command
 from dovetail.cli.options import takes_config_option
 from dovetail.config.vllm_table import VLLM_NAMES
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,12 +43,18 @@ CONFIG = {
 }
 
 
+def write_model(model):
+    """A whole one, with a tokenizer; returns its number of weights."""
+    sizes = {key: value for key, value in CONFIG.items() if isinstance(value, int) and key != "eos_token_id"}
+    oracle = save_tiny_model(model, tiny_config("llama", **sizes))
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
+    return oracle.num_parameters()
+
+
 @pytest.fixture
 def engine_yaml(tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(CONFIG))
-    save_file({"model.embed_tokens.weight": torch.rand(64, 32)}, model / "model.safetensors")
+    write_model(tmp_path / "model")
     path = tmp_path / "engine.yaml"
     path.write_text("device: cpu\nmodel:\n  path: ./model\ncache: {memory_gib: 1}\n")
     return path
@@ -67,7 +78,8 @@ def test_json_has_values_with_origins_decisions_and_estimates(engine_yaml):
     per_token = 2 * 2 * 2 * 8 * 4
     assert data["memory"]["kv_bytes_per_token"] == per_token
     assert data["memory"]["kv_tokens"] == (2**30 // (per_token * 16) - 1) * 16
-    assert (data["memory"]["num_parameters"], data["memory"]["weight_bytes"]) == (2048, 8192)
+    num_weights = write_model(engine_yaml.parent / "again")
+    assert (data["memory"]["num_parameters"], data["memory"]["weight_bytes"]) == (num_weights, 4 * num_weights)
     assert data["refused"] is None
 
 
@@ -159,3 +171,117 @@ def test_a_command_of_ones_own_keeps_its_arguments(engine_yaml):
     assert result.exit_code == 0, result.output
     # The command's own --seed stands in the place of the flag of that name.
     assert seen == [("float16", 0, ["one", "two"], 3)]
+
+
+def change_weights(model, *, without=(), **added):
+    tensors = load_file(model / "model.safetensors") | {
+        name.replace("__", "."): tensor for name, tensor in added.items()
+    }
+    save_file({name: tensor for name, tensor in tensors.items() if name not in without}, model / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("without", "added", "words"),
+    [
+        (["model.layers.1.mlp.up_proj.weight"], {}, r"missing \(1\): model.layers.1.mlp.up_proj.weight"),
+        ([], {"model.layers.1.self_attn.q_proj.bias": 32}, r"not expected \(1\): model.layers.1.self_attn.q_proj.bias"),
+        ([], {"model.norm.weight": 31}, r"model.norm.weight has shape \[31\]"),
+    ],
+)
+def test_a_checkpoint_that_the_start_refuses_is_refused(engine_yaml, without, added, words):
+    tensors = {name: torch.ones(size) for name, size in added.items()}
+    change_weights(engine_yaml.parent / "model", without=without, **tensors)
+    result = invoke(explain_command.app, engine_yaml)
+    assert result.exit_code == 1
+    assert re.search(words, result.stderr)
+
+
+def test_a_tokenizer_that_the_start_refuses_is_refused(engine_yaml):
+    model = engine_yaml.parent / "model"
+    (model / "tokenizer.json").unlink()
+    (model / "vocab.txt").write_text("a")
+    auto_map = {"AutoTokenizer": ["tokenization_own.Own", None]}
+    (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Own", "auto_map": auto_map}))
+    result = invoke(explain_command.app, engine_yaml)
+    assert result.exit_code == 1
+    assert "Python code of the checkpoint (tokenization_own.Own), which is never run" in result.stderr
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+LONGROPE |= {"original_max_position_embeddings": 32}
+REFUSED = {
+    "no keywords": ("nemotron", {}, "NemotronAttention does not hand on the keywords"),
+    "longrope": (
+        "granite",
+        {"rope_parameters": LONGROPE},
+        "'longrope' rescales positions .* set model.max_model_len to 32 or less",
+    ),
+    "chunks": (
+        "llama4_text",
+        {"num_local_experts": 4, "attention_chunk_size": 32},
+        "goes by chunks of 32 tokens.* set model.max_model_len to 32 or less",
+    ),
+    "convolution": ("lfm2", {"layer_types": ["conv", "full_attention"]}, "mixes tokens outside of attention"),
+    "images": ("gemma3", {}, "only text is served; give a checkpoint of the text model alone"),
+    "an encoder": ("bert", {}, "'bert' is an encoder: .* cannot generate"),
+    "a number in words": (
+        "mamba2",
+        {"time_step_limit": [0.0, {"__float__": "Infinity"}], "head_dim": 32},
+        "keeps a recurrent state",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_the_start_refuses_is_refused_in_the_same_words(name, tmp_path):
+    model_type, values, words = REFUSED[name]
+    write_headers(tmp_path, model_type, values)
+    arguments = ["--model", tmp_path, "-o", "model.tokenizer_mode=none", "-o", "cache.memory_gib=1"]
+    explained = invoke(explain_command.app, *arguments)
+    assert explained.exit_code == 1
+    assert re.search(words, explained.stderr, re.DOTALL)
+    config = {"model": {"path": str(tmp_path), "tokenizer_mode": "none"}, "cache": {"memory_gib": 1}}
+    with pytest.raises(ModelError, match=f"(?s){words}"):
+        LLM(config=config)
+
+
+def write_headers(directory, model_type, values):
+    """A random checkpoint, its config.json written as transformers writes it, but for `values`."""
+    given = {key: value for key, value in values.items() if key not in ("time_step_limit", "rope_parameters")}
+    if model_type == "gemma3":
+        given |= {"text_config": tiny_config("gemma3_text").to_dict(), "mm_tokens_per_image": 4}
+        given |= {"vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}}
+        given["vision_config"] |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    if model_type == "mamba2":
+        given |= {"num_heads": 4, "state_size": 8, "n_groups": 1}
+    config = tiny_config(model_type, **given)
+    save_tiny_model(directory, config)
+    written = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**written, **values}))
+
+
+def test_an_adapter_is_called_one(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    save_file({"base_model.model.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
+    result = invoke(explain_command.app, "--model", tmp_path)
+    assert result.exit_code == 1
+    assert "is an adapter (LoRA) for org/base, no model" in result.stderr
+
+
+def test_an_adapter_beside_a_model_is_warned_of(engine_yaml):
+    (engine_yaml.parent / "model" / "adapter_config.json").write_text("{}")
+    result = invoke(explain_command.app, engine_yaml, "--json")
+    assert result.exit_code == 0, result.output
+    assert any(
+        "adapter_config.json) beside the model: it is left out" in text
+        for text in json.loads(result.stdout)["warnings"]
+    )
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model"])
+def test_a_model_in_the_place_of_a_config_hints_at_the_flag(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(b"GGUF") if path.suffix else path.mkdir()
+    result = invoke(explain_command.app, path)
+    assert isinstance(result.exception, ConfigError)
+    assert f"if this is a model, give it as --model {path}" in str(result.exception)

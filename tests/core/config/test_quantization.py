@@ -19,6 +19,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.nn import native
 from dovetail.plugins.quantization.grouped.kernel import SOURCE
+from dovetail.plugins.quantization.grouped.methods import GGUFMethod
 from dovetail.registry.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 
@@ -119,6 +120,12 @@ def methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TQ2_0 becomes a type that no method holds."""
+    monkeypatch.setattr(GGUFMethod, "holds", GGUFMethod.holds - {"TQ2_0"})
+
+
+@pytest.fixture
 def resolve_gguf(methods: None, tmp_path: Path, cpu: Any) -> ResolveGGUF:
     def run(types: dict[str, Any], model: Any = None, **keywords: Any) -> ResolvedConfig:
         path = write_gguf(tmp_path / "m.gguf", **types)
@@ -155,7 +162,7 @@ def test_a_method_that_holds_some_is_asked_whether_that_suffices(resolve_gguf, d
     assert answers["picky"] == ("it holds Q4_1 only, and there is Q8_0",)
 
 
-def test_auto_without_a_fitting_method_is_full_precision_with_the_answers(resolve_gguf, decision):
+def test_auto_without_a_fitting_method_is_full_precision_with_the_answers(resolve_gguf, decision, unheld):
     resolved = resolve_gguf({"ffn_gate": TQ2_0})
     assert resolved.quantization is None
     found = decision(resolved, "model.quantization.name")
@@ -200,7 +207,7 @@ def test_null_can_be_written(text, tmp_path):
     assert load_config(overrides=["model.quantization=null"]).config.model.quantization is None
 
 
-def test_options_beside_auto_reach_who_takes_them_or_are_told(resolve_gguf, decision):
+def test_options_beside_auto_reach_who_takes_them_or_are_told(resolve_gguf, decision, unheld):
     asked = {"quantization": {"name": "auto", "skip": ["lm_head"]}}
     assert resolve_gguf({"ffn_gate": Q4_1}, asked).quantization.options["skip"] == ["lm_head"]
     resolved = resolve_gguf({"ffn_gate": TQ2_0}, asked)
@@ -209,7 +216,7 @@ def test_options_beside_auto_reach_who_takes_them_or_are_told(resolve_gguf, deci
     assert resolved.values["model"]["quantization"] is None
 
 
-def test_a_choice_of_auto_resolves_to_itself(resolve_gguf, cpu):
+def test_a_choice_of_auto_resolves_to_itself(resolve_gguf, cpu, unheld):
     for types in ({"ffn_gate": Q4_1}, {"ffn_gate": TQ2_0}):
         resolved = resolve_gguf(types)
         again = resolve(load_config(resolved.values), Registry.scan(), cpu)
@@ -224,7 +231,7 @@ def test_a_family_with_layers_of_its_own_is_left_alone_by_auto(resolve_gguf, dec
         resolve_gguf({"ffn_gate": Q4_1}, {"family": "transformers", "quantization": "int8"})
 
 
-def test_explain_shows_the_choice_and_every_answer(methods, tmp_path):
+def test_explain_shows_the_choice_and_every_answer(methods, tmp_path, unheld):
     path = write_gguf(tmp_path / "m.gguf", ffn_gate=TQ2_0)
     arguments = ["--model", str(path), "-o", "device=cpu", "-o", "cache.memory_gib=1"]
     text = CliRunner().invoke(explain_command.app, arguments).output

@@ -14,11 +14,13 @@ from dovetail.config.vllm_doc import with_table
 from dovetail.config.vllm_table import VLLM_NAMES
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.llm import LLM
 from dovetail.outputs import CompletionOutput, RequestOutput
+from dovetail.vllm import LLM
 
 REPO = Path(__file__).resolve().parents[3]
 FLAGS = (Path(__file__).parent / "vllm_serve_flags.txt").read_text().split()
+FIELDS = (Path(__file__).parent / "vllm_engine_args.txt").read_text().split()
+"""Of `EngineArgs` in vLLM 0.11."""
 
 
 def asked(**keywords):
@@ -48,16 +50,22 @@ def test_python_names_in_the_documentation_are_what_classes_have():
     assert fixed
     assert not set(fixed) & {field.name for field in fields(SamplingParams)}
     methods = re.findall(r"`LLM\.(\w+)", "".join(r for r in table.splitlines() if "| works" in r))
-    assert set(methods) <= set(vars(LLM))
+    assert methods
+    assert set(methods) <= set(dir(LLM))
 
 
 def test_names_that_are_not_taken_say_why():
     assert [name.name for name in VLLM_NAMES.values() if name.status != "works" and not name.note] == []
 
 
+def test_every_field_of_engine_args_is_covered():
+    assert [field for field in FIELDS if field not in VLLM_NAMES] == []
+
+
 def test_names_that_work_have_a_key_in_the_tree():
-    for name in VLLM_NAMES.values():
-        if name.status == "works":
+    parts_of_mappings = VLLM_NAMES["speculative_config"].parts.values()
+    for name in [*VLLM_NAMES.values(), *parts_of_mappings]:
+        if name.status == "works" and not name.parts:
             parts = tuple(name.key.split("."))
             place = next(p for n in range(len(parts) - 1, -1, -1) if (p := place_at(parts[:n])))
             key = parts[len(place.path)]
@@ -100,6 +108,30 @@ def test_names_that_work_have_a_key_in_the_tree():
         ({"enable_sleep_mode": True, "disable_custom_all_reduce": False, "max_lora_rank": 16}, {}),
         ({"trust_remote_code": False, "pipeline_parallel_size": 1, "enable_lora": False}, {}),
         ({"enforce_eager": True}, {"executor.enforce_eager": True}),
+        ({"device": None, "scheduler": None, "a_name_of_tomorrow": None}, {}),
+        ({"operators": None, "speculative": None}, {"speculative": None}),
+        ({"kv_cache_memory_bytes": 3 * 2**29}, {"cache.memory_gib": 1.5}),
+        ({"logits_processors": []}, {}),
+        (
+            {"speculative": "suffix"},
+            {"speculative.drafters.draft.name": "suffix", "speculative.default": "draft"},
+        ),
+        (
+            {"speculative_config": {"method": "eagle3", "model": "./head", "num_speculative_tokens": 3}},
+            {
+                "speculative.drafters.draft.name": "eagle",
+                "speculative.drafters.draft.path": "./head",
+                "speculative.drafters.draft.num_tokens": 3,
+            },
+        ),
+        (
+            {"speculative_config": {"model": "./small", "method": None, "draft_tensor_parallel_size": 1}},
+            {"speculative.drafters.draft.name": "draft_model", "speculative.drafters.draft.path": "./small"},
+        ),
+        (
+            {"speculative_config": '{"prompt_lookup_max": 3}'},
+            {"speculative.drafters.draft.name": "ngram", "speculative.drafters.draft.max_match": 3},
+        ),
     ],
 )
 def test_a_name_sets_its_key(keywords, expected):
@@ -114,7 +146,18 @@ def test_a_name_sets_its_key(keywords, expected):
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is planned: .*tensor_parallel_size"),
         ({"scheduler_cls": "a.B"}, "scheduler_cls='a.B' is refused: .*pkg.mod:Class"),
         ({"distributed_executor_backend": "uni"}, "'uni' is refused: .*leave it out"),
-        ({"tokenizer_mode": "mistral"}, "'mistral' is refused"),
+        ({"tokenizer_mode": "custom"}, "'custom' is refused"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2 is planned: .*start one process per replica"),
+        ({"logits_processors": ["a.B"]}, "logits_processors.* is refused: .*section logits_processors"),
+        ({"quantization": "squeezellm"}, "'squeezellm' is refused: .*AWQ, GPTQ or GGUF"),
+        ({"sliding_window": 128}, "sliding_window=128 is refused: .*hf_overrides="),
+        ({"max_paddings": 8}, "max_paddings=8 is refused: no batch is padded"),
+        ({"speculative_config": {"metod": "ngram"}}, "speculative_config: unknown key 'metod': did you mean 'method'"),
+        (
+            {"speculative_config": {"method": "mtp"}},
+            "speculative_config.method='mtp' is refused: no draft worker reads",
+        ),
+        ({"speculative_config": 5}, "speculative_config must be a mapping"),
         ({"dtype": "int8"}, r"model.dtype: .*\(vLLM name dtype\)"),
     ],
 )

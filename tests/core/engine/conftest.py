@@ -1,4 +1,4 @@
-"""A tiny random Llama and its Hugging Face twin, and a small real model with text, for engine tests."""
+"""A tiny random Llama and its Hugging Face twin, and a small model that writes text, for engine tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail import LLM, LLMEngine
+from dovetail.testing.story_model import save_story_model
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
-
-STORIES = Path(__file__).resolve().parents[3] / ".." / "shared" / "models" / "stories260K" / "hf"
 
 
 @pytest.fixture(scope="session")
@@ -76,14 +75,20 @@ def make_text_llm(make_llm: Callable[..., LLM], tiny_tokenizer: str) -> Callable
     return make
 
 
+@pytest.fixture(scope="session")
+def story_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a small model that writes English, and its tokenizer."""
+    directory = tmp_path_factory.mktemp("story-model")
+    save_story_model(directory)
+    return directory
+
+
 @pytest.fixture
-def make_stories(make_llm: Callable[..., LLM]) -> Callable[..., LLM]:
-    """As `make_llm`, over a 260 k parameter model with a tokenizer."""
-    if not STORIES.is_dir():
-        pytest.skip("needs ../shared/models/stories260K, a small model with a tokenizer")
+def make_stories(make_llm: Callable[..., LLM], story_model: Path) -> Callable[..., LLM]:
+    """As `make_llm`, over a model with a tokenizer that knows a story by heart."""
 
     def make(**sections: Any) -> LLM:
-        model = {"path": str(STORIES), "tokenizer_mode": "auto"} | sections.pop("model", {})
+        model = {"path": str(story_model), "tokenizer_mode": "auto"} | sections.pop("model", {})
         return make_llm(model=model, **sections)
 
     return make

@@ -236,7 +236,7 @@ class TestDrafts:
     """With speculation several tokens come in one step; outputs look as they do without."""
 
     def test_outputs_are_the_same(self, make_stories: Callable[..., LLM]) -> None:
-        drafts = {"drafters": {"lookup": {"name": "ngram", "num_tokens": 4}}}
+        drafts = {"drafters": {"lookup": {"name": "ngram", "num_tokens": 4, "length": "fixed"}}}
         llm = make_stories(speculative=drafts, cache={"prefix_caching": False})
         prompt = "The cat saw the cat saw the cat saw the cat saw the"
         params = SamplingParams(temperature=0, max_tokens=60, logprobs=0, speculation="off")

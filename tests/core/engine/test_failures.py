@@ -119,7 +119,7 @@ def test_a_logits_processor_that_raises_fails_its_requests(
     assert last["picky"].outputs[0].token_ids == hf_greedy([7, 8], 2)
     assert last["picky"].error == "logits processor 'picky' failed: RuntimeError: no third token"
     assert "refuses to start" in (last["early"].error or "")
-    with pytest.raises(GenerationError, match=r"1 of 2 requests failed; llm-\d+: logits processor 'picky' failed") as e:
+    with pytest.raises(GenerationError, match=r"1 of 2 requests failed; \d+: logits processor 'picky' failed") as e:
         llm.generate([[5], [6]], [SamplingParams(max_tokens=6, processors={"picky": 1}), GREEDY])
     failed, done = e.value.outputs
     assert "no third token" in (failed.error or "")

@@ -334,7 +334,6 @@ def test_beams_are_searched_without_drafts(make_llm: Callable[..., LLM]) -> None
     assert drafted.engine.speculation_totals() == {}
 
 
-STORIES = Path(__file__).resolve().parents[3] / ".." / "shared" / "models" / "stories260K" / "hf"
 STORY = "Once upon a time, there was a little girl named Lily. She liked to play. Once upon a time, there was a"
 
 
@@ -349,11 +348,11 @@ TEXT_CASES = [(text, "ngram") for text in TEXTS] + [("kept stop", "draft_model")
 
 
 @pytest.mark.parametrize(("text", "name"), TEXT_CASES)
-def test_text_is_the_same(make_stories: Callable[..., LLM], text: str, name: str) -> None:
+def test_text_is_the_same(make_stories: Callable[..., LLM], story_model: Path, text: str, name: str) -> None:
     params = TEXTS[text]
     drafter: dict[str, Any] = {"name": name, "num_tokens": 6, "length": "fixed"}
     if name == "draft_model":
-        drafter |= {"path": str(STORIES), "dtype": "bfloat16"}
+        drafter |= {"path": str(story_model), "dtype": "bfloat16"}
     llm = make_stories(speculative={"drafters": {"it": drafter}})
     expected = llm.generate([STORY], replace(params, speculation="off"), use_tqdm=False)
     found = llm.generate([STORY], params, use_tqdm=False)

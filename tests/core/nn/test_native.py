@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dovetail.attention_backends.paged_cpu.kernels import SOURCE as ATTENTION
 from dovetail.contracts.plugin import FixableReason
 from dovetail.nn import native
+from dovetail.nn.compiler_patience import HungError, Patience
 from dovetail.plugins.commands.doctor.bandwidth import SOURCE as READ_MEMORY
 from dovetail.plugins.operators.native.operators import SOURCE as OPERATORS
 from dovetail.plugins.quantization.grouped.kernel import SOURCE as LINEAR
@@ -87,6 +90,21 @@ def test_a_whole_library_that_does_not_load_is_compiled_anew(source: Path) -> No
     name = library.stem.rpartition("-")[0]
     library.replace(library.with_name(f"{name}-{native._file_hash(library)}.so"))
     assert five(source) == 5
+
+
+def test_a_library_that_lacks_a_function_is_compiled_anew(source: Path) -> None:
+    library = native.built(source)
+    source.write_text("int self_test(void) { return 0; }")
+    other = native.built(source)
+    other.replace(library.with_name(f"{library.stem.rpartition('-')[0]}-{native._file_hash(other)}.so"))
+    library.unlink()
+    source.write_text(ADD)
+    assert five(source) == 5
+
+
+def test_a_function_that_the_source_lacks_is_an_error_that_names_both(source: Path) -> None:
+    with pytest.raises(native.NativeError, match=r"add\.c has no function subtract"):
+        native.load(source).subtract()
 
 
 def test_kernels_that_never_load_are_a_reason_against(source: Path) -> None:
@@ -194,6 +212,75 @@ def test_what_every_compiler_said_is_told(source: Path, fake: Callable[[str, str
         fake(name, f"echo {name} is broken >&2; exit 1")
     [reason] = native.reasons_against(source)
     assert all(f"{name} is broken" in reason for name in ("cc", "gcc", "clang"))
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_compiler_that_hangs_is_waited_for_once(
+    source: Path, tmp_path: Path, fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_patience", Patience(0.6))
+    for name in ("cc", "gcc", "clang"):
+        fake(name, f"echo $$ {name} >> {tmp_path}/started; sleep 60 & echo $! >> {tmp_path}/children; wait")
+    other = source.with_name("other.c")
+    other.write_text(ADD)
+    reasons = {*native.reasons_against(source), *native.reasons_against(other)}
+    started = (tmp_path / "started").read_text().split()[1::2]
+    assert started == ["cc", "gcc", "clang"]
+    # The same for both, so that a start tells it once.
+    [reason] = reasons
+    assert isinstance(reason, FixableReason)
+    assert not any(map(is_running, (tmp_path / "children").read_text().split()))
+    # As another process finds it: nothing is started.
+    monkeypatch.setattr(native, "_patience", Patience())
+    assert set(native.reasons_against(source)) == reasons
+    assert (tmp_path / "started").read_text().split()[1::2] == started
+    # Each way back that the message names.
+    for note in re.findall(r"delete (\S+)\)", reason):
+        Path(note).unlink()
+    for name in ("cc", "gcc", "clang"):
+        (tmp_path / "bin" / name).unlink()
+    assert five(source) == 5
+
+
+def test_a_hung_compiler_is_tried_again_when_it_changes(
+    source: Path, fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = native.find_compilers()[0]
+    monkeypatch.setattr(native, "_patience", Patience(0.6))
+    for name in ("cc", "gcc", "clang"):
+        fake(name, "sleep 60")
+    with pytest.raises(native.NativeError, match="did not end"):
+        native.built(source)
+    monkeypatch.setattr(native, "_patience", Patience())
+    fake("cc", f'exec {real} "$@"')
+    assert five(source) == 5
+
+
+def test_a_self_test_that_hangs_is_waited_for_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = native.find_compilers()[:1]
+    monkeypatch.setattr(native, "find_compilers", lambda: first)
+    monkeypatch.setattr(native, "_patience", Patience(1.5))
+    source.write_text(ADD.replace("return 0;", "for (;;);"))
+    [reason] = native.reasons_against(source)
+    assert "the self-test of add.c did not end" in reason
+    monkeypatch.setattr(native, "_self_test", lambda *arguments: pytest.fail("run again"))
+    assert native.reasons_against(source) == [reason]
+
+
+def test_commands_that_hang_wait_less_than_one_bound_together() -> None:
+    patience, waited = Patience(0.4), []
+    for _ in range(5):
+        with pytest.raises(HungError):
+            patience.run(["sleep", "60"])
+        waited.append(patience.left)
+    assert waited == sorted(waited, reverse=True)
+    assert min(waited) > 0
 
 
 @pytest.mark.parametrize("left", ["none", "broken"])

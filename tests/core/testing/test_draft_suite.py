@@ -17,6 +17,8 @@ class Particular(DraftWorker):
 
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
         for request in batch.requests:
+            if request.max_drafts == 0:
+                continue
             assert 1 <= request.num_prompt_tokens < len(request.token_ids), "it drafts behind a complete prompt"
             Particular.shortest = min(Particular.shortest, len(request.token_ids))
         return [Draft([1, 2][: r.max_drafts]) if r.key % 2 else None for r in batch.requests]

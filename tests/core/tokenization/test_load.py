@@ -1,6 +1,8 @@
 """Which tokenizer comes of which files, against transformers on the same files."""
 
+import io
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -87,14 +89,79 @@ def test_slow_mode_goes_through_transformers(stories: Path) -> None:
 
 
 def test_a_sentencepiece_model_alone_is_converted(stories: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sentencepiece")
     (tmp_path / "tokenizer.model").write_bytes((stories / "tokenizer.model").read_bytes())
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = load(TokenizerFiles(directory=tmp_path))
-    original = load(TokenizerFiles(directory=stories))
-    assert tokenizer.encode("Once upon a time, there") == original.encode("Once upon a time, there")
-    assert tokenizer.tokenizer_json is not None
+    assert_same(tokenizer, load(TokenizerFiles(directory=stories)))
+    assert tokenizer.special_tokens == load(TokenizerFiles(directory=stories)).special_tokens
+
+
+def varint(value: int) -> bytes:
+    """A number of a protocol buffer."""
+    value %= 1 << 64
+    parts = []
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def field(number: int, value: int | float | str | bytes) -> bytes:
+    """A field of a protocol buffer."""
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    raw = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(raw)) + raw
+
+
+def sentencepiece_file(source: str, *, kind: int = 2, adds_space: bool = True) -> bytes:
+    """The file that SentencePiece would write of a tokenizer in JSON."""
+    model = json.loads(source)["model"]
+    merged = ["".join(pair) for pair in model["merges"]]
+    pieces = b""
+    for text in model["vocab"]:
+        type_ = 2 if text == "<unk>" else 3 if text in ("<s>", "</s>") else 6 if text.startswith("<0x") else 1
+        score = -float(merged.index(text)) if text in merged else -1000.0
+        pieces += field(1, field(1, text) + field(2, score) + field(3, type_))
+    trainer = field(3, kind) + field(35, 1) + field(40, 0) + field(41, 1) + field(42, 2) + field(43, -1)
+    return pieces + field(2, trainer) + field(3, field(1, "identity") + field(3, int(adds_space)) + field(4, 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "added"),
+    [({}, {}), ({"add_bos_token": False}, {}), ({"add_eos_token": True}, {}), ({}, {"<extra>": 999})],
+)
+def test_a_sentencepiece_model_needs_no_library(
+    config: dict[str, Any], added: dict[str, int], tmp_path: Path, tokenizer_jsons: dict[str, str]
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(tokenizer_jsons["sentencepiece"]))
+    if config:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if added:
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    tokenizer = load(TokenizerFiles(directory=tmp_path))
+    original = load(TokenizerFiles(tokenizer_json=tokenizer_jsons["sentencepiece"]))
+    first = [1] if config.get("add_bos_token", True) else []
+    last = [2] if config.get("add_eos_token") else []
+    for text in TEXTS:
+        ids = original.encode(text, add_special_tokens=False)
+        assert tokenizer.encode(text) == [*first, *ids, *last]
+        assert tokenizer.encode(text, add_special_tokens=False) == ids
+        assert tokenizer.decode(ids) == original.decode(ids)
+    assert tokenizer.special_tokens == {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    num_pieces = original.vocab_size
+    assert [tokenizer.token_to_id(text) for text in added] == [num_pieces] * len(added)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 500])
+def test_a_damaged_sentencepiece_model_is_named(cut: int, tmp_path: Path, tokenizer_jsons: dict[str, str]) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(sentencepiece_file(tokenizer_jsons["sentencepiece"])[:-cut])
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(TokenizerFiles(directory=tmp_path), "auto")
 
 
 def test_bos_of_metadata_is_put_in_front_once(sentencepiece: Tokenizer) -> None:
@@ -128,7 +195,7 @@ def test_a_model_without_tokenizer_says_what_to_do() -> None:
 
 
 def test_an_unknown_mode_lists_the_modes() -> None:
-    with pytest.raises(ConfigError, match="must be one of auto, slow, none, got 'fast'"):
+    with pytest.raises(ConfigError, match="must be one of auto, slow, mistral, none, got 'fast'"):
         load_tokenizer(None, "fast")
 
 
@@ -148,7 +215,49 @@ def test_broken_files_are_named(file: str, content: str, tmp_path: Path, tokeniz
 
 def test_files_that_nobody_can_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match=f"transformers cannot read the tokenizer in {tmp_path}"):
+    with pytest.raises(ModelError, match=f"{tmp_path}/tokenizer.model is damaged, or no file of SentencePiece"):
+        load_tokenizer(TokenizerFiles(directory=tmp_path), "auto")
+
+
+def write_evil(directory: Path, **config: Any) -> Path:
+    """A tokenizer with code of its own; returns the file that the code would write."""
+    trace = directory / "it-ran"
+    (directory / "tokenization_evil.py").write_text(
+        f"open({str(trace)!r}, 'w').close()\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class EvilTokenizer(PreTrainedTokenizerFast): pass\n"
+    )
+    (directory / "vocab.txt").write_text("a\nb\n")
+    reference = "tokenization_evil.EvilTokenizer"
+    for name, content in {"tokenizer_config.json": {"tokenizer_class": "EvilTokenizer"}, "config.json": {}}.items():
+        auto_map = {"AutoTokenizer": [reference, reference], "AutoConfig": reference}
+        (directory / name).write_text(json.dumps({"auto_map": auto_map, **content, **config}))
+    return trace
+
+
+@pytest.mark.parametrize("mode", ["auto", "slow"])
+@pytest.mark.parametrize("config", [{}, {"model_type": "llama"}], ids=["unknown", "llama"])
+def test_code_of_a_checkpoint_is_never_run_and_nobody_is_asked(
+    mode: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = write_evil(tmp_path, **config)
+    answers = io.StringIO("y\n" * 9)
+    monkeypatch.setattr(sys, "stdin", answers)
+    with pytest.raises(
+        ModelError, match=r"Python code of the checkpoint \(tokenization_evil.EvilTokenizer\).*never run"
+    ):
+        load_tokenizer(TokenizerFiles(directory=tmp_path), mode)
+    assert not trace.exists()
+    assert answers.tell() == 0
+
+
+def test_a_sentencepiece_file_says_which_library_reads_it(
+    tmp_path: Path, tokenizer_jsons: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unigram = sentencepiece_file(tokenizer_jsons["sentencepiece"], kind=1)
+    (tmp_path / "tokenizer.model").write_bytes(unigram)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(ModelError, match=r"to read tokenizer\.model takes libraries .*: pip install sentencepiece"):
         load_tokenizer(TokenizerFiles(directory=tmp_path), "auto")
 
 

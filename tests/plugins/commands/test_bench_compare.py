@@ -147,3 +147,11 @@ def test_corrupt_files_are_refused(tmp_path: Path, text: str, words: str) -> Non
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_result(tmp_path / "none.json")
+
+
+def test_results_beside_other_neighbours_are_not_compared_unasked() -> None:
+    alone, beside = result(), result(procedure={"neighbours": 2, "neighbour_threads": 1})
+    with pytest.raises(ConfigError, match="neighbours: 0 / 2"):
+        compare(alone, beside)
+    assert any("neighbours: 0 / 2" in line for line in compare(alone, beside, allow=True).warnings)
+    assert compare(beside, result(seed=1, procedure=beside.procedure)).warnings == []

@@ -77,7 +77,6 @@ def test_the_size_is_that_of_the_transformers_model(make_checkpoint: Any, name: 
         ("bloom", {}, 1, "does not go through transformers' attention registry"),
         ("t5", {}, 1, "encoder-decoder"),
         ("llama", {}, 2, "one rank"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, 1, "quantized"),
         ("nonesuch", {}, 1, "knows no model_type 'nonesuch'"),
     ],
 )
@@ -97,7 +96,6 @@ def test_check_has_nothing_against_a_model_it_serves(make_checkpoint: Any) -> No
     ("model_type", "overrides", "reason"),
     [
         ("minimax", {"num_local_experts": 4}, "mixes tokens outside of attention"),
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 16}, "asks attention for s_aux"),
         (
             "llama",
             {
@@ -130,6 +128,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_names(make_checkpoint: A
         checkpoint.run(TransformersFamily, weights=weights.items())
     assert "missing (1): model.layers.1.self_attn.k_proj.weight" in str(refusal.value)
     assert "model.norm.weight" in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
+def test_a_kernel_that_the_config_names_is_not_fetched(make_checkpoint: Any, key: str) -> None:
+    config = make_checkpoint("gpt2").config | {key: "somebody/kernel", "auto_map": {"AutoConfig": "evil.Config"}}
+    size = TransformersFamily(TransformersFamily.Options()).size(config)
+    assert size.num_layers == 2
 
 
 def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

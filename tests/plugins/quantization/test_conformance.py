@@ -5,6 +5,7 @@ from __future__ import annotations
 from dovetail.contracts.weights import PackedTensor
 from dovetail.plugins.quantization.grouped.methods import EightBitMethod, FourBitMethod, GGUFMethod
 from dovetail.plugins.quantization.int8 import Int8Method
+from dovetail.plugins.quantization.w8a8 import FP8Method, Int8ActivationMethod
 from dovetail.testing.packed_blocks import random_blocks
 from dovetail.testing.quantization_suite import QuantizationSuite
 
@@ -24,6 +25,16 @@ class TestInt8(QuantizationSuite):
     tolerance = 0.01
 
 
+class TestFP8(QuantizationSuite):
+    method_class = FP8Method
+    tolerance = 0.04
+
+
+class TestInt8Activations(QuantizationSuite):
+    method_class = Int8ActivationMethod
+    tolerance = 0.02
+
+
 class TestGGUFOfOneScaleAndMinimum(QuantizationSuite):
     method_class = GGUFMethod
     tolerance = 0.01
@@ -40,3 +51,25 @@ class TestGGUFOfMixedKQuants(QuantizationSuite):
 
     def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
         return random_blocks("Q6_K" if seed % 10 == 2 else "Q4_K", rows, columns // 256, seed)
+
+
+class TestGGUFOfThreeBits(QuantizationSuite):
+    method_class = GGUFMethod
+    tolerance = 0.01
+    packed_formats = frozenset({"Q2_K", "Q3_K"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
+        return random_blocks("Q3_K" if seed % 10 == 2 else "Q2_K", rows, columns // 256, seed)
+
+
+class TestGGUFOfTables(QuantizationSuite):
+    method_class = GGUFMethod
+    tolerance = 0.01
+    packed_formats = frozenset({"IQ4_XS", "MXFP4"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
+        return (
+            random_blocks("MXFP4", rows, columns // 32, seed)
+            if seed % 10 == 2
+            else random_blocks("IQ4_XS", rows, columns // 256, seed)
+        )

@@ -28,7 +28,7 @@ from dovetail.testing.packed_blocks import random_blocks
 _REASONS = native.reasons_against(SOURCE)
 needs_kernels = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
 
-_MULTIPLIED_SCALES = {"Q4_K", "Q5_K", "Q6_K"}
+_MULTIPLIED_SCALES = {name for name in PACKED_FORMATS if name.startswith("IQ") or name.endswith("_K")} - {"IQ4_NL"}
 
 
 def _shape(rows: int, columns: int) -> LinearShape:
@@ -61,11 +61,13 @@ def test_packed_weights_keep_their_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_MULTIPLIED_SCALES))
-def test_scales_of_k_quants_are_off_by_one_part_in_2048_at_most(name: str) -> None:
+def test_scales_that_are_products_are_off_by_one_part_in_2048_at_most(name: str) -> None:
     packed = random_blocks(name, rows=32, num_blocks=4, seed=6)
     exact = packed.dequantized().double()
     groups = groups_of(packed)
-    integers = groups.values.double().view(32, -1, groups.format.group) - groups.format.zero
+    values = groups.values.view(32, -1, groups.format.group)
+    table = groups.format.table
+    integers = (torch.tensor(table)[values.int()] if table else values).double() - groups.format.zero
     scaled = integers * groups.scales.double()[..., None]
     minimums = torch.zeros_like(scaled) if groups.minimums is None else groups.minimums.double()[..., None]
     error = ((scaled + minimums).view_as(exact) - exact).abs()
@@ -204,6 +206,21 @@ def test_integers_are_read_from_blocks_as_they_stand(name: str) -> None:
 
 
 @needs_kernels
+@needs_kernels
+@pytest.mark.parametrize("num_rows", [1, 6, 300])
+def test_any_number_of_threads_gives_the_same_bits(num_rows: int) -> None:
+    kernel = _loaded(GroupedLinear(_shape(1000, 256), WeightMemory()), torch.randn(1000, 256))
+    x, before = torch.randn(num_rows, 256), torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(kernel.apply(x, None))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 def test_layers_that_leave_a_broken_block_stay_plain() -> None:
     need = QuantizationNeed("cpu", "float32")
     method = EightBitMethod(GroupedOptions(skip=("gate",)), need)
@@ -247,3 +264,15 @@ def test_pieces_of_weight_memory_do_not_overlap() -> None:
     for index, piece in enumerate(pieces):
         piece.fill_(index)
     assert all(bool((piece == index).all()) and piece.data_ptr() % 64 == 0 for index, piece in enumerate(pieces))
+
+
+def test_powers_of_two_are_held_wherever_they_are() -> None:
+    packed = random_blocks("MXFP4", rows=252, num_blocks=1, seed=1)
+    packed.blocks[:, 0] = torch.arange(252)
+    kernel = _loaded(GroupedLinear(_shape(*packed.shape), WeightMemory()), packed)
+    exact = packed.dequantized()
+    assert torch.equal(kernel.lookup(torch.arange(252), torch.float32), exact)
+    x = torch.zeros(1, 32)
+    x[0, 3] = 127.0
+    # Neither the smallest of float32, which are no normal numbers, nor what grows beyond the largest.
+    assert torch.allclose(kernel.apply(x, None)[0, 4:240], 127 * exact[4:240, 3], rtol=1e-4, atol=0)

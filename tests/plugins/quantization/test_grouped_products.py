@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
 NUM_ROWS = (0, 1, 3, 4, 15, 16, 19, 200)
 OUT_FEATURES = 69
 """Whole tiles of 8 and of 16 rows, an odd number of both, and a broken one."""
-_MULTIPLIED_SCALES = {"Q4_K", "Q5_K", "Q6_K"}
+_MULTIPLIED_SCALES = {name for name in PACKED_FORMATS if name.startswith("IQ") or name.endswith("_K")} - {"IQ4_NL"}
 
 
 def loaded(packed: PackedTensor) -> GroupedLinear:

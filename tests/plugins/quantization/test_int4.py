@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail import LLM, SamplingParams
-from dovetail.contracts.errors import ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearShape, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, PackedTensor
@@ -177,6 +177,17 @@ def test_a_quantized_model_says_what_its_numbers_say(checkpoints: tuple[Path, Pa
     assert run(packed, "int4") == expected
     assert run(packed, "int4", dtype="float32", quantization="int4") == expected
     assert run(packed, None, dtype="float32") == expected
+    method = json.loads((packed / "config.json").read_text())["quantization_config"]["quant_method"]
+    assert run(packed, "int4", quantization=method) == expected
+
+
+def test_the_name_of_a_checkpoints_format_is_no_method(checkpoints: tuple[Path, Path]) -> None:
+    whole, packed = checkpoints
+    method = json.loads((packed / "config.json").read_text())["quantization_config"]["quant_method"]
+    other = {"awq": "gptq_marlin", "gptq": "awq_marlin"}[method]
+    for path, asked, what in ((whole, method, "unquantized"), (packed, other, method)):
+        with pytest.raises(ConfigError, match=f"recognized by themselves, and this checkpoint's weights are {what}"):
+            LLM(str(path), tokenizer_mode="none", num_gpu_blocks_override=50, quantization=asked)
 
 
 def test_refusals_say_why() -> None:

@@ -3,6 +3,8 @@
 Names go out by gguf's own table, and values by the rules of llama.cpp's converter, written down here once more.
 """
 
+import math
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,12 @@ def test_llama3_scaling_is_recovered_from_its_divisors(tiny_model: Any, gguf_for
         ("llama", {"attention.head_count_kv": [1, 2]}, "differs between layers"),
         ("llama", {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'longrope' is not served"),
         ("qwen3moe", {"expert_count": 2, "expert_used_count": 1}, "no expert tensors"),
+        ("llama", {"block_count": 2**31}, r"says 2147483648 for llama\.block_count, and the file has 1 tensors"),
+        ("gemma3", {"block_count": 2**31}, r"says 2147483648 for gemma3\.block_count"),
+        ("llama", {"embedding_length": 2**31}, r"says 2147483648 for llama\.embedding_length.* has 256 rows"),
+        ("llama", {"attention.head_count": math.nan}, r"says nan for llama\.attention\.head_count"),
+        ("llama", {"attention.head_count": 0.5}, r"says 0\.5 for llama\.attention\.head_count"),
+        ("llama", {"attention.layer_norm_rms_epsilon": math.inf}, "says inf for"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
@@ -275,3 +283,12 @@ def test_smollm2(smollm2: ModelFiles, gguf_format: GGUFFormat) -> None:
     norm = reader.read("model.norm.weight")
     assert norm.shape == (576,)
     assert norm.dtype == torch.float32
+
+
+def test_arrays_within_arrays_within_arrays_are_refused(tmp_path: Path, gguf_format: GGUFFormat) -> None:
+    depth = 10_000
+    key = b"deep"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key
+    (tmp_path / "deep.gguf").write_bytes(head + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * depth)
+    with pytest.raises(ModelError, match="arrays of arrays of arrays"):
+        gguf_format.config(ModelFiles("deep", tmp_path / "deep.gguf"))

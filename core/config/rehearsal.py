@@ -1,0 +1,93 @@
+"""A start without weights: what would be refused once the weights are there, found out on the meta device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from dovetail.config.resolved import Component, ResolvedConfig
+from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.weights import ModelFiles, WeightFormat
+from dovetail.registry.components import create_class
+
+if TYPE_CHECKING:
+    import torch
+
+
+def rehearse(resolved: ResolvedConfig) -> list[str]:
+    """Loads the tokenizer, and builds each model with the names and shapes of its checkpoint's tensors, without memory.
+
+    Raises what a start would raise. Returns warnings: what could not be rehearsed, as it needs numbers.
+    """
+    _load_tokenizer(resolved)
+    model = resolved.model
+    target = _Model(resolved.model_family, resolved.weight_format, model.files, model.hf_config, model.max_model_len)
+    drafters = resolved.speculation.drafters.values() if resolved.speculation is not None else ()
+    drafts = [
+        _Model(draft.family, draft.weight_format, draft.files, draft.hf_config, draft.max_model_len)
+        for draft in (drafter.model for drafter in drafters)
+        if draft is not None
+    ]
+    warnings = []
+    for ranks, each in [(resolved.tensor_parallel, target), *((1, draft) for draft in drafts)]:
+        try:
+            _build(each, ranks, resolved.cache.dtype)
+        except DovetailError:
+            raise
+        except Exception as error:
+            # A family may compute with its weights while it takes them, and meta tensors have no numbers.
+            warnings.append(
+                f"{each.files.path} could not be rehearsed without its weights, so that the start may refuse more: "
+                f"{type(error).__name__}: {error}"
+            )
+    return warnings
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    family: Component
+    weight_format: Component
+    files: ModelFiles
+    hf_config: Mapping[str, Any]
+    max_model_len: int
+
+
+def _load_tokenizer(resolved: ResolvedConfig) -> None:
+    from dovetail.tokenization import load_tokenizer
+
+    plugin, options = create_class(resolved.weight_format)
+    files = cast(type[WeightFormat], plugin)(options).tokenizer(resolved.model.files)
+    load_tokenizer(files, resolved.model.tokenizer_mode, resolved.model.tokenizer)
+
+
+def _build(model: _Model, ranks: int, kv_dtype: str) -> None:
+    import torch
+
+    from dovetail.nn.planning import planning_context
+
+    family, options = create_class(model.family)
+    # bfloat16: some of torch's operators know no other dtype on the meta device.
+    context = dataclasses.replace(
+        planning_context(ranks),
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        max_model_len=model.max_model_len,
+    )
+    with torch.inference_mode():
+        module = cast(type[ModelFamily], family)(options).create(model.hf_config, context)
+        module.load_weights(_tensors(model))
+
+
+def _tensors(model: _Model) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor of the checkpoint, without its numbers."""
+    import torch
+
+    plugin, options = create_class(model.weight_format)
+    reader = cast(type[WeightFormat], plugin)(options).open(model.files)
+    try:
+        for info in reader.infos():
+            yield info.name, torch.empty(info.shape, dtype=torch.bfloat16, device="meta")
+    finally:
+        reader.close()

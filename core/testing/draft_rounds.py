@@ -1,0 +1,168 @@
+"""What suites of draft workers lead them through: requests in batches, and requests over several rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.speculation import Draft, DraftBatch, DraftWorker
+
+
+@dataclass(frozen=True)
+class RequestStep:
+    """One request in one batch: its step computed the positions from `first` to `end`."""
+
+    key: int
+    token_ids: Sequence[int]
+    first: int
+    end: int
+    max_drafts: int
+    num_prompt_tokens: int | None = None
+    """None: all but five."""
+    seed: int | None = None
+    """Of the target's states and the uniforms. None: the key."""
+    is_sampled: bool = False
+    """Temperature 1; otherwise that of even keys is 1 and of odd ones 0."""
+    uniforms: NDArray[np.float64] | None = None
+    """None: drawn."""
+
+    @property
+    def chosen_seed(self) -> int:
+        """`seed`, or the key."""
+        return self.key if self.seed is None else self.seed
+
+    def sampling(self) -> SamplingParams:
+        """What the request asks for."""
+        return SamplingParams(temperature=1.0 if self.is_sampled or not self.key % 2 else 0.0)
+
+    def stream(self) -> NDArray[np.float64]:
+        """[max_drafts] uniforms, an array of its own."""
+        if self.uniforms is not None:
+            return self.uniforms[: self.max_drafts].copy()
+        return np.random.default_rng([self.chosen_seed, len(self.token_ids)]).random(self.max_drafts)
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """A batch whose arrays the host overwrites when the step is over."""
+
+    batch: DraftBatch
+
+    def overwrite(self) -> None:
+        """What anybody still looks at is wrong from now on."""
+        for request in self.batch.requests:
+            for array in (request.token_ids.base, request.hidden_rows, request.uniforms):
+                assert array is not None
+                array.fill(0)
+        for states in (self.batch.hidden_states, self.batch.layer_states):
+            if states is not None:
+                states.fill_(torch.nan)
+
+
+@dataclass
+class Talk:
+    """A request over several rounds, as the host leads it. Verdicts go through every kind: the whole path is accepted,
+    part of it, nothing, and there is none at all, as for a request that was preempted."""
+
+    key: int
+    text: list[int]
+    """What comes where nothing else stands."""
+    num_known: int
+    """Tokens of the prompt, and one."""
+    drafts: list[Any] = field(default_factory=list)
+    """What came so far, as `as_lists` has it."""
+    num_taken: int = 0
+    """Positions whose states the drafter was shown."""
+    _last: Draft | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = self.text[: self.num_known]
+        self._num_prompt_tokens = self.num_known - 1
+
+    def advance(self, worker: DraftWorker) -> None:
+        """The step that verifies the last draft."""
+        if not self.drafts:
+            return
+        stood: list[int] = []
+        round_id = len(self.drafts)
+        if self._last is not None and len(self._last.token_ids) and round_id % 4:
+            path = first_path(self._last)
+            path = path[: {1: len(path), 2: len(path) // 2, 3: 0}[round_id % 4]]
+            worker.on_verified(self.key, path, len(self._last.token_ids))
+            stood = [int(self._last.token_ids[node]) for node in path]
+        if round_id % 4 == 0:
+            self.num_taken = 0  # It was preempted, so everything is computed once more.
+        # Without a verdict the request has gone on for some steps of which no drafts were wanted.
+        start = len(self.token_ids) + len(stood)
+        self.token_ids = [*self.token_ids, *stood, *self.text[start : start + (1 if round_id % 4 else 7)]]
+
+    def step(self, max_drafts: int) -> RequestStep:
+        """Its part in the next batch: all states that it was not shown yet."""
+        end = len(self.token_ids) - 1
+        step = RequestStep(self.key, self.token_ids, self.num_taken, end, max_drafts, self._num_prompt_tokens)
+        self.num_taken = end
+        return step
+
+    def take(self, draft: Draft | None) -> None:
+        """Keeps the answer."""
+        self._last = None if draft is None else replace(draft, token_ids=[int(token) for token in draft.token_ids])
+        tokens = [] if draft is None else list(self._last.token_ids if self._last else [])
+        self.drafts.append((tokens, None if draft is None or draft.parents is None else list(draft.parents)))
+
+
+def first_path(draft: Draft) -> list[int]:
+    """Nodes from a child of the root down, the first child each time."""
+    path: list[int] = []
+    for node, parent in enumerate(draft.parent_indices):
+        if parent == (path[-1] if path else -1):
+            path.append(node)
+    return path
+
+
+def places_in(probs: NDArray[np.float64], token_ids: Sequence[int], random: np.random.Generator) -> NDArray[np.float64]:
+    """[k]: a random point in each token's part of [0, 1), which the tokens share by probability, the likely ones first.
+    Points are uniform, and those of different nodes independent, if each token was drawn from its distribution."""
+    order = np.argsort(-probs, axis=1, kind="stable")
+    places = np.empty(len(token_ids))
+    for node, token in enumerate(token_ids):
+        rank = int((order[node] == token).argmax())
+        before = probs[node, order[node, :rank]].sum()
+        places[node] = before + random.random() * probs[node, token]
+    return np.minimum(places, np.nextafter(1, 0))
+
+
+def text(vocab_size: int, period: int | None = None, seed: int = 0) -> list[int]:
+    """120 tokens: every `period` the same again, or no pair of tokens twice as far as the vocabulary allows."""
+    random = np.random.default_rng([seed, 3])
+    if period is not None:
+        return [int(token) for token in np.resize(random.integers(0, vocab_size, period), 120)]
+    # Walks whose strides differ: a pair comes again when the strides do.
+    strides = [stride for stride in range(1, vocab_size) if math.gcd(stride, vocab_size) == 1] or [1]
+    tokens = [int(random.integers(vocab_size))]
+    for index in range(119):
+        stride = strides[index // max(1, vocab_size - 1) % len(strides)]
+        tokens.append((tokens[-1] + stride) % vocab_size)
+    return tokens
+
+
+def assert_same_draft(draft: Draft | None, other: Draft | None) -> None:
+    """Asserts that two drafts are equal, probabilities but for rounding."""
+    tokens = [(list(d.token_ids), d.parents) if d is not None else None for d in (draft, other)]
+    assert tokens[0] == tokens[1]
+    if draft is not None and other is not None and draft.probs is not None and other.probs is not None:
+        torch.testing.assert_close(draft.probs, other.probs, rtol=1e-4, atol=1e-5)
+
+
+def as_lists(draft: Draft | None) -> Any:
+    """A draft in a form that compares."""
+    if draft is None or not len(draft.token_ids):
+        return None
+    probs = None if draft.probs is None else draft.probs.tolist()
+    return list(draft.token_ids), None if draft.parents is None else list(draft.parents), probs

@@ -1,0 +1,49 @@
+"""The bundled families under the suite that third parties run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dovetail.plugins.model_families.gemma import GemmaFamily
+from dovetail.plugins.model_families.llama import LlamaFamily
+from dovetail.plugins.model_families.moe import MoEFamily
+from dovetail.plugins.model_families.transformers import TransformersFamily
+from dovetail.testing.model_family_suite import FamilyCheckpoint, ModelFamilySuite
+
+
+class TestLlama(ModelFamilySuite):
+    family_class = LlamaFamily
+
+
+class TestQwen3(ModelFamilySuite):
+    family_class = LlamaFamily
+    model_type = "qwen3"
+
+
+class TestGemma2(ModelFamilySuite):
+    family_class = GemmaFamily
+
+
+class TestGemma3(ModelFamilySuite):
+    family_class = GemmaFamily
+    model_type = "gemma3_text"
+
+
+class TestMixtral(ModelFamilySuite):
+    family_class = MoEFamily
+
+
+class TestQwen2MoE(ModelFamilySuite):
+    family_class = MoEFamily
+    model_type = "qwen2_moe"
+
+
+class TestTransformers(ModelFamilySuite):
+    family_class = TransformersFamily
+    model_type = "gpt2"
+    overrides = {"num_key_value_heads": 4}  # noqa: RUF012
+
+    def embeddings(self, checkpoint: FamilyCheckpoint, token_ids: Sequence[int]) -> torch.Tensor:
+        return checkpoint.weights["transformer.wte.weight"][torch.tensor(token_ids)]

@@ -1,0 +1,166 @@
+"""`dovetail.vllm.LLM` and its engines, called as programs written for vLLM call them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dovetail
+from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from dovetail.vllm.v1.metrics.reader import Counter, Histogram
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+
+
+def test_answers_are_those_of_dovetail(llm: LLM, checkpoint: Path) -> None:
+    [theirs] = llm.generate("Hello", GREEDY, False)
+    with dovetail.LLM(str(checkpoint), dtype="float32", cache={"num_blocks": 100}) as ours:
+        [expected] = ours.generate("Hello", dovetail.SamplingParams(temperature=0, max_tokens=5), use_tqdm=False)
+    assert theirs.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_default_parameters_can_be_changed(llm: LLM) -> None:
+    params = llm.get_default_sampling_params()
+    params.max_tokens = 3
+    params.ignore_eos = True
+    assert len(llm.generate(["a"], params, False)[0].outputs[0].token_ids) == 3
+
+
+def test_what_a_request_was_added_with_does_not_change_under_it(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    llm.llm_engine.add_request(7, "a", params)
+    params.max_tokens = 1
+    outputs = []
+    while llm.llm_engine.has_unfinished_requests():
+        assert llm.llm_engine.get_num_unfinished_requests() == 1
+        outputs += llm.llm_engine.step()
+    assert outputs[-1].request_id == "7"
+    assert len(outputs[-1].outputs[0].token_ids) == 4
+
+
+def test_a_bad_value_is_refused_when_it_is_used(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4)
+    params.top_p = 7
+    with pytest.raises(RequestError, match=r"top_p must be in \(0, 1\], got 7"):
+        llm.generate("a", params, False)
+
+
+def test_prompts_may_be_token_ids_beside_no_prompts(llm: LLM) -> None:
+    ids = [5, 6, 7]
+    [one] = llm.generate(None, GREEDY, prompt_token_ids=ids, lora_request=None, use_tqdm=False)
+    [two] = llm.generate([ids], GREEDY, False)
+    assert one.prompt_token_ids == two.prompt_token_ids == ids
+    assert int(two.request_id) == int(one.request_id) + 1
+
+
+def test_chat_takes_its_arguments_by_position(llm: LLM) -> None:
+    [output] = llm.chat([{"role": "user", "content": "hi"}], GREEDY, False, None, None, "auto", False)
+    assert output.prompt == "user: hi\n"
+
+
+def test_metrics_count_what_ran(llm: LLM) -> None:
+    def read() -> tuple[int, int]:
+        metrics = {metric.name: metric for metric in llm.get_metrics()}
+        tokens, latency = metrics["vllm:generation_tokens"], metrics["vllm:e2e_request_latency_seconds"]
+        assert isinstance(tokens, Counter)
+        assert isinstance(latency, Histogram)
+        assert latency.buckets["+Inf"] == latency.count
+        return tokens.value, latency.count
+
+    before = read()
+    llm.generate(["abc", "d"], SamplingParams(max_tokens=6, ignore_eos=True), False)
+    after = read()
+    assert (after[0] - before[0], after[1] - before[1]) == (12, 2)
+
+
+def test_sleeping(llm: LLM) -> None:
+    llm.sleep()
+    assert llm.llm_engine.is_sleeping()
+    with pytest.raises(RequestError, match="wake together"):
+        llm.wake_up(tags=["weights"])
+    llm.wake_up(tags=["weights", "kv_cache"])
+    assert not llm.llm_engine.is_sleeping()
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda llm: llm.embed(["a"]), "generative models only"),
+        (lambda llm: llm.classify(["a"]), "generative models only"),
+        (lambda llm: llm.score("a", "b"), "generative models only"),
+        (lambda llm: llm.reward(["a"]), "generative models only"),
+        (lambda llm: llm.encode("a"), "generative models only"),
+        (lambda llm: llm.collective_rpc("f"), "is a plugin"),
+        (lambda llm: llm.apply_model(print), "is a plugin"),
+        (lambda llm: llm.start_profile(), "torch.profiler"),
+        (lambda llm: llm.stop_profile(), "torch.profiler"),
+        (lambda llm: llm.set_tokenizer(None), "LLM\\(tokenizer="),
+        (lambda llm: llm.generate("a", lora_request=1), "merge the adapter"),
+        (lambda llm: llm.chat([{"role": "user", "content": "a"}], mm_processor_kwargs={}), "text only"),
+        (lambda llm: llm.generate("a", use_tqdm=print), "True or False"),
+        (lambda llm: llm.generate(), "no prompts"),
+        (lambda llm: llm.llm_engine.add_request("0", "a", GREEDY, lora_request=1), "merge the adapter"),
+        (lambda llm: llm.llm_engine.collective_rpc("f"), "is a plugin"),
+        (lambda llm: llm.llm_engine.start_profile(), "torch.profiler"),
+    ],
+)
+def test_what_is_not_served_says_why(llm: LLM, call: Callable[[LLM], object], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        call(llm)
+
+
+def test_members_that_are_missing_say_why(llm: LLM) -> None:
+    with pytest.raises(AttributeError, match=r"vllm_config is not in Dovetail: .*`config`"):
+        _ = llm.llm_engine.vllm_config
+    with pytest.raises(AttributeError, match=r"add_lora is not in Dovetail: .*merge the adapter"):
+        _ = llm.llm_engine.add_lora
+    with pytest.raises(TypeError, match=r"LLM.generate has no argument 'promps'"):
+        llm.generate("a", promps=1)
+
+
+def test_metrics_that_nobody_counted_say_so(checkpoint: Path) -> None:
+    args = EngineArgs(str(checkpoint), num_gpu_blocks_override=70)
+    with LLMEngine.from_engine_args(args) as engine, pytest.raises(RequestError, match="disable_log_stats=False"):
+        engine.get_metrics()
+
+
+def test_streaming(checkpoint: Path) -> None:
+    args = AsyncEngineArgs(model=str(checkpoint), num_gpu_blocks_override=70, enforce_eager=True)
+
+    async def stream() -> tuple[list[int], list[int]]:
+        with AsyncLLM.from_engine_args(args) as engine:
+            await engine.check_health()
+            assert not engine.errored
+            assert not await engine.is_sleeping()
+            params = SamplingParams(max_tokens=6, temperature=0, output_kind=RequestOutputKind.DELTA)
+            deltas: list[int] = []
+            async for output in engine.generate(request_id=3, prompt="ab", sampling_params=params):
+                assert output.request_id == "3"
+                deltas += output.outputs[0].token_ids
+            params.output_kind = RequestOutputKind.FINAL_ONLY
+            [whole] = [output async for output in engine.generate("ab", params, "4")]
+        with pytest.raises(DovetailError, match="shut down"):
+            await engine.check_health()
+        assert engine.is_stopped
+        assert not engine.errored
+        return deltas, whole.outputs[0].token_ids
+
+    deltas, whole = asyncio.run(stream())
+    assert deltas == whole
+
+
+def test_calls_have_the_order_of_arguments_that_vllm_has() -> None:
+    def names(function: Any) -> list[str]:
+        return list(inspect.signature(function).parameters)
+
+    assert names(LLM.generate)[1:5] == ["prompts", "sampling_params", "use_tqdm", "lora_request"]
+    assert names(LLM.chat)[1:5] == ["messages", "sampling_params", "use_tqdm", "lora_request"]
+    assert names(LLM.beam_search)[1:5] == ["prompts", "params", "lora_request", "use_tqdm"]
+    assert names(LLMEngine.add_request)[1:5] == ["request_id", "prompt", "params", "arrival_time"]
+    assert names(AsyncLLM.generate)[1:4] == ["prompt", "sampling_params", "request_id"]

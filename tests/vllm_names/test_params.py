@@ -1,0 +1,99 @@
+"""Parameters under vLLM's names."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+import dovetail
+from dovetail.contracts.errors import RequestError
+from dovetail.vllm import BeamSearchParams, PoolingParams, SamplingParams, SamplingType, StructuredOutputsParams
+from dovetail.vllm.sampling_params import RequestOutputKind
+
+
+def test_positions() -> None:
+    assert SamplingParams(2, 3).num_sequences == 3
+    assert (BeamSearchParams(2, 5).beam_width, BeamSearchParams(2, 5).max_tokens) == (2, 5)
+
+
+def test_fields_have_vllms_forms() -> None:
+    params = SamplingParams(stop="a", stop_token_ids=None, extra_args={"a": 1}, seed=-1, logprobs=True, skip_clone=True)
+    assert (params.stop, params.stop_token_ids, params.extra_args, params.extra) == (["a"], [], {"a": 1}, {"a": 1})
+    assert (params.seed, params.logprobs) == (None, 1)
+    params.stop.append("b")  # type: ignore[union-attr]
+    params.extra_args = {"b": 2}  # type: ignore[misc]
+    assert params.snapshot() == dovetail.SamplingParams(stop=["a", "b"], extra={"b": 2}, logprobs=1)
+
+
+def test_output_kinds_are_dovetails_own_words() -> None:
+    assert dovetail.SamplingParams(output_kind=RequestOutputKind.DELTA).output_kind == "delta"
+
+
+def test_from_optional_takes_none_for_defaults_and_bounds_the_bias() -> None:
+    params = SamplingParams.from_optional(n=None, temperature=None, top_p=None, max_tokens=None, logit_bias={"5": 300})
+    assert params == SamplingParams(max_tokens=None, logit_bias={5: 100.0})
+
+
+def test_a_clone_changes_by_itself() -> None:
+    params = SamplingParams(stop=["a"])
+    clone = params.clone()
+    clone.temperature, clone.stop[0] = 0.0, "b"  # type: ignore[index]
+    assert (params.temperature, params.stop) == (1.0, ["a"])
+    assert clone.sampling_type is SamplingType.GREEDY
+    assert params.sampling_type is SamplingType.RANDOM
+    assert SamplingParams(seed=1).sampling_type is SamplingType.RANDOM_SEED
+
+
+def test_copies_keep_what_was_changed() -> None:
+    params = SamplingParams(max_tokens=3)
+    params.top_k = 5
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params, n=2).top_k == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"use_beam_search": True}, "LLM.beam_search"),
+        ({"guided_decoding": {}}, "structured output"),
+        ({"structured_outputs": {}}, "structured output"),
+        ({"logits_processors": [print]}, "section logits_processors"),
+        ({"spaces_between_special_tokens": False}, "no such spaces"),
+    ],
+)
+def test_what_is_not_served_says_why(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        SamplingParams(**given)
+    with pytest.raises(RequestError, match=reason):
+        setattr(SamplingParams(), *next(iter(given.items())))
+
+
+def test_what_asks_for_what_happens_anyway_is_taken() -> None:
+    quiet = SamplingParams(use_beam_search=False, guided_decoding=None, spaces_between_special_tokens=True)
+    assert quiet == SamplingParams()
+
+
+def test_kinds_of_parameters_that_nothing_takes_say_so() -> None:
+    for made in (PoolingParams, StructuredOutputsParams):
+        with pytest.raises(RequestError, match="is not served: "):
+            made()
+
+
+def test_unknown_fields_name_the_nearest() -> None:
+    for kind in (SamplingParams, dovetail.SamplingParams):
+        with pytest.raises(TypeError, match="SamplingParams: unknown field 'max_token': did you mean max_tokens"):
+            kind(max_token=5)
+    with pytest.raises(AttributeError, match="unknown field 'max_token': did you mean max_tokens"):
+        SamplingParams().max_token = 5  # type: ignore[attr-defined]
+
+
+def test_dovetails_own_say_how_they_are_changed() -> None:
+    params = dovetail.SamplingParams()
+    with pytest.raises(FrozenInstanceError, match=r"dataclasses.replace\(params, max_tokens=64\)"):
+        params.max_tokens = 64  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError, match="unknown field 'max_token': did you mean max_tokens"):
+        params.max_token = 64  # type: ignore[attr-defined]

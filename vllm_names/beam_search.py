@@ -1,0 +1,7 @@
+"""vLLM's names of beam search's outputs."""
+
+from __future__ import annotations
+
+from dovetail.outputs import BeamSearchOutput, BeamSearchSequence
+
+__all__ = ["BeamSearchOutput", "BeamSearchSequence"]

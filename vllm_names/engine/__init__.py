@@ -1,0 +1,1 @@
+"""vLLM's engines and their arguments."""

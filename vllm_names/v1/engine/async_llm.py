@@ -1,0 +1,93 @@
+"""`AsyncLLM` with the calls of vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn, Self
+
+from dovetail.async_engine import AsyncLLMEngine
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.input_processor import Prompt
+from dovetail.outputs import RequestOutput
+from dovetail.tokenization import Tokenizer
+from dovetail.vllm import missing
+from dovetail.vllm.engine.arg_utils import EngineArgs
+from dovetail.vllm.engine.llm_engine import ADD_REQUEST_REASONS, LLMEngine
+
+
+class AsyncLLM(AsyncLLMEngine):
+    """Dovetail's `AsyncLLMEngine` under vLLM's names."""
+
+    @classmethod
+    def from_config(cls, *args: Any, **keywords: Any) -> Self:
+        """As Dovetail's."""
+        return cls(LLMEngine.from_config(*args, **keywords))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None, **other: Any) -> Self:
+        """An engine from `AsyncEngineArgs`. Raises as `from_config`."""
+        sinks = "measurements go to the sinks that `telemetry` names"
+        missing.refuse_given(
+            "AsyncLLM.from_engine_args", other, {"stat_loggers": sinks, "start_engine_loop": "it always starts"}
+        )
+        return cls.from_config(**engine_args.keywords())
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | int | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **other: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """As Dovetail's; an id that is a number becomes text."""
+        missing.refuse_given("generate", other, ADD_REQUEST_REASONS)
+        name = None if request_id is None else str(request_id)
+        outputs = super().generate(prompt, sampling_params, name, priority=priority, cache_salt=cache_salt)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether requests are refused."""
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What ended the engine."""
+        return RequestError("the engine has ended") if self._end is None else self._end
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Takes all memory again. Raises `RequestError` for `tags` that name a part of it only."""
+        if tags is not None and {"weights", "kv_cache"} - set(tags):
+            missing.refuse(f"wake_up(tags={tags!r})", "weights and KV cache wake together: leave tags out")
+        await super().wake_up()
+
+    async def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None with tokenizer_mode none."""
+        return self.tokenizer
+
+    def encode(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused."""
+        missing.refuse("encode", missing.POOLING)
+
+    async def collective_rpc(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused."""
+        missing.refuse("collective_rpc", missing.REMOTE_CODE)
+
+    async def start_profile(self) -> NoReturn:
+        """Refused."""
+        missing.refuse("start_profile", missing.PROFILER)
+
+    async def stop_profile(self) -> NoReturn:
+        """Refused."""
+        missing.refuse("stop_profile", missing.PROFILER)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(missing.missing_member(self, name))

@@ -1,0 +1,43 @@
+"""vLLM's metrics as its programs read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Metric:
+    """A measurement with a name."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass
+class Counter(Metric):
+    """Goes up."""
+
+    value: int
+
+
+@dataclass
+class Vector(Metric):
+    """Counters in order."""
+
+    values: list[int]
+
+
+@dataclass
+class Gauge(Metric):
+    """Goes up and down."""
+
+    value: float
+
+
+@dataclass
+class Histogram(Metric):
+    """Observations at most as large as each bucket's key; "+Inf" counts all."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
