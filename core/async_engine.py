@@ -124,9 +124,9 @@ class AsyncLLMEngine:
         """See `LLMEngine.sleep`; runs between two steps."""
         return await self._steps.call(lambda: self._engine.sleep(level))
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, *, new_weights: bool = False) -> None:
         """See `LLMEngine.wake_up`; runs between two steps."""
-        await self._steps.call(self._engine.wake_up)
+        await self._steps.call(partial(self._engine.wake_up, new_weights=new_weights))
 
     async def is_sleeping(self) -> bool:
         """See `LLMEngine.is_sleeping`; asked between two steps."""

@@ -13,7 +13,7 @@ from dovetail.contracts.errors import GenerationError, RequestError
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine.beam import BeamSearch
 from dovetail.engine.engine import LLMEngine
-from dovetail.engine.input_processor import Prompt
+from dovetail.engine.input_processor import Prompt, as_prompts
 from dovetail.engine.joint_run import JointCall, JointRun
 from dovetail.engine.progress import GenerationProgress
 from dovetail.kv.pool import PrefixCacheReset
@@ -68,7 +68,7 @@ class LLM:
         input and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed.
         Where some fail later, `GenerationError` is raised once all are done; its `outputs` are those of all prompts.
         """
-        items = _as_list(prompts)
+        items = as_prompts(prompts)
         params = self._params_per_prompt(sampling_params, len(items))
         if priority is not None and len(priority) != len(items):
             raise RequestError(f"priority has {len(priority)} entries for {len(items)} prompts")
@@ -92,10 +92,12 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Renders one conversation, or several, with the model's chat template and completes them."""
-        if not messages:
-            raise RequestError("messages is empty: give at least one message")
         if isinstance(messages, str):
             raise RequestError("messages is text: give a list of {'role': ..., 'content': ...}, or use generate")
+        if not isinstance(messages, Sequence):
+            raise RequestError(f"messages must be a list of {{'role': ..., 'content': ...}}, got {messages!r}")
+        if not messages:
+            raise RequestError("messages is empty: give at least one message")
         conversations = (
             [cast("Sequence[Message]", messages)]
             if isinstance(messages[0], Mapping)
@@ -128,7 +130,7 @@ class LLM:
         """Beam search for each prompt; beams share the KV blocks of what they have in common. Waits until no other
         thread has a request."""
         search = BeamSearch(self.engine, params)
-        items = _as_list(prompts)
+        items = as_prompts(prompts)
         with GenerationProgress(len(items), enabled=use_tqdm) as progress:
             return [progress.track_prompt(self._search_alone(search, prompt)) for prompt in items]
 
@@ -155,9 +157,9 @@ class LLM:
         """See `LLMEngine.sleep`."""
         return self.engine.sleep(level)
 
-    def wake_up(self) -> None:
+    def wake_up(self, *, new_weights: bool = False) -> None:
         """See `LLMEngine.wake_up`."""
-        self.engine.wake_up()
+        self.engine.wake_up(new_weights=new_weights)
 
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
@@ -198,16 +200,6 @@ class LLM:
                 f"{len(failures)} of {len(outputs)} requests failed; {first.request_id}: {first.error}", outputs
             )
         return outputs
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a list of integers is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping):
-        return [cast("Prompt", prompts)]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [cast("Prompt", items)]
-    return cast("list[Prompt]", items)
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:

@@ -14,6 +14,7 @@ class Logprob:
     rank: int
     """1 for the most likely token of the vocabulary."""
     decoded_token: str | None = None
+    """Its text; None without a tokenizer, and with `detokenize=False`."""
 
 
 PositionLogprobs = dict[int, Logprob]

@@ -91,6 +91,7 @@ def _refused_requests(resolved: ResolvedConfig, estimate: MemoryEstimate | None)
         refused.append(f"about {estimate.kv_tokens} tokens and more: the KV memory does not hold them")
     if model.max_logprobs >= 0:
         refused.append(f"more than {model.max_logprobs} logprobs (model.max_logprobs)")
+    refused.append(f"n, best_of and beam widths above {model.max_completions} (model.max_completions)")
     if model.tokenizer_mode == "none":
         refused.append("text prompts, stop strings and detokenize=True (model.tokenizer_mode is none)")
     if resolved.speculation is None:

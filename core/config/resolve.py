@@ -145,4 +145,5 @@ def _resolved_model(
         max_logprobs=section.max_logprobs,
         packed_formats=packed_formats,
         packed_cache_gib=section.packed_cache_gib,
+        max_completions=section.max_completions,
     )

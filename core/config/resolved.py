@@ -61,6 +61,8 @@ class ResolvedModel:
     """Formats of the checkpoint's packed tensors, where the choice of a quantization method asked for them."""
     packed_cache_gib: float = 0.0
     """Room on disk for packed weights."""
+    max_completions: int = 1024
+    """Most completions, or beams, of one request."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,8 @@ class ResolvedSpeculation:
     acceptance: Component
     disable_by_batch_size: int | None
     disable_logprobs: bool
+    hidden_size: int
+    """Of the target."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
         device_type=state.environment.device_type,
         dtype=target.dtype,
         vocab_size=target.size.vocab_size,
-        hidden_size=int(text_config(target.hf_config).get("hidden_size", 0)),
+        hidden_size=_hidden_size(target),
         tensor_parallel=state.config.executor.tensor_parallel,
         num_tokens=max(drafter.num_tokens for drafter in section.drafters.values()),
         num_layers=target.size.num_layers,
@@ -67,8 +67,20 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
         acceptance,
         section.disable_by_batch_size,
         section.disable_logprobs,
+        need.hidden_size,
     )
     return speculation, trees
+
+
+def _hidden_size(target: Target) -> int:
+    """What the family says, or else config.json: architectures spell it in many ways. Drafters cannot do without."""
+    found = target.size.hidden_size or text_config(target.hf_config).get("hidden_size")
+    if not isinstance(found, int) or found < 1:
+        raise ConfigError(
+            f"speculative: drafters have to know the target's hidden size, and neither {target.family.__name__} nor"
+            " hidden_size in config.json says it; give it in model.hf_overrides, or remove the section"
+        )
+    return found
 
 
 def _choose_drafter(

@@ -76,6 +76,9 @@ class ModelSection(Section):
     max_logprobs: int = Field(
         default=20, ge=-1, description="Most alternatives a request may ask for; -1: the vocabulary"
     )
+    max_completions: int = Field(
+        default=1024, ge=1, description="Most completions (n, best_of) or beams that a request may ask for"
+    )
     hf_overrides: dict[str, Any] = Field(default_factory=dict, description="Replaces keys of the model's config.json")
     family: ComponentSection = Field(default=ComponentSection(), description="Model family")
     weight_format: ComponentSection = Field(default=ComponentSection(), description="Checkpoint format")

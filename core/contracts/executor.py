@@ -108,7 +108,8 @@ class Worker(Protocol):
         """Calls one of the worker's named operations: "describe" -> WorkerReport,
         "initialize_cache"(layout, num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank. Since 1.1
         "sleep"(level) -> bytes given back and "wake_up": no request may be in the batch, and what the KV pages held is
-        lost. Level 1 keeps weights in host memory, level 2 reads those of the checkpoint again. Since 1.3
+        lost. Level 1 keeps weights in host memory, level 2 reads those of the checkpoint again, and
+        "wake_up" raises `ModelError` where it is another one by now; since 1.5 "wake_up"(True) takes it. Since 1.3
         "forget_finished": drafters forget what requests taught them that ended; none may be under way."""
 
     def close(self) -> None:

@@ -71,6 +71,8 @@ class ModelSize:
     vocab_size: int
     max_model_len: int
     """Longest sequence that the config declares (max_position_embeddings, RoPE scaling included)."""
+    hidden_size: int = 0
+    """Numbers in a hidden state, which drafters are told; 0: config.json's own `hidden_size`. Since 1.4."""
 
 
 class ModelFamily(Plugin):

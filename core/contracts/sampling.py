@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import FrozenInstanceError, dataclass, field
 from numbers import Integral, Real
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 from dovetail.contracts.errors import RequestError
 
@@ -56,7 +56,7 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Completions returned per prompt."""
+    """Completions returned per prompt; 1 at temperature 0. The config's `model.max_completions` bounds it."""
     best_of: int | None = None
     """Completions generated, of which the `n` with the highest cumulative log probability are returned."""
     temperature: float = 1.0
@@ -104,11 +104,15 @@ class SamplingParams:
         # Sequences become tuples, so that one object can be shared between requests.
         set_ = object.__setattr__
         set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop))
-        set_(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
+        set_(self, "stop_token_ids", as_token_ids("stop_token_ids", stop_token_ids))
         bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else _as_tuple("bad_words", self.bad_words)
         set_(self, "bad_words", bad_words)
         if self.allowed_token_ids is not None:
-            set_(self, "allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids))
+            set_(self, "allowed_token_ids", as_token_ids("allowed_token_ids", self.allowed_token_ids))
+        if isinstance(self.logit_bias, Mapping):
+            ids = as_token_ids("logit_bias", list(self.logit_bias))
+            set_(self, "logit_bias", dict(zip(ids, self.logit_bias.values(), strict=True)))
         _check_sampling_params(self)
 
     def snapshot(self) -> SamplingParams:
@@ -146,11 +150,16 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         for name, value in (("beam_width", self.beam_width), ("max_tokens", self.max_tokens)):
-            _require(name, value, isinstance(value, Integral), "an integer")
+            _require(name, value, _is_a(Integral, value), "an integer")
             _require(name, value, 1 <= value <= _LARGEST, f"at least 1 and at most {_LARGEST}")
         for name, number in (("temperature", self.temperature), ("length_penalty", self.length_penalty)):
-            _require(name, number, isinstance(number, Real), "a number")
+            _require(name, number, _is_a(Real, number), "a number")
         _require("temperature", self.temperature, self.temperature >= 0, "0 or more")
+        # Lengths to a greater power leave what a float can hold.
+        holds = -_MAX_LENGTH_PENALTY <= self.length_penalty <= _MAX_LENGTH_PENALTY
+        _require(
+            "length_penalty", self.length_penalty, holds, f"between -{_MAX_LENGTH_PENALTY} and {_MAX_LENGTH_PENALTY}"
+        )
 
 
 _NUMBERS = (
@@ -163,14 +172,49 @@ _NUMBERS = (
 _LARGEST = (1 << 31) - 1
 """No integer but the seed may be larger: workers keep them in machine words."""
 
+_MAX_LENGTH_PENALTY = 10
+
 _FLOAT32_MIN, _FLOAT32_MAX = 1e-30, 1e30
 """Factors of logits lie between these, so that neither they nor what comes of them leave float32."""
 
 
+@runtime_checkable
+class _Scalar(Protocol):
+    """A number of numpy or torch."""
+
+    def item(self) -> object: ...
+
+
+def as_token_ids(name: str, values: object) -> tuple[int, ...]:
+    """Token ids as Python integers, from a list or a flat array of integers, those of numpy and torch among them.
+    Raises `RequestError` for anything else: booleans, bytes, and sets, which have no order."""
+    is_list = isinstance(values, Iterable) and not isinstance(
+        values, str | bytes | bytearray | memoryview | Mapping | Set
+    )
+    if not is_list:
+        raise RequestError(f"{name} must be a list of token ids, got {values!r}")
+    return tuple(value if type(value) is int else _as_token_id(name, value) for value in cast("Iterable[Any]", values))
+
+
+def _as_token_id(name: str, value: object) -> int:
+    try:
+        number = value.item() if isinstance(value, _Scalar) else value
+    except (RuntimeError, ValueError):  # more than one number
+        number = None
+    if isinstance(number, bool) or not isinstance(number, Integral):
+        raise RequestError(f"{name} holds {value!r}, which is no token id: they are integers")
+    return int(number)
+
+
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str | Mapping) or not isinstance(value, Iterable | None):
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable | None):
         raise RequestError(f"{name} must be a list, got {value!r}")
     return tuple(value or ())
+
+
+def _is_a(kind: type, value: object) -> bool:
+    """Whether it is such a number; True and False are none here."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _require(name: str, value: object, holds: bool, range_: str) -> None:
@@ -182,11 +226,11 @@ def _check_types(p: SamplingParams) -> None:
     numbers, integers, optional = _NUMBERS
     values = vars(p)
     for name in numbers:
-        _require(name, values[name], isinstance(values[name], Real), "a number")
+        _require(name, values[name], _is_a(Real, values[name]), "a number")
     for name in integers:
-        _require(name, values[name], isinstance(values[name], Integral), "an integer")
+        _require(name, values[name], _is_a(Integral, values[name]), "an integer")
     for name in optional:
-        _require(name, values[name], values[name] is None or isinstance(values[name], Integral), "None or an integer")
+        _require(name, values[name], values[name] is None or _is_a(Integral, values[name]), "None or an integer")
     for name in (*integers, *optional):
         is_small = name == "seed" or values[name] is None or values[name] <= _LARGEST
         _require(name, values[name], is_small, f"at most {_LARGEST}")
@@ -200,6 +244,11 @@ def _check_sampling_params(p: SamplingParams) -> None:
     _require("n", p.n, p.n >= 1, "at least 1")
     _require("best_of", p.best_of, p.best_of is None or p.best_of >= p.n, f"at least n ({p.n})")
     _require("temperature", p.temperature, p.temperature >= 0, "0 (greedy) or more")
+    if p.is_greedy and p.num_sequences > 1:
+        raise RequestError(
+            f"temperature 0 gives the same completion every time, so n and best_of must be 1, got {p.num_sequences};"
+            " set a temperature, or n=1"
+        )
     holds = p.temperature == 0 or _FLOAT32_MIN <= p.temperature <= _FLOAT32_MAX
     _require("temperature", p.temperature, holds, f"0 (greedy), or between {_FLOAT32_MIN} and {_FLOAT32_MAX}")
     _require("top_p", p.top_p, 0 < p.top_p <= 1, "in (0, 1]")

@@ -51,6 +51,11 @@ class BeamSearch:
         engine, params = self._engine, self._params
         if engine.has_unfinished_requests():
             raise RequestError("beam search drives the engine by itself: finish or abort the other requests first")
+        if params.beam_width > engine.config.model.max_completions:
+            raise RequestError(
+                f"beam_width is {params.beam_width}, and model.max_completions allows"
+                f" {engine.config.model.max_completions}: ask for fewer beams, or raise it"
+            )
         # The search's own log probabilities are not a user's, whom model.max_logprobs limits.
         processed = engine.process_input(prompt, replace(self._sampling, logprobs=None))
         max_tokens = min(params.max_tokens, engine.config.model.max_model_len - len(processed.token_ids))

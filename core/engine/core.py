@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dovetail.contracts.errors import PluginError, WorkerError
@@ -97,17 +98,17 @@ class EngineCore:
         return self._scheduler.num_running + self._scheduler.num_waiting > 0 or bool(self._flights)
 
     def add(self, sequence: Sequence, bad_word_ids: tuple[tuple[int, ...], ...] = ()) -> None:
-        """Takes in a sequence."""
+        """Takes in a sequence. Raises `PluginError` where the scheduler raises; nothing of it is kept then."""
+        self._enqueue(sequence)
         if bad_word_ids:
             self._bad_words[sequence.key] = bad_word_ids
-        self._live[sequence.key] = sequence
-        self._awaiting_first.add(sequence.key)
-        self._scheduler.add(sequence)
 
     def add_siblings(
         self, first: Sequence, siblings: list[Sequence], bad_word_ids: tuple[tuple[int, ...], ...]
     ) -> None:
-        """Takes in sequences with the same prompt: one computes it, the others share its blocks afterwards."""
+        """Takes in sequences with the same prompt: one computes it, the others share its blocks afterwards. Raises as
+        `add` does."""
+        self.add(first, bad_word_ids)
         if siblings:
             first.retain_blocks = True
             self._pending_forks[first.key] = len(siblings)
@@ -116,7 +117,19 @@ class EngineCore:
             sibling.fork_parent = first
             if bad_word_ids:
                 self._bad_words[sibling.key] = bad_word_ids
-        self.add(first, bad_word_ids)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        try:
+            self._scheduler.add(sequence)
+        except BaseException as error:
+            with suppress(Exception):  # it may know the sequence or not
+                self._scheduler.remove(sequence)
+            if not isinstance(error, Exception):
+                raise
+            name = type(self._scheduler).__name__
+            raise PluginError(f"scheduler {name} raised {type(error).__name__}: {error}") from error
+        self._live[sequence.key] = sequence
+        self._awaiting_first.add(sequence.key)
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence, in whatever state it is. Its blocks are freed, unless `retain_blocks` asks to keep them."""
@@ -124,7 +137,8 @@ class EngineCore:
             return
         if not self._drop_parked(sequence):
             self._unpark(sequence)
-            self._scheduler.remove(sequence)
+            if sequence.key in self._live:
+                self._scheduler.remove(sequence)
             if sequence.fork_parent is not None:
                 self._note_fork(sequence)
         sequence.status = RequestStatus.FINISHED
@@ -299,7 +313,7 @@ class EngineCore:
         self.idle_drafters = result.idle_drafters
         for index in result.drafter_errors:
             # Before blocks are shared, which lack the drafter's pages; or it would be back after a preemption.
-            outcome.schedule.requests[index].leave_drafter()
+            self._leave_drafter(outcome.schedule.requests[index])
         if self._awaiting_first:
             self._count_prompt_tokens(outcome)
         if result.counts is None and plan.num_drafts is None and not result.failed:
@@ -310,8 +324,22 @@ class EngineCore:
             outcome.schedule.requests[index].num_draft_tokens = num_drafts
         if self._awaiting_first:
             self._note_first_tokens(outcome)
-        for sequence, _ in outcome.endings:
+        for sequence, ending in outcome.endings:
+            if ending.error is not None:
+                self._distrust(sequence)
             self.finish(sequence)
+
+    def _leave_drafter(self, sequence: Sequence) -> None:
+        """A drafter that failed a sequence may have left anything in its own pages of that sequence's blocks."""
+        if sequence.hash_seed != sequence.plain_hash_seed:
+            self._kv.forget_content(sequence)
+        sequence.leave_drafter()
+
+    def _distrust(self, sequence: Sequence) -> None:
+        """Nobody finds or shares the pages of a sequence that failed: NaN in a part of a prompt shows only when the
+        first token is drawn, and would fail every later request with that prefix."""
+        self._kv.forget_content(sequence)
+        sequence.retain_blocks = False
 
     def _commit_decodes(self, outcome: StepOutcome) -> None:
         """The common case: every request of the batch got one token."""
@@ -380,9 +408,7 @@ class EngineCore:
     def _unpark(self, sequence: Sequence) -> None:
         """The siblings of a sequence enter the queue: its prompt is computed, or it is gone."""
         for sibling in self._parked.pop(sequence.key, ()):
-            self._live[sibling.key] = sibling
-            self._awaiting_first.add(sibling.key)
-            self._scheduler.add(sibling)
+            self._enqueue(sibling)
 
     def _note_fork(self, sequence: Sequence) -> None:
         """A sibling was admitted or dropped; after the last one, the first need not keep its blocks."""
@@ -415,7 +441,7 @@ class EngineCore:
         failed = {sequence.key: sequence for sequence in schedule.requests} | self._holders_of_moved_pages(plan)
         for sequence in failed.values():
             outcome.endings.append((sequence, Ending("error", error=message)))
-            sequence.retain_blocks = False
+            self._distrust(sequence)
             self.finish(sequence)
         self._gone += plan.finished
         self._unheard += [key for key in plan.preempted if key in self._live]

@@ -25,6 +25,7 @@ from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.idle_drafters import IdleDrafters
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
 from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.request_fields import as_request_ids, check_order
 from dovetail.engine.setup import EngineParts, allocate_kv, create_parts
 from dovetail.engine.telemetry import Telemetry
 from dovetail.kv.hashing import drafter_seed, prefix_seed
@@ -119,8 +120,6 @@ class LLMEngine:
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
         `priority` runs first; a scheduler that does not look at it takes 0 only.
         """
-        if self._is_asleep:
-            raise RequestError("the engine sleeps: call wake_up first")
         if request_id in self._outputs:
             raise RequestError(f"request id {request_id!r} is in use")
         if priority != 0 and not self._parts.scheduler.uses_priority:
@@ -128,12 +127,17 @@ class LLMEngine:
                 f"priority is {priority}, but scheduler {self.config.scheduler.name!r} pays no heed to it: configure"
                 " scheduler: priority, or leave priority at 0"
             )
+        check_order(priority, arrival_time)
         processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
         arrival = time.monotonic() if arrival_time is None else arrival_time
         salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
         sequences = self._create_sequences(request_id, processed, priority, arrival, salt)
         self._outputs.add(request_id, processed, arrival, sequences)
-        self._core.add_siblings(sequences[0], sequences[1:], processed.bad_word_ids)
+        try:
+            self._core.add_siblings(sequences[0], sequences[1:], processed.bad_word_ids)
+        except BaseException:
+            self._outputs.end(request_id, Ending("error"), arrival)
+            raise
         self._telemetry.request_added(request_id, len(processed.token_ids))
 
     @exclusive
@@ -164,8 +168,7 @@ class LLMEngine:
 
         Returns the last output of each, with finish_reason "abort".
         """
-        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        return self._end_requests(ids, Ending("abort"))
+        return self._end_requests(as_request_ids(request_ids), Ending("abort"))
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do."""
@@ -240,9 +243,13 @@ class LLMEngine:
         return given_back
 
     @exclusive
-    def wake_up(self) -> None:
-        """Takes memory again. Raises `ConfigError` for an engine that is awake."""
-        self._parts.executor.call("wake_up")
+    def wake_up(self, *, new_weights: bool = False) -> None:
+        """Takes memory again. Raises `ConfigError` for an engine that is awake.
+
+        After level 2 the checkpoint must be the one that was loaded, by size and time of its files, or `ModelError` is
+        raised and the engine sleeps on; `new_weights` takes whatever is there now.
+        """
+        self._parts.executor.call("wake_up", *([True] if new_weights else []))
         self._is_asleep = False
 
     def is_sleeping(self) -> bool:
@@ -342,7 +349,8 @@ class LLMEngine:
         """Ends those of `request_ids` that are known; their last outputs."""
         outputs = []
         for request_id in request_ids:
-            for sequence in self._outputs.sequences(request_id):
+            # The first last: siblings that wait for its prompt would otherwise enter the queue.
+            for sequence in reversed(self._outputs.sequences(request_id)):
                 self._core.finish(sequence)
             output = self._outputs.end(request_id, ending, time.monotonic())
             if output is not None:
@@ -353,6 +361,8 @@ class LLMEngine:
     def _create_sequences(
         self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None
     ) -> list[Sequence]:
+        if self._is_asleep:
+            raise RequestError("the engine sleeps: call wake_up first")
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         hash_seed = prefix_seed(_WEIGHT_VERSION, None, cache_salt)

@@ -3,14 +3,15 @@ the chosen components. Whatever cannot be served is refused here, before it cost
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, NotRequired, TypedDict
+from numbers import Integral
+from typing import Any, NotRequired, TypedDict, cast
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor
-from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.tokenization import Tokenizer
 
@@ -33,6 +34,32 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt
 """What `generate` takes as one prompt."""
+
+
+def as_prompts(given: object) -> list[Prompt]:
+    """One prompt or many: a list of integers, or a flat array, is one prompt of token ids. Raises `RequestError` for
+    what is neither."""
+    if isinstance(given, str | Mapping):
+        return [cast("Prompt", given)]
+    if isinstance(given, list | tuple):
+        return [cast("Prompt", given)] if _is_flat(given) else list(given)
+    if isinstance(given, bytes | bytearray | memoryview | Set) or not isinstance(given, Iterable):
+        raise RequestError(f"prompts are text, token ids, mappings, or a list of those, got {given!r}")
+    items = list(given)  # an array, a tensor, a range, a generator
+    return [cast("Prompt", items)] if _is_flat(items) else items
+
+
+def _is_flat(items: Sequence[object]) -> bool:
+    """Whether these are numbers (of torch too, whose scalars are tensors) and no prompts."""
+    return bool(items) and all(isinstance(item, Integral) or _is_scalar(item) for item in items)
+
+
+def _is_scalar(item: object) -> bool:
+    if isinstance(item, str | bytes | Mapping | list | tuple):
+        return False
+    import numpy as np  # for what is none of the usual prompts
+
+    return np.ndim(cast("Any", item)) == 0
 
 
 @dataclass(frozen=True)
@@ -113,17 +140,15 @@ class InputProcessor:
             ids: Any = prompt.get("prompt_token_ids")
             text: Any = prompt.get("prompt")
             if ids is not None:
-                if isinstance(ids, str | Mapping) or not isinstance(ids, Iterable):
-                    raise RequestError(f"prompt_token_ids must be a list of token ids, got {ids!r}")
-                return text, list(ids)
+                return text, list(as_token_ids("prompt_token_ids", ids))
             prompt = text
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise RequestError("this engine has no tokenizer (tokenizer_mode none): pass prompt_token_ids")
             return prompt, self._tokenizer.encode(prompt)
-        if isinstance(prompt, list | tuple):
-            return None, list(prompt)
-        raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Set):
+            raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
+        return None, list(as_token_ids("prompt_token_ids", prompt))
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
@@ -139,13 +164,18 @@ class InputProcessor:
 
     def _check_ids(self, what: str, ids: Sequence[int]) -> None:
         for token in ids:
-            if not isinstance(token, int) or not 0 <= token < self._model.vocab_size:
+            if not 0 <= token < self._model.vocab_size:
                 raise RequestError(
                     f"{what} holds {token!r}, which is no token id: they are integers of 0 to"
                     f" {self._model.vocab_size - 1}"
                 )
 
     def _check_params(self, params: SamplingParams) -> None:
+        if params.num_sequences > self._model.max_completions:
+            raise RequestError(
+                f"{params.num_sequences} completions of one prompt were asked for (n, best_of), and"
+                f" model.max_completions allows {self._model.max_completions}: ask for fewer, or raise it"
+            )
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_ids("logit_bias", list(params.logit_bias or ()))

@@ -35,8 +35,6 @@ class CompletionRecord:
     """Output tokens that a "delta" output carried."""
     text: str = ""
     """Text that is safe to show: it cannot become part of a stop string any more."""
-    head: str = ""
-    """Text of the first `min_tokens` tokens, in which no stop string is looked for."""
     chars_sent: int = 0
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
@@ -109,13 +107,14 @@ class OutputProcessor:
                 completion.logprobs, completion.cumulative_logprob = [], 0.0
             record.completions.append(completion)
             record.num_open += 1
-            self._by_key[sequence.key] = (record, completion)
-            # Text is needed before the end to stream it, or to look for stop strings.
-            if record.streams or params.stop:
-                self._eager.add(sequence.key)
         if params.prompt_logprobs is not None:
             record.prompt_logprobs = [None]
         self._requests[request_id] = record
+        for completion in record.completions:
+            self._by_key[completion.sequence.key] = (record, completion)
+            # Text is needed before the end to stream it, or to look for stop strings.
+            if record.streams or params.stop:
+                self._eager.add(completion.sequence.key)
 
     def speculation_totals(self) -> dict[str, SpeculationTotals]:
         """By drafter, a copy of what was counted so far."""
@@ -203,7 +202,8 @@ class OutputProcessor:
             if record.prompt_logprobs is not None:
                 # A prompt that starts over after a preemption, or a sibling's, brings positions that are known.
                 known = len(record.prompt_logprobs) - position
-                record.prompt_logprobs.extend(self._position(entry) for entry in entries[known:])
+                shows_text = record.input.params.detokenize
+                record.prompt_logprobs.extend(self._position(entry, shows_text) for entry in entries[known:])
         for index, counts in result.draft_counts.items():
             _count_drafts(self._by_key[requests[index].key][0].metrics, counts)
             _count_drafts(self._totals.setdefault(counts.drafter, SpeculationTotals()), counts)
@@ -220,18 +220,18 @@ class OutputProcessor:
         # Tokens behind one that ended the sequence were dropped.
         room = sequence.num_output_tokens - len(completion.logprobs)
         for entry in logprobs[:room]:
-            completion.logprobs.append(self._position(entry))
+            completion.logprobs.append(self._position(entry, sequence.sampling.detokenize))
             completion.cumulative_logprob += entry.logprob
 
-    def _position(self, entry: TokenLogprobs) -> PositionLogprobs:
-        position = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id))}
+    def _position(self, entry: TokenLogprobs, shows_text: bool) -> PositionLogprobs:
+        position = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id, shows_text))}
         for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
             if token not in position:
-                position[token] = Logprob(logprob, rank, self._decoded(token))
+                position[token] = Logprob(logprob, rank, self._decoded(token, shows_text))
         return position
 
-    def _decoded(self, token: int) -> str | None:
-        if self._tokenizer is None:
+    def _decoded(self, token: int, shows_text: bool) -> str | None:
+        if self._tokenizer is None or not shows_text:
             return None
         pieces = self._tokenizer.piece_table(skip_special_tokens=False)
         if pieces is None:
@@ -264,19 +264,18 @@ class OutputProcessor:
         assert detokenizer is not None
         first_checked = sequence.num_prompt_tokens + sequence.sampling.min_tokens
         for position, token in enumerate(tokens, start):
-            text = detokenizer.push([token])
-            if position < first_checked:
-                completion.head += text
-            elif (match := stop.push(text)) is not None:
+            # One may begin in the first `min_tokens` tokens, but not end there.
+            match = stop.push(detokenizer.push([token]), may_stop=position >= first_checked)
+            if match is not None:
                 completion.ending = Ending("stop", match)
                 _cut(completion, position + 1)
                 break
         if completion.ending is None and ending is not None:
-            match = stop.push(detokenizer.finish())
+            match = stop.push(detokenizer.finish(), may_stop=sequence.num_tokens > first_checked)
             if match is not None:
                 completion.ending = Ending("stop", match)
         is_over = ending is not None or completion.ending is not None
-        completion.text = completion.head + (stop.text if is_over else stop.safe_text)
+        completion.text = stop.text if is_over else stop.safe_text
         return completion.ending is not None and ending is None
 
     def _end(self, record: RequestRecord, completion: CompletionRecord, ending: Ending | None, now: float) -> None:

@@ -13,6 +13,16 @@ def ask_scheduler(scheduler: Scheduler, memory: KVMemory) -> Schedule:
         schedule = scheduler.schedule(memory)
     except Exception as error:
         raise PluginError(f"scheduler {name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(schedule, Schedule):
+        raise PluginError(_broken(name, f"schedule() returned a {type(schedule).__name__}, not a Schedule"))
+    try:
+        _check(schedule, name)
+    except (AttributeError, TypeError) as error:
+        raise PluginError(_broken(name, f"its Schedule holds what cannot be there ({error})")) from error
+    return schedule
+
+
+def _check(schedule: Schedule, name: str) -> None:
     requests, counts = schedule.requests, schedule.num_tokens
     if len(requests) != len(counts):
         raise PluginError(_broken(name, f"it names {len(requests)} requests and {len(counts)} token counts"))
@@ -28,7 +38,6 @@ def ask_scheduler(scheduler: Scheduler, memory: KVMemory) -> Schedule:
             )
     if len(set(requests)) != len(requests):
         raise PluginError(_broken(name, "a request stands in one schedule twice"))
-    return schedule
 
 
 def _broken(name: str, what: str) -> str:

@@ -175,6 +175,24 @@ class KVCacheManager:
             commit_at = min(commit_at, (num_dead + 1) * self.block_size + (group.window or 0) - 1)
         sequence.commit_at = commit_at
 
+    def forget_content(self, sequence: Sequence) -> None:
+        """Makes what a sequence computed or found unfindable, whoever holds it: its pages are not to be trusted.
+
+        Pages that a sliding window freed and those that another sequence filled with the same content are forgotten
+        with them. A sequence that goes on registers its blocks anew, by the hashes that it has then.
+        """
+        if not self.prefix_caching:
+            return
+        num_full = sequence.num_computed_tokens // self.block_size
+        extend_hashes_of(sequence, num_full, self.block_size)
+        for content in sequence.block_hashes[:num_full]:
+            for group in self.layout.groups:
+                self.pool.forget(group.group_id, content)
+        self._under_way.forget(sequence.key)
+        if self._num_registered.get(sequence.key, _NEVER) != _NEVER:
+            self._num_registered[sequence.key] = 0
+            sequence.commit_at = 0
+
     def trim(self, sequence: Sequence) -> None:
         """Frees blocks beyond those that the computed tokens and one more need, or that the sequence's drafter has
         written to for its next guesses: the blocks of rejected drafts."""

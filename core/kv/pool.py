@@ -33,6 +33,10 @@ class PrefixCacheReset:
     num_in_use: int
     """Blocks that requests still hold: they stay where they are, but can no longer be found."""
 
+    def __bool__(self) -> bool:
+        """Whether the reset left no block behind, as vLLM's answer says."""
+        return self.num_in_use == 0
+
 
 class BlockPool:
     """Device blocks 1 .. num_blocks - 1 with reference counts and content hashes.
@@ -109,6 +113,16 @@ class BlockPool:
         if content is not None:
             del self._found[self._groups[block]][content]
             self._hashes[block] = None
+
+    def forget(self, group_id: int, content: bytes) -> None:
+        """Makes content unfindable; its block stays with those who hold it."""
+        block = self._found[group_id].pop(content, NULL_BLOCK)
+        if block == NULL_BLOCK:
+            return
+        self._hashes[block] = None
+        if self.refs[block] == 0:
+            del self._evictable[block]
+            self._empty.append(block)
 
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets all content."""

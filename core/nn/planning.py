@@ -61,6 +61,7 @@ def planned_size(create: Create, config: Mapping[str, Any], max_model_len: int) 
         head_size=first.head_size,
         vocab_size=int(config["vocab_size"]),
         max_model_len=max_model_len,
+        hidden_size=int(config.get("hidden_size") or 0),
     )
 
 

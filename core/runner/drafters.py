@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel
-from dovetail.config.rules_model import text_config
 from dovetail.contracts.attention import AttentionBackend, AttentionSetup
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kv import DraftLanes, KVLayout, KVSpec
@@ -18,7 +17,6 @@ from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.speculation import DraftModel, DraftSetup, DraftWorker
 from dovetail.nn.attention import Attention
 from dovetail.nn.context import ModelContext
-from dovetail.nn.hf_config import required
 from dovetail.nn.operators import torch_operators
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.runner.attention_binding import bind_layers
@@ -62,6 +60,7 @@ def load_drafters(
 def _load_drafter(
     config: ResolvedConfig, plugins: LoadedPlugins, drafter: ResolvedDrafter, model: CausalLM, context: ModelContext
 ) -> LoadedDrafter:
+    assert config.speculation is not None
     dtype = config.model.dtype if drafter.model is None else drafter.model.dtype
     pages = BatchPages()
 
@@ -76,7 +75,7 @@ def _load_drafter(
         own_model = _load_model(config, plugins, drafter.model, create_context())
     setup = DraftSetup(
         vocab_size=config.model.vocab_size,
-        hidden_size=int(required(text_config(config.model.hf_config), "hidden_size")),
+        hidden_size=config.speculation.hidden_size,
         max_model_len=config.model.max_model_len,
         max_num_seqs=config.limits.max_num_seqs,
         num_tokens=drafter.num_tokens,
@@ -120,7 +119,7 @@ def _load_model(
     if model.quantization is not None:
         context.quantization = plugins.create(model.quantization, model.quantization_need(config.device_type))
     context.max_model_len = min(model.max_model_len, config.model.max_model_len)
-    module = read_module(plugins, model.family, model.hf_config, context, model.weight_format, model.files)
+    module, _ = read_module(plugins, model.family, model.hf_config, context, model.weight_format, model.files)
     return DraftModel(module, context.attention_layers, context.max_model_len)
 
 

@@ -115,12 +115,26 @@ def _run_processor(logits: Tensor, rows: Sequence[EditRow], name: str, processor
     index = torch.tensor([row.index for row in rows], device=logits.device)
     shown = logits[index]
     try:
-        processor.apply(shown, [LogitsRow(row.key, row.output_token_ids()) for row in rows])
+        returned: object = processor.apply(shown, [LogitsRow(row.key, row.output_token_ids()) for row in rows])
     except Exception as error:  # whatever a plugin raises concerns the requests that it was shown, and no other
-        message = f"logits processor {name!r} failed: {type(error).__name__}: {error}"
-        return {row.index: message for row in rows}
+        fault: str | None = f"{type(error).__name__}: {error}"
+    else:
+        fault = _misuse(shown, returned, (len(rows), logits.shape[1]), logits)
+    if fault is not None:
+        return {row.index: f"logits processor {name!r} failed: {fault}" for row in rows}
     logits[index] = shown
     return {}
+
+
+def _misuse(shown: Tensor, returned: object, shape: tuple[int, int], like: Tensor) -> str | None:
+    """What a processor did other than to change its logits in place; None if nothing."""
+    if returned is not None and returned is not shown:
+        return f"it returned a {type(returned).__name__}; it must change the logits that it is given in place"
+    if tuple(shown.shape) != shape:
+        return f"it gave its logits the shape {tuple(shown.shape)}, and they are {shape}; change them in place"
+    if (shown.dtype, shown.device, shown.layout) != (like.dtype, like.device, like.layout):
+        return f"it made its logits {shown.dtype} on {shown.device}; they are {like.dtype} on {like.device}"
+    return None
 
 
 def _on_device(array: NDArray[np.generic], like: Tensor) -> Tensor:

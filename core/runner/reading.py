@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,23 @@ from dovetail.nn.kept_kernels import KernelKeeper
 from dovetail.registry.bootstrap import LoadedPlugins
 
 
+@dataclass(frozen=True)
+class CheckpointMarks:
+    """What tells a checkpoint from another one in its place: path, size and time of writing of each of its files."""
+
+    files: tuple[tuple[str, int, int], ...]
+
+    @classmethod
+    def of(cls, reader: WeightReader) -> CheckpointMarks:
+        """As the files are now; nothing where the format does not name them."""
+        stats = [(path, path.stat()) for path in reader.files()]
+        return cls(tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats))
+
+    def changed_files(self, before: CheckpointMarks) -> list[str]:
+        """Paths that were not there before, are gone, or were written anew."""
+        return sorted({path for path, _, _ in set(self.files) ^ set(before.files)})
+
+
 def read_module(
     plugins: LoadedPlugins,
     family: Component,
@@ -24,20 +42,20 @@ def read_module(
     context: ModelContext,
     weight_format: Component,
     files: ModelFiles,
-) -> CausalLM:
-    """The model with its weights. Raises `ModelError`."""
+) -> tuple[CausalLM, CheckpointMarks]:
+    """The model with its weights, and what these were read from. Raises `ModelError`."""
     with torch.inference_mode():
         model: CausalLM = plugins.create(family).create(hf_config, context)
-        _read(plugins, model, context, weight_format, files, context.keeper)
-    return model
+        marks = _read(plugins, model, context, weight_format, files, context.keeper)
+    return model, marks
 
 
 def read_weights(
     plugins: LoadedPlugins, model: CausalLM, context: ModelContext, weight_format: Component, files: ModelFiles
-) -> None:
+) -> CheckpointMarks:
     """The weights of a model that had them before and gave their memory back. Raises `ModelError`."""
     with torch.inference_mode():
-        _read(plugins, model, context, weight_format, files, None)
+        return _read(plugins, model, context, weight_format, files, None)
 
 
 def _read(
@@ -47,11 +65,12 @@ def _read(
     weight_format: Component,
     files: ModelFiles,
     keeper: KernelKeeper | None,
-) -> None:
+) -> CheckpointMarks:
     """Kernels come from `keeper` where it has them, and are kept by it otherwise."""
     key = None
     reader = plugins.create(weight_format).open(files)
     try:
+        marks = CheckpointMarks.of(reader)
         if keeper is not None:
             key = keeper.restore(reader.files())
         model.load_weights(reader.tensors(_packed_formats(context, reader, keeper)))
@@ -61,6 +80,16 @@ def _read(
         with activity("keeping packed weights on disk, so that later starts need not pack them"):
             keeper.keep(key)
     give_back_free_memory()
+    return marks
+
+
+def current_marks(plugins: LoadedPlugins, weight_format: Component, files: ModelFiles) -> CheckpointMarks:
+    """Of the checkpoint that is there now. Raises `ModelError`."""
+    reader = plugins.create(weight_format).open(files)
+    try:
+        return CheckpointMarks.of(reader)
+    finally:
+        reader.close()
 
 
 def _packed_formats(context: ModelContext, reader: WeightReader, keeper: KernelKeeper | None) -> frozenset[str]:

@@ -44,6 +44,11 @@ class Sleeper:
         self._sizes = {key: s.nbytes() for key, s in (self._pages | self._kept | self._dropped).items()}
         self._copies: dict[int, torch.UntypedStorage] = {}
 
+    @property
+    def reads_weights(self) -> bool:
+        """Whether waking up needs the checkpoint."""
+        return bool(self._dropped or self._packed)
+
     def sleep(self) -> int:
         """Gives the memory back; how many bytes."""
         for key, storage in self._kept.items():
@@ -56,16 +61,15 @@ class Sleeper:
         self._device.release_unused()
         return sum(self._sizes.values()) + released
 
-    def wake_up(self) -> bool:
-        """Takes memory again and fills in what was kept; pages are zero. True: the weights of the checkpoint must be
-        read. To be called inside launched work, and again where something failed: it keeps its copies."""
+    def wake_up(self) -> None:
+        """Takes memory again and fills in what was kept; pages are zero. Where it `reads_weights`, they must be read
+        now. To be called inside launched work, and again where something failed: it keeps its copies."""
         for key, storage in (self._pages | self._kept | self._dropped).items():
             storage.resize_(self._sizes[key])
         for key, storage in self._kept.items():
             storage.copy_(self._copies[key], False)
         for storage in self._pages.values():
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
-        return bool(self._dropped or self._packed)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:

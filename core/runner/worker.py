@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.attention import AttentionBackend, AttentionSetup
 from dovetail.contracts.device import Device
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.executor import PendingStep, Placement, WorkerReport
 from dovetail.contracts.kv import KVGroup, KVLayout
 from dovetail.contracts.logits import LogitsProcessor
@@ -41,7 +41,7 @@ from dovetail.runner.largest_step import LargestStep, largest_drafts, largest_in
 from dovetail.runner.memory import check_weights_fit, kv_bytes
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.plain_device import PlainDevice
-from dovetail.runner.reading import read_module, read_weights
+from dovetail.runner.reading import CheckpointMarks, current_marks, read_module, read_weights
 from dovetail.runner.sleep import Sleeper
 from dovetail.runner.speculation import create_rule, create_speculation
 from dovetail.tokenization import load_tokenizer
@@ -66,6 +66,8 @@ class ModelWorker:
         self._forward: ForwardPass | None = None
         self._storage: KVStorage | None = None
         self._sleeper: Sleeper | None = None
+        self._marks = CheckpointMarks(())
+        """Of the checkpoint that the weights are from."""
 
     def load(self) -> None:
         """Builds the model and reads its weights. Raises `ModelError`, and `CapacityError` for a device that cannot
@@ -85,7 +87,7 @@ class ModelWorker:
             keeper=self._create_keeper(quantization),
         )
         files = config.model.files
-        model = read_module(
+        model, self._marks = read_module(
             self._plugins, config.model_family, config.model.hf_config, context, config.weight_format, files
         )
         self._drafters = load_drafters(config, self._plugins, model, context)
@@ -240,9 +242,11 @@ class ModelWorker:
         give_back_free_memory()
         return given_back
 
-    def _wake_up(self) -> None:
+    def _wake_up(self, new_weights: bool = False) -> None:
         if self._sleeper is None:
             raise ConfigError("the worker is awake")
+        if self._sleeper.reads_weights and not new_weights:
+            self._check_checkpoint()
         assert self._forward is not None
         # Handed over like steps: the calling thread may have another current stream than theirs.
         self._runtime_device.launch(partial(self._fill_again, self._sleeper))
@@ -250,12 +254,24 @@ class ModelWorker:
         self._forward.prepare()
         self._sleeper = None
 
+    def _check_checkpoint(self) -> None:
+        config = self._config
+        changed = current_marks(self._plugins, config.weight_format, config.model.files).changed_files(self._marks)
+        if changed:
+            raise ModelError(
+                f"the checkpoint is not the one that was loaded: {', '.join(changed[:4])} changed meanwhile. Put it"
+                " back, or take the new weights with wake_up(new_weights=True)"
+            )
+
     def _fill_again(self, sleeper: Sleeper) -> None:
         assert self._model is not None
         assert self._context is not None
-        if sleeper.wake_up():
+        sleeper.wake_up()
+        if sleeper.reads_weights:
             config = self._config
-            read_weights(self._plugins, self._model, self._context, config.weight_format, config.model.files)
+            self._marks = read_weights(
+                self._plugins, self._model, self._context, config.weight_format, config.model.files
+            )
 
     def _create_batch(self, layout: KVLayout) -> InputBatch:
         config = self._config

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 class StopChecker:
     """Finds the first stop string, wherever the pieces of text are cut.
 
-    First is the one that is complete first; of several that end together, the longest.
+    The piece of text (a token's, usually) that first completes one ends the search; of several that it completes, the
+    first of `stop` counts, as in vLLM.
     """
 
     def __init__(self, stop: Sequence[str], include_stop_str_in_output: bool = False):
@@ -34,15 +35,16 @@ class StopChecker:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
 
-    def push(self, text: str) -> str | None:
-        """Takes the next piece of text; returns the stop string if it is complete now."""
+    def push(self, text: str, *, may_stop: bool = True) -> str | None:
+        """Takes the next piece of text; returns the stop string if it is complete now. A piece that may not stop
+        completes none, but may begin one."""
         if self.matched is not None or not text:
             return self.matched
         if not self._held and self._first_chars.isdisjoint(text):
             self._parts.append(text)
             return None
         window = self._held + text
-        match = self._find(window)
+        match = self._find(window) if may_stop else None
         if match is None:
             held = self._possible_start(window)
         else:
@@ -58,8 +60,12 @@ class StopChecker:
         return self.matched
 
     def _find(self, window: str) -> tuple[int, str] | None:
-        found = [(start, stop) for stop in self._stop if (start := window.find(stop)) >= 0]
-        return min(found, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
+        """Where the first listed stop string begins of those that end behind the held text."""
+        for stop in self._stop:
+            start = window.find(stop, max(0, len(self._held) + 1 - len(stop)))
+            if start >= 0:
+                return start, stop
+        return None
 
     def _possible_start(self, window: str) -> str:
         for length in range(min(self._longest_held, len(window)), 0, -1):

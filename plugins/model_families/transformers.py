@@ -88,6 +88,7 @@ class TransformersFamily(ModelFamily):
                 head_size=given.get("head_dim") or text.hidden_size // text.num_attention_heads,
                 vocab_size=text.vocab_size,
                 max_model_len=text.max_position_embeddings,
+                hidden_size=text.hidden_size,
             )
         except AttributeError as error:
             raise ModelError(f"the config of {hf_config.model_type!r} does not say enough: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
@@ -210,6 +210,11 @@ def _open_shards(index: Path) -> SafetensorsReader:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map: it is truncated or not an index of safetensors files")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise ModelError(
+                f"{index}: weight_map says that tensor {tensor!r} is in {name!r}, which names no file in {index.parent}"
+            )
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (index.parent / name).exists()]
     if missing:

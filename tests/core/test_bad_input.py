@@ -14,8 +14,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 
-from dovetail import LLM, SamplingParams
+from dovetail import LLM, BeamSearchParams, SamplingParams
 from dovetail.cli.main import main
 from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, ModelError, PluginError, RequestError
 from dovetail.contracts.kinds import KINDS
@@ -266,8 +267,8 @@ class TestRequests:
             ("repetition_penalty", float("inf"), ["repetition_penalty must be", "1e+30"]),
             ("top_k", 10**30, ["top_k must be at most 2147483647"]),
             ("max_tokens", 10**30, ["max_tokens must be at most 2147483647"]),
-            ("allowed_token_ids", 5, ["allowed_token_ids must be a list, got 5"]),
-            ("stop_token_ids", 5, ["stop_token_ids must be a list, got 5"]),
+            ("allowed_token_ids", 5, ["allowed_token_ids must be a list of token ids", "got 5"]),
+            ("stop_token_ids", 5, ["stop_token_ids must be a list of token ids", "got 5"]),
             ("stop", 5, ["stop must be a list, got 5"]),
             ("bad_words", 5, ["bad_words must be a list, got 5"]),
             ("bad_words", [5], ["bad_words must be a list of non-empty strings"]),
@@ -280,6 +281,14 @@ class TestRequests:
             ("min_p", 2, ["min_p must be in [0, 1], got 2"]),
             ("n", 0, ["n must be at least 1, got 0"]),
             ("n", 1.5, ["n must be an integer, got 1.5"]),
+            ("n", True, ["n must be an integer, got True"]),
+            ("temperature", True, ["temperature must be a number, got True"]),
+            ("stop_token_ids", b"abc", ["stop_token_ids must be a list of token ids", "got b'abc'"]),
+            ("stop_token_ids", {5}, ["stop_token_ids must be a list of token ids", "got {5}"]),
+            ("stop_token_ids", [True], ["stop_token_ids holds True, which is no token id"]),
+            ("allowed_token_ids", [5, "6"], ["allowed_token_ids holds '6'"]),
+            ("logit_bias", {"5": 1.0}, ["logit_bias holds '5'"]),
+            ("stop", {"a"}, ["stop must be a list, got {'a'}"]),
             ("best_of", 0, ["best_of must be at least n (1), got 0"]),
             ("max_tokens", 0, ["max_tokens must be at least 1, or None"]),
             ("max_tokens", 2.5, ["max_tokens must be None or an integer, got 2.5"]),
@@ -308,6 +317,8 @@ class TestRequests:
             ({"allowed_token_ids": [-5]}, ["allowed_token_ids holds -5"]),
             ({"logit_bias": {999: 1.0}}, ["logit_bias holds 999"]),
             ({"logprobs": 100}, ["model.max_logprobs allows 20"]),
+            ({"n": 100_000, "temperature": 1}, ["100000 completions", "model.max_completions allows 1024", "raise it"]),
+            ({"n": 2, "best_of": 1025, "temperature": 1}, ["1025 completions", "model.max_completions allows 1024"]),
             (
                 {"min_tokens": 63, "max_tokens": None},
                 ["min_tokens is 63, but max_model_len is 64 and the prompt has 2 tokens: ask for at most 62"],
@@ -326,6 +337,59 @@ class TestRequests:
         with LLM(config=config) as llm, pytest.raises(RequestError) as caught:
             llm.generate([[5, 6]], SamplingParams(logprobs=129))
         contains(str(caught.value), "logprobs is 129, but the vocabulary has 128 tokens", "-1 for all")
+
+    def test_greedy_completions_would_all_be_the_same(self) -> None:
+        for asked in ({"n": 2}, {"best_of": 2}):
+            with pytest.raises(RequestError, match="temperature 0 gives the same completion every time"):
+                SamplingParams(temperature=0, **asked)
+
+    @pytest.mark.parametrize("penalty", [1e308, -11, float("nan"), True])
+    def test_a_length_penalty_that_leaves_floats(self, penalty: float) -> None:
+        with pytest.raises(RequestError, match="length_penalty must be"):
+            BeamSearchParams(beam_width=2, max_tokens=4, length_penalty=penalty)
+
+    def test_more_beams_than_the_config_allows(self, llm: LLM) -> None:
+        with pytest.raises(RequestError, match=r"beam_width is 2000, and model\.max_completions allows 1024"):
+            llm.beam_search([5, 6], BeamSearchParams(beam_width=2000, max_tokens=2))
+
+    @pytest.mark.parametrize(
+        "ids",
+        [
+            np.array([5, 6, 7]),
+            torch.tensor([5, 6, 7]),
+            torch.tensor([5, 6, 7], dtype=torch.int32),
+            [np.int64(5), np.uint8(6), 7],
+            [torch.tensor(5), torch.tensor(6), 7],
+            range(5, 8),
+            (5, 6, 7),
+        ],
+    )
+    def test_integers_of_any_library_are_token_ids(self, llm: LLM, ids: Any) -> None:
+        expected = llm.generate([5, 6, 7], GREEDY)
+        for prompt in (ids, [ids], {"prompt_token_ids": ids}):
+            (output,) = llm.generate(prompt, GREEDY)
+            assert output.prompt_token_ids == [5, 6, 7]
+            assert all(type(token) is int for token in output.prompt_token_ids)
+            assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
+        params = SamplingParams(stop_token_ids=ids, logit_bias={np.int64(5): 1.0})
+        assert (params.stop_token_ids, params.logit_bias) == ((5, 6, 7), {5: 1.0})
+
+    @pytest.mark.parametrize(
+        "ids", [b"abc", bytearray(b"abc"), {5, 6}, [True, False], [5, 6.0], [5, None], torch.tensor([True]), np.ones(2)]
+    )
+    def test_what_is_no_token_id(self, llm: LLM, ids: Any) -> None:
+        for prompt in (ids, [ids], {"prompt_token_ids": ids}):
+            with pytest.raises(RequestError):
+                llm.generate(prompt, GREEDY)
+        assert llm.engine.request_ids == []
+
+    def test_what_is_no_prompt(self, llm: LLM) -> None:
+        for call in (llm.generate, llm.chat):
+            with pytest.raises(RequestError, match="got 5"):
+                call(5)
+        for ids in (None, 5, ["a", None]):
+            with pytest.raises(RequestError, match="a request id is a string"):
+                llm.engine.abort_request(ids)
 
     def test_any_integer_is_a_seed(self, llm: LLM) -> None:
         assert len(llm.generate([[5, 6]] * 2, [SamplingParams(seed=seed) for seed in (10**30, -5)])) == 2

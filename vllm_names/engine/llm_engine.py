@@ -82,11 +82,11 @@ class LLMEngine(engine.LLMEngine):
             missing.refuse("get_metrics", "nothing was counted: make the engine with disable_log_stats=False")
         return self._metrics.metrics()
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes all memory again. Raises `RequestError` for `tags` that name a part of it only."""
+    def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
+        """As `dovetail.LLMEngine.wake_up`, for all memory. Raises `RequestError` for `tags` that name a part of it."""
         if tags is not None and {"weights", "kv_cache"} - set(tags):
             missing.refuse(f"wake_up(tags={tags!r})", "weights and KV cache wake together: leave tags out")
-        super().wake_up()
+        super().wake_up(new_weights=new_weights)
 
     def collective_rpc(self, *_: Any, **__: Any) -> None:
         """Refused."""

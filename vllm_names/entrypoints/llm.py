@@ -110,9 +110,9 @@ class LLM(llm.LLM):
         """See `LLMEngine.get_metrics`."""
         return self.engine.get_metrics()
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
+    def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
         """See `LLMEngine.wake_up`."""
-        self.engine.wake_up(tags)
+        self.engine.wake_up(tags, new_weights=new_weights)
 
     def set_tokenizer(self, tokenizer: object) -> NoReturn:
         """Refused."""

@@ -18,5 +18,5 @@ def test_one_text_is_one_word() -> None:
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
 @pytest.mark.parametrize("value", ["12", 5])
 def test_token_ids_are_a_list(name: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=f"{name} must be a list, got {value!r}"):
+    with pytest.raises(RequestError, match=f"{name} must be a list of token ids, got {value!r}"):
         SamplingParams(**{name: value})

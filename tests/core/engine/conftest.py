@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail import LLM, LLMEngine
 from dovetail.testing.story_model import save_story_model
@@ -50,6 +51,31 @@ def make_llm(tiny_llama: tuple[Path, Any]) -> Iterator[Callable[..., LLM]]:
 
 
 @pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Directory of a tokenizer for the tiny Llama: printable ASCII, newline, and words of two and three letters."""
+    letters = [chr(code) for code in range(ord("!"), ord("~") + 1)]
+    words = ["".join(word) for word in zip("aeioustnr" * 4, "ntrslaeio" * 4, ["", "a", "e", "s"] * 9, strict=True)]
+    vocabulary = [*letters, "\u0120", "\u010a", *dict.fromkeys(words)][:128]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(vocabulary)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    directory = tmp_path_factory.mktemp("tiny-tokenizer")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return str(directory)
+
+
+@pytest.fixture
+def make_text_llm(make_llm: Callable[..., LLM], tiny_tokenizer: str) -> Callable[..., LLM]:
+    """As `make_llm`, with a tokenizer."""
+
+    def make(**sections: Any) -> LLM:
+        model = {"tokenizer": tiny_tokenizer, "tokenizer_mode": "auto"} | sections.pop("model", {})
+        return make_llm(model=model, **sections)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def story_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a small model that writes English, and its tokenizer."""
     directory = tmp_path_factory.mktemp("story-model")
@@ -72,6 +98,9 @@ def check_nothing_is_held(engine: LLMEngine) -> None:
     """No request, no sequence, no block."""
     assert not engine.has_unfinished_requests()
     assert (engine.core.num_running, engine.core.num_waiting) == (0, 0)
+    core = engine.core
+    kept = [core._live, core._on_worker, core._reached_worker, core._awaiting_first, core._parked, core._pending_forks]
+    assert not any([*kept, core._retained, core._bad_words, core._flights])
     statistics = engine.cache_statistics()
     assert (statistics.num_used_blocks, statistics.num_used_host_blocks) == (0, 0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,47 @@ def test_a_logits_processor_that_raises_fails_its_requests(
     assert done.outputs[0].token_ids == hf_greedy([6], 6)
 
 
+MISUSING_PROCESSOR = """
+import torch
+from dovetail.contracts.logits import LogitsProcessor
+
+class Misusing(LogitsProcessor):
+    contract = (1, 0)
+
+    def add_request(self, request):
+        return request.options is not None
+
+    def apply(self, logits, rows):
+        match "HOW":
+            case "returned a Tensor":
+                return logits * 2
+            case "the shape (0, 128)":
+                logits.resize_(0, 128)
+            case "the shape (1, 1)":
+                logits.resize_(1, 1)
+            case "the shape (128, 1)":
+                logits.t_()
+            case "torch.float64":
+                logits.data = logits.double()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["returned a Tensor", "the shape (0, 128)", "the shape (1, 1)", "the shape (128, 1)", "torch.float64"]
+)
+def test_a_logits_processor_that_does_not_work_in_place_is_named(
+    make_llm: Callable[..., LLM], hf_greedy: Callable[..., Any], write_plugin: Callable[[str, str], str], how: str
+) -> None:
+    source = MISUSING_PROCESSOR.replace("HOW", how)
+    engine = make_llm(logits_processors={"it": {"name": write_plugin(source, "Misusing")}}).engine
+    engine.add_request("plain", [5, 6], GREEDY)
+    engine.add_request("processed", [7, 8], SamplingParams(temperature=0, max_tokens=6, processors={"it": 1}))
+    last = run(engine)
+    assert last["plain"].outputs[0].token_ids == hf_greedy([5, 6], 6)
+    assert (last["processed"].error or "").startswith("logits processor 'it' failed: it ")
+    assert how in (last["processed"].error or "")
+
+
 def test_a_processor_of_another_name_is_refused(make_llm: Callable[..., LLM]) -> None:
     with pytest.raises(RequestError, match=r"no logits processor 'json' is configured \(configured: none\)"):
         make_llm().generate([5], SamplingParams(processors={"json": {}}))
@@ -138,7 +181,7 @@ def test_a_step_that_raises_fails_who_took_part(
     llm = make_llm(attention=write_plugin(PICKY_BACKEND, "Picky"), scheduler={"max_num_seqs": 4})
     engine = llm.engine
     engine.add_request("a", [5, 6], GREEDY)
-    engine.add_request("b", [7, 8, 9, 10], SamplingParams(temperature=0, max_tokens=6, n=2))
+    engine.add_request("b", [7, 8, 9, 10], SamplingParams(temperature=1e-6, max_tokens=6, n=2))
     engine.step()  # the prompts of a and b
     engine.add_request("bad", [9] * 10, GREEDY)  # 13 tokens, with one of a and of each completion of b
     engine.add_request("late", [11, 12], GREEDY)  # finds no place before they are gone
@@ -286,7 +329,7 @@ def test_pages_that_a_failed_step_was_to_bring_back_reach_nobody(
         scheduler={"name": "priority", "max_num_batched_tokens": 16, "max_num_seqs": 4},
     )
     engine = llm.engine
-    params = SamplingParams(temperature=0, max_tokens=6, n=2)
+    params = SamplingParams(temperature=1e-6, max_tokens=6, n=2)
     engine.add_request("low", LONG_PROMPT, params, priority=5)
     for _ in range(3):
         engine.step()  # a part of the prompt, which gives way
@@ -397,3 +440,92 @@ def test_a_drafter_that_raised_does_not_come_back_after_a_preemption(
     assert all("no idea" in (output.metrics.drafter_error or "") for output in outputs)
     calls = (tmp_path / "logging.log").read_text().splitlines()
     assert len(calls) == len(set(calls))
+
+
+def fail_once(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, which: Callable[[StepPlan], bool]) -> list[StepPlan]:
+    """The first plan that `which` names fails before a worker sees it; it is in the list then."""
+    execute, failed = engine._parts.executor.execute, []
+
+    def fail(plan: StepPlan) -> Any:
+        if not failed and which(plan):
+            failed.append(plan)
+            raise RuntimeError("lost")
+        return execute(plan)
+
+    monkeypatch.setattr(engine._parts.executor, "execute", fail)
+    return failed
+
+
+def test_workers_hear_of_ends_that_a_failed_step_was_to_tell(
+    make_llm: Callable[..., LLM], hf_greedy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(scheduler={"max_num_seqs": 1})
+    llm.generate([5, 6], GREEDY)
+    failed = fail_once(llm.engine, monkeypatch, lambda plan: bool(plan.finished))
+    with pytest.raises(GenerationError, match="lost"):
+        llm.generate([7, 8], GREEDY)
+    assert failed
+    assert llm.generate([9, 10], GREEDY)[0].outputs[0].token_ids == hf_greedy([9, 10], 6)
+
+
+def test_workers_hear_of_preemptions_that_a_failed_step_was_to_tell(
+    make_llm: Callable[..., LLM], hf_greedy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_llm(scheduler={"name": "priority", "max_num_seqs": 1}).engine
+    failed = fail_once(engine, monkeypatch, lambda plan: bool(plan.preempted))
+    engine.add_request("low", [5, 6], GREEDY, priority=1)
+    engine.step()
+    engine.add_request("high", [7, 8], GREEDY)
+    last = run(engine)
+    assert failed
+    assert "lost" in (last["high"].error or "")
+    assert last["low"].outputs[0].token_ids == hf_greedy([5, 6], 6)
+
+
+def test_an_interrupted_wait_leaves_no_step_behind(
+    make_llm: Callable[..., LLM],
+    hf_greedy: Callable[..., Any],
+    check_nothing_is_held: Callable[[LLMEngine], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = make_llm(scheduler={"max_num_seqs": 1})
+    engine = llm.engine
+    llm.generate([5, 6], GREEDY)  # the workers hear of its end with the next plan
+    engine.add_request("a", [7, 8], GREEDY)
+    interrupted: Future[Any] = Future()
+    interrupted.set_exception(KeyboardInterrupt())
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._parts.executor, "execute", lambda plan: interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    check_nothing_is_held(engine)
+    assert llm.generate([9, 10], GREEDY)[0].outputs[0].token_ids == hf_greedy([9, 10], 6)
+
+
+def test_bad_words_are_forgotten_with_a_request_that_failed(
+    make_text_llm: Callable[..., LLM],
+    check_nothing_is_held: Callable[[LLMEngine], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_text_llm().engine
+    fail_once(engine, monkeypatch, lambda plan: len(plan.keys) == 2)
+    for request_id in ("a", "b"):
+        engine.add_request(request_id, "some words", SamplingParams(max_tokens=4, bad_words=["er"]))
+    assert all("lost" in (output.error or "") for output in run(engine).values())
+    check_nothing_is_held(engine)
+
+
+def test_bad_words_outlive_a_preemption(make_text_llm: Callable[..., LLM]) -> None:
+    llm = make_text_llm(scheduler={"name": "priority", "max_num_seqs": 1})
+    engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=8)
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    words = [tokenizer.decode([token]) for token in llm.generate("some words", params)[0].outputs[0].token_ids]
+    params = replace(params, bad_words=[word for word in words if word.strip()])
+    expected = llm.generate("some words", params)[0].outputs[0]
+    engine.add_request("low", "some words", params, priority=1)
+    engine.step()
+    engine.add_request("high", [7, 8], SamplingParams(temperature=0, max_tokens=2))
+    last = run(engine)
+    assert last["low"].metrics.num_preemptions == 1
+    assert last["low"].outputs[0].token_ids == expected.token_ids

@@ -137,3 +137,14 @@ def test_decoded_tokens_make_up_the_text(make_stories: Callable[..., LLM]) -> No
     assert completion.logprobs is not None
     spelled = [position[t].decoded_token for position, t in zip(completion.logprobs, completion.token_ids, strict=True)]
     assert "".join(text or "" for text in spelled) == completion.text
+
+
+def test_without_detokenizing_tokens_have_no_text(make_text_llm: Callable[..., LLM]) -> None:
+    llm = make_text_llm()
+    for detokenize in (True, False):
+        params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, detokenize=detokenize)
+        output = llm.generate([[5, 6, 7]], params)[0]
+        positions = [*(output.prompt_logprobs or ())[1:], *(output.outputs[0].logprobs or ())]
+        texts = [logprob.decoded_token for position in positions if position for logprob in position.values()]
+        assert len(texts) >= 5
+        assert all((text is not None) == detokenize for text in texts)

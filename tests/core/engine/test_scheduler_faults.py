@@ -66,6 +66,21 @@ class NoBlocks(Faulty):
 class Uneven(Faulty):
     def schedule(self, memory):
         return Schedule([self.take(memory)], [])
+
+
+class Nothing(Faulty):
+    def schedule(self, memory):
+        return None
+
+
+class Words(Faulty):
+    def schedule(self, memory):
+        return Schedule([self.take(memory)], ["all"])
+
+
+class Names(Faulty):
+    def schedule(self, memory):
+        return Schedule(["llm-0"], [1])
 """
 
 
@@ -77,6 +92,9 @@ class Uneven(Faulty):
         ("Twice", "stands in one schedule twice"),
         ("NoBlocks", "without blocks: allocate first"),
         ("Uneven", "names 1 requests and 0 token counts"),
+        ("Nothing", "returned a NoneType, not a Schedule"),
+        ("Words", "its Schedule holds what cannot be there"),
+        ("Names", "its Schedule holds what cannot be there"),
     ],
 )
 def test_the_fault_is_told(make_llm: Callable[..., LLM], tmp_path: Path, name: str, words: str) -> None:

@@ -195,8 +195,8 @@ def test_lengths_that_cannot_be_are_refused(make: Callable[..., LLM], drafter: d
         make(drafter=drafter)
 
 
-@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"best_of": 2}])
-def test_log_probabilities_that_are_left_out_are_refused(make: Callable[..., LLM], asked: dict[str, int]) -> None:
+@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"best_of": 2, "temperature": 0.7}])
+def test_log_probabilities_that_are_left_out_are_refused(make: Callable[..., LLM], asked: dict[str, Any]) -> None:
     llm = make(speculative={"disable_logprobs": True})
     params = replace(PARAMS, **asked)
     with pytest.raises(RequestError, match="disable_logprobs leaves them out: set speculation='off'"):

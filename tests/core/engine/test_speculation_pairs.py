@@ -95,7 +95,6 @@ PAIRS: dict[str, SamplingParams] = {
     "sampled logprobs": replace(SAMPLED, logprobs=2),
     "prompt_logprobs": replace(GREEDY, prompt_logprobs=2),
     "n": replace(SAMPLED, n=3),
-    "greedy n": replace(GREEDY, n=2),
     "best_of": replace(SAMPLED, n=2, best_of=4),
     "stop_token_ids": replace(GREEDY, stop_token_ids=list(range(0, 128, 9))),
     "min_tokens": replace(GREEDY, stop_token_ids=list(range(0, 128, 3)), min_tokens=7),
@@ -105,7 +104,14 @@ PAIRS: dict[str, SamplingParams] = {
     "processors": replace(GREEDY, processors={"no_repeat_ngram": 2}),
     "delta": replace(GREEDY, output_kind="delta"),
 }
-PAIRS_OF_LAYERS = ["greedy", "penalties", "logprobs", "prompt_logprobs", "greedy n", "stop_token_ids", "min_tokens"]
+PAIRS_OF_LAYERS = [
+    "greedy",
+    "penalties",
+    "logprobs",
+    "prompt_logprobs",
+    "stop_token_ids",
+    "min_tokens",
+]
 CASES = [(pair, drafter) for drafter in DRAFTERS for pair in PAIRS]
 CASES += [(pair, drafter) for drafter in WITH_LAYERS for pair in PAIRS_OF_LAYERS]
 

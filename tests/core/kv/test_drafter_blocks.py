@@ -143,3 +143,15 @@ def test_copies_and_swaps_move_the_drafters_pages():
     storage.swap_in([(0, 3)])
     assert all(bool((lane[3] == 7).all()) for lane in lanes)
     assert len(KVStorage(layout, 4, 0, torch.device("cpu"), drafts=False)._lanes) == 1
+
+
+def test_pages_of_a_drafter_that_failed_are_not_found_as_its_own():
+    kv = manager()
+    first = sequence(list(range(14)))
+    compute(kv, first, 9)
+    kv.forget_content(first)
+    first.leave_drafter()
+    compute(kv, first, 13)
+    assert kv.attach_prefix(sequence(list(range(14)), key=2)) == 0
+    # What the target put into them is good for requests without a drafter.
+    assert kv.attach_prefix(Sequence(3, "r3", list(range(14)), SamplingParams())) == 12

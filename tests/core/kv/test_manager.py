@@ -366,3 +366,77 @@ def test_only_equal_weights_adapters_and_salts_share_blocks():
     ]
     assert len(set(seeds)) == 18
     assert prefix_seed(0, None, "a") == prefix_seed(0, None, "a")
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 3), (3,)])
+def test_forgotten_content_is_found_by_nobody(windows: tuple[int | None, ...]):
+    engine = Engine(*windows)
+    tokens = list(range(12))
+    engine.computed(tokens)
+    second = engine.computed(tokens)  # holds the blocks of the first
+    engine.kv.forget_content(second)
+    assert engine.kv.statistics().num_cached_blocks == 0  # those that a window freed among them
+    assert engine.kv.attach_prefix(engine.sequence(tokens)) == 0
+
+
+def test_content_may_be_cached_again_after_it_was_forgotten():
+    engine = Engine()
+    first = engine.computed(list(range(12)))
+    engine.kv.forget_content(first)
+    append(first, 12, 13)
+    engine.compute(first)
+    assert engine.kv.attach_prefix(engine.sequence(list(range(14)))) == 12
+
+
+def swapped_out(engine: Engine) -> Sequence:
+    """Ten tokens, whose three blocks are on the host."""
+    sequence = engine.computed(list(range(10)))
+    assert engine.kv.swap_out(sequence)
+    engine.worker.forget(sequence.key)
+    engine.worker.apply(engine.kv.drain())
+    return sequence
+
+
+def test_swapped_blocks_come_back_only_where_there_is_room():
+    engine = Engine(num_blocks=6, num_host_blocks=4)  # five that can be held
+    swapped = swapped_out(engine)
+    other = engine.computed([90 + i for i in range(13)])  # three blocks
+    before = swapped.host_block_ids
+    assert engine.kv.num_free_blocks == 2
+    assert not engine.kv.swap_in(swapped)
+    assert (swapped.host_block_ids, swapped.block_ids, engine.kv.num_free_blocks) == (before, [], 2)
+    engine.kv.free(other)
+    assert engine.kv.swap_in(swapped)
+
+
+def test_blocks_that_are_still_on_the_device_take_room_as_well():
+    engine = Engine(num_blocks=6, num_host_blocks=4)
+    swapped = swapped_out(engine)  # its two full blocks are free now, and can still be found
+    other = engine.sequence([90 + i for i in range(13)])
+    engine.kv.attach_prefix(other)
+    assert engine.kv.allocate(other, 12)  # the three blocks without content first: both hits stay
+    assert not engine.kv.swap_in(swapped)
+    assert engine.kv.num_free_blocks == 2
+
+
+@pytest.mark.parametrize("num_held", [0, 2])
+def test_blocks_in_reserve_stay_free(num_held: int):
+    engine = Engine(num_blocks=9)  # eight that can be held
+    first = engine.sequence(list(range(30)))
+    if num_held:
+        assert engine.kv.allocate(first, 4 * num_held)
+    free = engine.kv.num_free_blocks
+    assert not engine.kv.allocate(first, 4 * num_held, reserve=free + 1)  # although it needs none
+    assert not engine.kv.allocate(first, 4 * (num_held + 1), reserve=free)
+    assert engine.kv.num_free_blocks == free
+    assert engine.kv.allocate(first, 4 * (num_held + 1), reserve=free - 1)
+    assert engine.kv.num_free_blocks == free - 1
+
+
+def test_a_reset_says_whether_it_forgot_everything():
+    engine = Engine()
+    running = engine.computed(list(range(12)))
+    assert not engine.kv.reset_prefix_cache()  # vLLM's answer too while blocks are in use
+    engine.kv.free(running)
+    engine.kv.free(engine.computed(list(range(12))))
+    assert engine.kv.reset_prefix_cache()

@@ -154,6 +154,15 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not sequence.block_ids
             self.preempt(sequence)
 
+    @precondition(lambda self: self.having(holds_blocks))
+    @rule(data=st.data())
+    def forget_content(self, data: st.DataObject):
+        sequence = data.draw(st.sampled_from(self.having(holds_blocks)))
+        self.kv.forget_content(sequence)
+        again = Sequence(0, "again", sequence.token_ids, SAMPLING, hash_seed=sequence.hash_seed)
+        if sequence.num_computed_tokens >= self.layout.block_size:
+            assert self.longest_cached_prefix(again) == 0
+
     @precondition(lambda self: self.having(is_swapped))
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject):

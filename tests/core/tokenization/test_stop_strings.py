@@ -9,28 +9,36 @@ small_text = st.text("ab\n", max_size=20)
 stops = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
 
 
-def first_stop(text: str, stop: tuple[str, ...]) -> tuple[str | None, int]:
-    """The stop string that is complete first (the longest of those), and where it ends: one character at a time."""
-    for end in range(1, len(text) + 1):
-        ending = [candidate for candidate in stop if text[:end].endswith(candidate)]
-        if ending:
-            return max(ending, key=len), end
-    return None, len(text)
+def first_stop(chunks: list[str], stop: tuple[str, ...], num_free: int) -> tuple[str | None, int, int]:
+    """By brute force: the stop string, where it begins, and where it ends (or the text does). The first `num_free`
+    pieces complete none."""
+    for index in range(num_free, len(chunks)):
+        old, text = "".join(chunks[:index]), "".join(chunks[: index + 1])
+        for candidate in stop:
+            for start in range(len(text)):
+                end = start + len(candidate)
+                if text[start:end] == candidate and end > len(old):
+                    return candidate, start, end
+    return None, len("".join(chunks)), len("".join(chunks))
 
 
-@settings(max_examples=300, deadline=None)
-@given(chunks=st.lists(small_text, max_size=8), stop=stops, include=st.booleans())
-def test_any_cut_gives_what_one_character_at_a_time_gives(
-    chunks: list[str], stop: tuple[str, ...], include: bool
+@settings(max_examples=500, deadline=None)
+@given(
+    chunks=st.lists(small_text, max_size=8),
+    stop=stops,
+    include=st.booleans(),
+    num_free=st.integers(0, 5),
+)
+def test_it_finds_what_a_search_of_the_whole_text_finds(
+    chunks: list[str], stop: tuple[str, ...], include: bool, num_free: int
 ) -> None:
-    text = "".join(chunks)
-    matched, end = first_stop(text, stop)
-    expected = text[:end] if include or matched is None else text[: end - len(matched)]
+    matched, start, end = first_stop(chunks, stop, num_free)
+    expected = "".join(chunks)[: end if include else start]
 
     checker = StopChecker(stop, include)
     shown = ""
-    for chunk in chunks:
-        found = checker.push(chunk)
+    for index, chunk in enumerate(chunks):
+        found = checker.push(chunk, may_stop=index >= num_free)
         # What was shown stays, and belongs to the result.
         assert checker.safe_text.startswith(shown)
         assert expected.startswith(checker.safe_text)
@@ -40,6 +48,12 @@ def test_any_cut_gives_what_one_character_at_a_time_gives(
     assert (checker.matched, checker.text) == (matched, expected)
     if matched:
         assert checker.safe_text == checker.text
+
+
+def test_of_several_in_one_piece_the_first_listed_counts() -> None:
+    checker = StopChecker(("c", "abc", "a"))
+    assert checker.push("xabc") == "c"
+    assert checker.text == "xab"
 
 
 @settings(max_examples=100, deadline=None)

@@ -63,11 +63,11 @@ class AsyncLLM(AsyncLLMEngine):
         """What ended the engine."""
         return RequestError("the engine has ended") if self._end is None else self._end
 
-    async def wake_up(self, tags: list[str] | None = None) -> None:
+    async def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
         """Takes all memory again. Raises `RequestError` for `tags` that name a part of it only."""
         if tags is not None and {"weights", "kv_cache"} - set(tags):
             missing.refuse(f"wake_up(tags={tags!r})", "weights and KV cache wake together: leave tags out")
-        await super().wake_up()
+        await super().wake_up(new_weights=new_weights)
 
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None with tokenizer_mode none."""
