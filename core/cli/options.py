@@ -47,6 +47,7 @@ def _wrap(command: Callable[..., None], config: Any) -> Callable[..., None]:
     names = {name.name: name for name in VLLM_NAMES.values() if name.name not in taken}
 
     def wrapper(**given: Any) -> None:
+        given.pop("help_all")
         flags = {name: given.pop(name) for name in names}
         layered = load_config(
             given.pop("config"),
@@ -63,6 +64,7 @@ def _wrap(command: Callable[..., None], config: Any) -> Callable[..., None]:
         inspect.Parameter("overrides", keyword_only, default=None, annotation=_override_type()),
         inspect.Parameter("speculative", keyword_only, default=None, annotation=_speculative_type()),
         *_flags(names.values()),
+        inspect.Parameter("help_all", keyword_only, default=False, annotation=_help_all_type()),
     ]
     # typer reads a command's parameters from its signature and its annotations.
     vars(wrapper)["__signature__"] = inspect.Signature(parameters)
@@ -82,10 +84,28 @@ def _speculative_type() -> Any:
     return Annotated[str | None, typer.Option("--speculative", metavar="NAME", help=help_text)]
 
 
+def _help_all_type() -> Any:
+    option = typer.Option(
+        "--help-all", is_eager=True, callback=_print_whole_help, help="As --help, with vLLM's flags, which work too."
+    )
+    return Annotated[bool, option]
+
+
+def _print_whole_help(context: typer.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    for parameter in context.command.params:
+        name = VLLM_NAMES.get(parameter.name or "")
+        if name is not None and name.status == "works":
+            vars(parameter)["hidden"] = False
+    typer.echo(context.get_help())
+    raise typer.Exit
+
+
 def _flags(names: Any) -> Iterator[inspect.Parameter]:
     for name in names:
-        # Flags that are not taken are still known, so that they answer with the reason.
-        option = typer.Option(*_declarations(name), help=_flag_help(name), hidden=name.status != "works")
+        # Too many for --help; those that are not taken are known as well, so that they answer with the reason.
+        option = typer.Option(*_declarations(name), help=_flag_help(name), hidden=True)
         option.rich_help_panel = _PANEL
         annotation = cast(Any, Annotated)[_TYPES[name.type], option]
         yield inspect.Parameter(name.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

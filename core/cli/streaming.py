@@ -37,10 +37,10 @@ def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> Request
                     progress.update(engine.token_progress([request_id]))
                 for output in outputs:
                     progress.stop()
-                    text = output.outputs[0].text
+                    last, text = output, output.outputs[0].text
                     sys.stdout.write(text[printed:])
                     sys.stdout.flush()
-                    printed, last = len(text), output
+                    printed = len(text)
     except KeyboardInterrupt:
         # In the middle of a step it has ended the request already, without a last output.
         engine.abort_request(request_id)

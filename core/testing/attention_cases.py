@@ -173,7 +173,7 @@ def as_cached(vectors: torch.Tensor, kv_dtype: str) -> torch.Tensor:
 def keys_as_cached(keys: torch.Tensor, kv_dtype: str) -> torch.Tensor:
     """As `as_cached`, of keys: those of int8 pages are turned before they are rounded, as `SCALE_BYTES` says. float32
     where that is so."""
-    return turned(as_cached(turned(keys), kv_dtype)) if kv_dtype == "int8" else as_cached(keys, kv_dtype)
+    return as_cached(keys, kv_dtype) if kv_dtype != "int8" else turned(as_cached(turned(keys), kv_dtype))
 
 
 def turned(vectors: torch.Tensor) -> torch.Tensor:

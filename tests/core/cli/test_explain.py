@@ -123,9 +123,16 @@ def test_a_manifest_that_cannot_be_written_is_refused_before_the_report(engine_y
 @pytest.mark.parametrize("app", [explain_command.app, generate_command.app, chat_command.app])
 def test_help_prints_every_flag_whole_in_80_columns(app, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    result = invoke(app, "--help")
+    result = invoke(app, "--help-all")
     flags = [name.flag for name in VLLM_NAMES.values() if name.status == "works"]
     assert [flag for flag in flags if flag not in result.output] == []
+
+
+@pytest.mark.parametrize("app", [explain_command.app, generate_command.app, chat_command.app])
+def test_help_leaves_out_the_flags_of_vllm_and_says_where_they_are(app):
+    result = invoke(app, "--help")
+    assert "--help-all" in result.output
+    assert "--tensor-parallel-size" not in result.output
 
 
 def test_a_missing_model_is_no_config_error(engine_yaml):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 RATES = r"(\d+) tokens in, (\d+) out"
 PROMPT = r"> $"
-ANSWERING = r"(?s)\?25h.{8}"
-"""Text behind the sequence that shows the cursor again: the line about the prompt is gone."""
+ANSWERING = r"(?s)\?25h.*\x1b\[2K.{3}"
+"""Text behind the sequences that show the cursor again and take the line about the prompt away."""
 
 
 def test_a_conversation_at_the_terminal(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
