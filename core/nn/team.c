@@ -328,4 +328,4 @@ int32_t set_openmp_threads(int32_t threads) {
 }
 
 /* How many threads the next loop may have, for those who look on. */
-int32_t team_limit(void) { return rest.threads; }
+int32_t team_limit(void) { return rest.threads + (rest.threads < MAX_THREADS && now_ns() >= rest.until); }

@@ -264,8 +264,10 @@ def test_a_drafter_that_raises_loses_its_requests_and_spoils_no_blocks(
     assert "out of ideas" in (broken[0].metrics.drafter_error or "")
     continued = [*prompt, *broken[0].outputs[0].token_ids]
     outputs = llm.generate([continued], PARAMS)
-    assert 0 < outputs[0].num_cached_tokens < len(continued) - 8
+    assert outputs[0].num_cached_tokens == 0, "the drafter may have left anything in its pages"
     assert_all_accepted(outputs)
+    again = llm.generate([continued], replace(PARAMS, speculation="off"))
+    assert again[0].num_cached_tokens > 0, "the target's pages are good"
 
 
 def test_two_tensor_parallel_ranks(pair: Pair, make_llm: Callable[..., LLM]) -> None:

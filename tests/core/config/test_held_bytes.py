@@ -28,7 +28,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
 def explained(path: Path, cpu: Any, **model: Any) -> Explanation:
-    return explain(load_config({"model": {"path": str(path), **model}, "device": "cpu"}), environment=cpu)
+    return explain(
+        load_config({"model": {"path": str(path), "tokenizer_mode": "none", **model}, "device": "cpu"}), environment=cpu
+    )
 
 
 def held_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:

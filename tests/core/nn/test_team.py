@@ -76,7 +76,8 @@ def test_a_thread_that_does_not_run_is_left_out_and_tried_again_later() -> None:
     assert thread_limit() == 1
     assert (visit_all(64, 2)[1] == 0).all()
     while thread_limit() == 1:
-        assert (visit_all(64, 2)[0] == 1).all()
+        pass  # until the rest is over: half a second at most
+    assert (visit_all(64, 2)[0] == 1).all()
 
 
 def test_callers_in_several_threads_get_each_its_own_loop() -> None:
