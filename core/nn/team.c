@@ -41,6 +41,7 @@
 #define SPIN_PAUSES 16       /* between two looks at the clock */
 #define REST_FACTOR 8        /* a time lost costs so many times as long with a thread less, */
 #define MAX_REST_FACTOR 64 /* doubled up to this while it happens again */
+#define WORTH_NS(well) ((well) / 4) /* a time lost that is less, of the time for which all went well, is borne */
 #define SOON_NS 20000000   /* so soon, which is some time slices, */
 #define MAX_REST_NS 500000000 /* and at most so long */
 
@@ -74,9 +75,10 @@ static struct {
     int32_t threads; /* no more than these */
     int64_t until;   /* ns: from then on there may be one more */
     int64_t raised;  /* ns: when there was one more */
+    int64_t well;    /* ns: since then no thread was late */
     int64_t time;    /* ns that the last rest took */
     int64_t factor;  /* of the time lost before it */
-} rest = {MAX_THREADS, 0, 0, 0, REST_FACTOR};
+} rest = {MAX_THREADS, 0, 0, 0, 0, REST_FACTOR};
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -226,7 +228,7 @@ static int32_t allowed_threads(int32_t threads) {
     int64_t now = now_ns();
     if (now >= rest.until) {
         rest.threads++;
-        rest.raised = now;
+        rest.raised = rest.well = now;
         rest.until = now + rest.time;
     }
     return rest.threads;
@@ -235,6 +237,9 @@ static int32_t allowed_threads(int32_t threads) {
 /* A thread did not run when it should have. One less of all those that callers ask for, even where this loop had turns for
  * a few only: the system then finds cores for the others. */
 static void use_fewer(int32_t asked, int64_t now, int64_t lost) {
+    const int64_t well = now - lost - rest.well;
+    rest.well = now;
+    if (lost < WORTH_NS(well)) return; /* now and then: the system's own work, or a turn that took longer than others */
     const int happens_again = now - rest.raised < SOON_NS;
     const int32_t most = rest.threads < asked ? rest.threads : asked;
     rest.factor = !happens_again ? REST_FACTOR : rest.factor < MAX_REST_FACTOR ? 2 * rest.factor : MAX_REST_FACTOR;
