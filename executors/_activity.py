@@ -111,7 +111,7 @@ def _stack(scratch: str, rank: int) -> tuple[str, ...]:
     for thread in text.split("\n\n"):
         frames = tuple(f"{name} ({file}:{line})" for file, line, name in _FRAME.findall(thread))
         # The outermost frame is written last, so that with it the stack is complete.
-        if "_worker_process.py" in thread and frames[-1].startswith("<module>"):
+        if "_worker_process.py" in thread and frames and frames[-1].startswith("<module>"):
             return frames
     return ()
 

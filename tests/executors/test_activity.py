@@ -1,0 +1,25 @@
+"""What the driver reads of workers that do not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.executors._activity import _stack, _stack_path
+
+STACK = """Thread 0x1 (most recent call first):
+  File "/a/threading.py", line 10 in wait
+
+Current thread 0x2 (most recent call first):
+  File "/a/toy.py", line 3 in wait
+  File "/a/executors/_worker_process.py", line 20 in main
+  File "<string>", line 1 in <module>
+"""
+
+
+def test_a_stack_is_read_once_all_of_it_is_written(tmp_path: Path) -> None:
+    for length in range(len(STACK)):
+        _stack_path(str(tmp_path), 0).write_text(STACK[:length])
+        frames = _stack(str(tmp_path), 0)
+        assert frames == () or frames[0] == "wait (/a/toy.py:3)"
+    _stack_path(str(tmp_path), 0).write_text(STACK)
+    assert len(_stack(str(tmp_path), 0)) == 3
