@@ -144,11 +144,11 @@ class Int4Reader(WeightReader):
         """Four-bit weights uint8 [out, in], zero points and scales float16 [out, groups]."""
         words, scales = self._reader.read(f"{layer}.qweight"), self._reader.read(f"{layer}.scales")
         places = _AWQ_PLACES if self._scheme.method == "awq" else _IN_ORDER
-        zeros = _unpacked(self._reader.read(f"{layer}.qzeros"), places).T + self._scheme.zero_offset
+        zeros = unpack_words(self._reader.read(f"{layer}.qzeros"), places).T + self._scheme.zero_offset
         if self._scheme.method == "awq":
-            weights = _unpacked(words, places).T
+            weights = unpack_words(words, places).T
         else:
-            weights = _unpacked(words.T.contiguous(), places)
+            weights = unpack_words(words.T.contiguous(), places)
         return weights.contiguous(), zeros.half().contiguous(), scales.T.half().contiguous()
 
     def _packed(self, layer: str) -> PackedTensor:
@@ -191,7 +191,7 @@ def unpack(blocks: torch.Tensor, group_size: int) -> torch.Tensor:
     return ((weights - header[..., 1:2]) * header[..., 0:1]).view(rows, -1)
 
 
-def _unpacked(words: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """int32 [r, c] -> uint8 [r, 8 c]."""
-    shifts = torch.tensor([4 * place for place in places], dtype=torch.int32)
-    return ((words[..., None] >> shifts) & 15).to(torch.uint8).flatten(-2)
+def unpack_words(words: torch.Tensor, places: Sequence[int], bits: int = 4) -> torch.Tensor:
+    """int32 [r, c] -> uint8 [r, c * len(places)]: of each word the numbers at these places, 0 being the lowest bits."""
+    shifts = torch.tensor([bits * place for place in places], dtype=torch.int32)
+    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)

@@ -19,7 +19,7 @@ import torch
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import PackedTensor, TensorInfo
 from dovetail.plugins.weight_formats.expanded import Read, Scheme, StoredWeight
-from dovetail.plugins.weight_formats.int4_checkpoint import pack_groups
+from dovetail.plugins.weight_formats.int4_checkpoint import pack_groups, unpack_words
 
 _SCALES = (".weight_scale", ".weight_scale_inv")
 """Spellings of one thing: DeepSeek's name says inverse, and is a factor all the same."""
@@ -131,10 +131,11 @@ def _packed_weight(layer: str, parts: Mapping[str, str], stored: Mapping[str, Te
 
     def groups(read: Read) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Numbers uint8 [rows, columns], zero points uint8 and scales [rows, num_groups]."""
-        numbers = _unpacked(read(name), bits)
+        numbers = unpack_words(read(name), range(32 // bits), bits)
         if ".weight_zero_point" in parts:
             # Packed along the rows, of which the last word may have some that are none.
-            zeros = _unpacked(read(parts[".weight_zero_point"]).T.contiguous(), bits)[:, :rows].T.contiguous()
+            words = read(parts[".weight_zero_point"]).T.contiguous()
+            zeros = unpack_words(words, range(32 // bits), bits)[:, :rows].T.contiguous()
         else:
             zeros = torch.full((rows, num_groups), 1 << (bits - 1), dtype=torch.uint8)
         return numbers, zeros, read(parts[".weight_scale"])
@@ -155,9 +156,3 @@ def _packed_weight(layer: str, parts: Mapping[str, str], stored: Mapping[str, Te
     if bits != 4:
         return StoredWeight((name, *parts.values()), shape, "int8", expand)
     return StoredWeight((name, *parts.values()), shape, f"int4g{size}", expand, packed)
-
-
-def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [r, c] -> uint8 [r, c * 32 / bits], the lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
