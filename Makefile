@@ -27,7 +27,7 @@ test: $(VENV)/.dev check wheel-smoke
 	$(PYTEST)
 
 test-nightly: $(VENV)/.dev
-	$(PYTEST) tests/core/engine --attention reference
+	$(PYTEST) tests/engine --attention reference
 	$(PYTEST) -m nightly
 
 test-reference: $(VENV)/.dev
@@ -64,7 +64,7 @@ bench: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/size_report.py --write docs/size.md
-	$(BIN)/python -m dovetail.config.vllm_doc docs/from-vllm.md
+	$(BIN)/python -m dovetail.vllm.settings_doc docs/from-vllm.md
 
 clean:
 	rm -rf $(VENV) .venv-wheel .typing build dist *.egg-info

@@ -14,6 +14,7 @@ from dovetail.contracts.attention import (
     AttentionCapabilities,
     AttentionLayer,
     AttentionSetup,
+    Reach,
 )
 from dovetail.contracts.plugin import PluginOptions
 
@@ -31,7 +32,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Request:
-    """One request of the step under one window, copied out of the host's buffers."""
+    """One request of the step under one reach, copied out of the host's buffers."""
 
     rows: list[_Row]
     pages: torch.Tensor
@@ -49,7 +50,7 @@ class ReferenceBackend(AttentionBackend):
     bits depend neither on other rows nor on how its prompt was cut into chunks.
     """
 
-    contract = (1, 6)
+    contract = (1, 0)
     preference: ClassVar[int] = -10
     stability = "stable"
     capabilities = AttentionCapabilities(
@@ -61,13 +62,14 @@ class ReferenceBackend(AttentionBackend):
         alibi=True,
         trees=True,
         sinks=True,
+        chunked=True,
         batch_invariant=True,
     )
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
         super().__init__(options, setup)
-        self._windows = {layer.window for layer in setup.layers}
-        self._requests: dict[int | None, list[_Request]] = {}
+        self._reaches = {layer.reach for layer in setup.layers}
+        self._requests: dict[Reach, list[_Request]] = {}
         self._write_pages = torch.empty(0, dtype=torch.int64)
         self._write_offsets = torch.empty(0, dtype=torch.int64)
 
@@ -80,8 +82,8 @@ class ReferenceBackend(AttentionBackend):
         """Copies block table and slots to the device."""
         self._write_pages, self._write_offsets = self._page_and_offset(batch.slot_mapping)
         self._requests = {
-            window: [self._request(batch, index, window) for index in range(len(batch.seq_lens))]
-            for window in self._windows
+            reach: [self._request(batch, index, reach) for index in range(len(batch.seq_lens))]
+            for reach in self._reaches
         }
 
     def forward(
@@ -96,7 +98,7 @@ class ReferenceBackend(AttentionBackend):
         kv_cache[self._write_pages, 0, self._write_offsets] = key.to(kv_cache.dtype)
         kv_cache[self._write_pages, 1, self._write_offsets] = value.to(kv_cache.dtype)
         output = query.new_empty(query.shape)
-        for request in self._requests[layer.window]:
+        for request in self._requests[layer.reach]:
             self._attend_request(layer, request, query, kv_cache, output)
         return output
 
@@ -105,7 +107,7 @@ class ReferenceBackend(AttentionBackend):
         block_size = self.setup.block_size
         kv_cache[target // block_size, :, target % block_size] = kv_cache[source // block_size, :, source % block_size]
 
-    def _request(self, batch: AttentionBatch, index: int, window: int | None) -> _Request:
+    def _request(self, batch: AttentionBatch, index: int, reach: Reach) -> _Request:
         start, stop = int(batch.query_start[index]), int(batch.query_start[index + 1])
         num_cached = int(batch.seq_lens[index]) - (stop - start)
         tree = batch.tree_masks.get(index)
@@ -113,9 +115,9 @@ class ReferenceBackend(AttentionBackend):
         if tree is not None:
             # A token of a tree stands where it will stand if its path is accepted: at its depth, not at its slot.
             positions[num_cached:] = num_cached + tree.sum(axis=1) - 1
-        first = 0 if window is None else max(0, num_cached - window + 1)
+        first = reach.first_key(num_cached)
         rows = [
-            _Row(start + row, self._visible(positions, num_cached, row, tree, window, first), int(position))
+            _Row(start + row, self._visible(positions, num_cached, row, tree, reach, first), int(position))
             for row, position in enumerate(positions[num_cached:])
         ]
         block_size = self.setup.block_size
@@ -134,12 +136,12 @@ class ReferenceBackend(AttentionBackend):
         num_cached: int,
         row: int,
         tree: np.ndarray | None,
-        window: int | None,
+        reach: Reach,
         first: int,
     ) -> slice | torch.Tensor:
         """Keys that query token `row` sees, counted from key `first`."""
         own = int(positions[num_cached + row])
-        oldest = 0 if window is None else max(0, own - window + 1)
+        oldest = reach.first_key(own)
         if tree is None:
             return slice(oldest - first, own + 1 - first)
         seen = positions >= oldest

@@ -51,7 +51,7 @@ class SDPABackend(AttentionBackend):
     so keys are never repeated. Scores are float32 inside (float64 for float64).
     """
 
-    contract = (1, 6)
+    contract = (1, 0)
     preference: ClassVar[int] = 5
     Options = SDPAOptions
     capabilities = AttentionCapabilities(
@@ -63,6 +63,7 @@ class SDPABackend(AttentionBackend):
         alibi=True,
         trees=True,
         sinks=True,
+        chunked=True,
     )
 
     def __init__(self, options: SDPAOptions, setup: AttentionSetup):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dovetail.attention_backends.sdpa_shared import shared_prefixes
-from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionSetup
+from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionSetup, Reach
 
 MAX_SHORT_QUERY = 16
 TILE = 256
@@ -35,7 +35,7 @@ class LayerKind:
     """What the plan of a layer depends on; layers of one kind share it."""
 
     num_heads: int
-    window: int | None
+    reach: Reach
     alibi_slopes: tuple[float, ...] | None
     writes_out_scores: bool
     """Whether soft cap or sinks apply to the scores, which torch's own function keeps to itself."""
@@ -43,7 +43,7 @@ class LayerKind:
     @property
     def sees_all(self) -> bool:
         """Whether scores are plain and nothing but later positions is hidden."""
-        return self.window is None and self.alibi_slopes is None and not self.writes_out_scores
+        return self.reach.is_all and self.alibi_slopes is None and not self.writes_out_scores
 
     def mask_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """dtype of what is added to the scores. 0 and -inf are exact in any, but a bias needs float32 at least."""
@@ -52,7 +52,7 @@ class LayerKind:
 
     @classmethod
     def of(cls, layer: AttentionLayer) -> LayerKind:
-        return cls(layer.num_heads, layer.window, layer.alibi_slopes, writes_out_scores(layer))
+        return cls(layer.num_heads, layer.reach, layer.alibi_slopes, writes_out_scores(layer))
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,9 @@ class TileMasks:
         self._reach = reach
         distance = torch.arange(-reach, self.tile)[None, :] - torch.arange(self.tile)[:, None]
         is_hidden = distance > 0
-        if self.kind.window is not None:
-            is_hidden |= distance <= -self.kind.window
+        window = self.kind.reach.window  # no tile reaches beyond a chunk
+        if window is not None:
+            is_hidden |= distance <= -window
         if self.kind.alibi_slopes is None:
             bias = torch.zeros(distance.shape, dtype=self._dtype)
         else:
@@ -227,13 +228,10 @@ class Planner:
     def plan(self, batch: AttentionBatch, gathered: Buffer) -> KindPlan:
         """The calls for `batch`. All sources share the start of `gathered`, since calls run one after another."""
         self._masks.reset()
-        num_requests = len(batch.seq_lens)
         query_lens = np.diff(batch.query_start)
         is_short = query_lens <= MAX_SHORT_QUERY
         is_short[list(batch.tree_masks)] = True
-        first_keys = np.zeros(num_requests, dtype=np.int64)
-        if self.kind.window is not None:
-            first_keys = np.maximum(batch.seq_lens - query_lens - self.kind.window + 1, 0).astype(np.int64)
+        first_keys = self.kind.reach.first_keys((batch.seq_lens - query_lens).astype(np.int64))
         shared_calls: list[SharedCall] = []
         short_calls: list[ShortCall] = []
         for query_len in map(int, np.unique(query_lens[is_short])):
@@ -242,7 +240,7 @@ class Planner:
                 for cluster, num_blocks in list(shared_prefixes(batch, requests, query_len, self.block_size)):
                     requests = np.setdiff1d(requests, cluster, assume_unique=True)
                     prefix = self._prefix(batch.block_table[cluster[0], :num_blocks], gathered)
-                    starts = np.full(num_requests, num_blocks * self.block_size)
+                    starts = np.full(len(query_lens), num_blocks * self.block_size)
                     rests = self._short_calls(batch, cluster, starts, query_len, gathered)
                     shared_calls += [SharedCall(prefix, rest) for rest in rests]
             short_calls += self._short_calls(batch, requests, first_keys, query_len, gathered)
@@ -349,11 +347,10 @@ class Planner:
                 # A token of a tree stands where it will stand if its path is accepted: at its depth, not at its slot.
                 query_positions[index] = int(query_positions[index, 0]) + tree.sum(axis=1) - 1
                 key_positions[index, own] = query_positions[index]
-        if self.kind.window is None and self.kind.alibi_slopes is None:
+        is_seen &= key_positions[:, None, :] >= self.kind.reach.first_keys(query_positions)[:, :, None]
+        if self.kind.alibi_slopes is None:
             return self._short_bias(torch.from_numpy(~is_seen), None)
         distance = key_positions[:, None, :] - query_positions[:, :, None]
-        if self.kind.window is not None:
-            is_seen &= distance > -self.kind.window
         return self._short_bias(torch.from_numpy(~is_seen), torch.from_numpy(distance))
 
     def _short_bias(self, is_hidden: torch.Tensor, distance: torch.Tensor | None) -> torch.Tensor:
@@ -378,7 +375,7 @@ class Planner:
         num_cached = seq_len - (rows.stop - rows.start)
         is_fresh = num_cached == 0
         is_plain = self.kind.alibi_slopes is None and not self.kind.writes_out_scores
-        sees_all = self.kind.window is None or self.kind.window >= seq_len
+        sees_all = self.kind.reach.first_key(seq_len - 1) == 0
         if is_fresh and is_plain and sees_all:
             tiles = [Tile(rows, slice(0, seq_len), None)]
         else:
@@ -386,14 +383,16 @@ class Planner:
         return LongRequest(rows if is_fresh else None, source, tiles)
 
     def _tiles(self, rows: slice, num_cached: int, first_key: int) -> Iterator[Tile]:
-        """Tiles of a request whose source starts at key position `first_key`."""
-        num_rows = rows.stop - rows.start
-        window, size = self.kind.window, self._tile_masks.tile
-        for start in range(0, num_rows, size):
-            stop = min(start + size, num_rows)
-            first_query = num_cached + start
-            oldest = 0 if window is None else max(0, first_query - window + 1)
-            keys = slice(oldest, num_cached + stop)
+        """Tiles of a request whose source starts at key position `first_key`; all queries of a tile are of one
+        chunk."""
+        num_rows, reach = rows.stop - rows.start, self.kind.reach
+        stop = 0
+        while stop < num_rows:
+            start, first_query = stop, num_cached + stop
+            stop = min(start + self._tile_masks.tile, num_rows)
+            if reach.chunk is not None:
+                stop = min(stop, start + reach.chunk - first_query % reach.chunk)
+            keys = slice(reach.first_key(first_query), num_cached + stop)
             mask = self._tile_masks.cut(first_query, stop - start, keys)
             tile_rows = slice(rows.start + start, rows.start + stop)
             yield Tile(tile_rows, slice(keys.start - first_key, keys.stop - first_key), mask)

@@ -100,7 +100,7 @@ def save_checkpoint(reference: str, directory: Path, dtype: str) -> None:
     from safetensors.torch import save_file
 
     from dovetail.config.load import load_config
-    from dovetail.config.resolve import resolve
+    from dovetail.engine.resolving import resolve
     from dovetail.registry.bootstrap import bootstrap
 
     config = resolve(load_config(None, keywords={"model": reference}))

@@ -6,11 +6,9 @@ python benchmarks/tied_table.py --threads 2
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 
 import torch
+from packed_formats import milliseconds
 
 from dovetail.nn.kernels import PackedLinear, TorchLinear
 
@@ -31,19 +29,10 @@ def main() -> None:
             packed.finish()
             for rows in arguments.rows:
                 x = torch.randn(rows, arguments.size[1]).to(dtype)
-                both = [milliseconds(lambda kernel=kernel, x=x: kernel.apply(x, None)) for kernel in (plain, packed)]
+                both = [
+                    milliseconds(lambda kernel=kernel, x=x: kernel.apply(x, None), 15) for kernel in (plain, packed)
+                ]
                 print(f"| {dtype} | {rows} | {both[0]:.2f} | {both[1]:.2f} | {both[0] / both[1]:.2f} |", flush=True)
-
-
-def milliseconds(call: Callable[[], object]) -> float:
-    """The median of 15 calls, after one that does not count."""
-    call()
-    taken = []
-    for _ in range(15):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1e3
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dovetail.async_engine import AsyncLLMEngine
     from dovetail.config.schema import EngineConfig
     from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
+    from dovetail.engine.async_engine import AsyncLLMEngine
     from dovetail.engine.engine import LLMEngine
-    from dovetail.llm import LLM
-    from dovetail.outputs import CompletionOutput, RequestOutput
+    from dovetail.engine.llm import LLM
+    from dovetail.engine.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 
     __version__: str
 
@@ -27,19 +27,23 @@ __all__ = [  # noqa: RUF022
     "EngineConfig",
     "LLM",
     "LLMEngine",
+    "PositionLogprobs",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "__version__",
 ]
 
 _HOMES = {
-    "AsyncLLMEngine": "dovetail.async_engine",
+    "AsyncLLMEngine": "dovetail.engine.async_engine",
     "BeamSearchParams": "dovetail.contracts.sampling",
-    "CompletionOutput": "dovetail.outputs",
+    "CompletionOutput": "dovetail.engine.outputs",
     "EngineConfig": "dovetail.config.schema",
-    "LLM": "dovetail.llm",
+    "LLM": "dovetail.engine.llm",
     "LLMEngine": "dovetail.engine.engine",
-    "RequestOutput": "dovetail.outputs",
+    "PositionLogprobs": "dovetail.engine.outputs",
+    "RequestMetrics": "dovetail.engine.outputs",
+    "RequestOutput": "dovetail.engine.outputs",
     "SamplingParams": "dovetail.contracts.sampling",
 }
 
@@ -60,25 +64,31 @@ def __dir__() -> list[str]:
 
 
 def _elsewhere(name: str) -> str | None:
-    """Where a package with another project's names has `name`."""
+    """Where a package with another project's names has `name`, or a module of that name below `dovetail`."""
+    from importlib.util import find_spec
+
     from dovetail.contracts.kinds import NAMES_GROUP
 
     for point in metadata.entry_points(group=NAMES_GROUP):
-        try:
-            known = [] if point.value == f"{__name__}.{name}" else point.load().__all__
-        except ImportError:  # such a package can be left out
+        if f"{__name__}.{name}.".startswith(f"{point.value}."):
             continue
-        if name in known:
-            return f"{name} is in {point.value}: from {point.value} import {name}"
+        try:
+            if name in point.load().__all__:
+                return f"{name} is in {point.value}: from {point.value} import {name}"
+            if find_spec(f"{point.value}.{name}") is not None:
+                return f"module {name} is in {point.value}: import {point.value}.{name}"
+        except ImportError:  # such a package can be left out, and says of what it lacks why
+            continue
     return None
 
 
 class _Hints:
-    """Says of `from dovetail import NAME` where that name is; of an AttributeError, Python shows nothing there."""
+    """Says of `from dovetail import NAME` and `import dovetail.MODULE` where that is; of an AttributeError, Python
+    shows nothing there."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        package, _, name = fullname.rpartition(".")
-        hint = _elsewhere(name) if package == __name__ else None
+        package, _, name = fullname.partition(".")
+        hint = _elsewhere(name) if package == __name__ and name else None
         if hint is not None:
             raise ImportError(hint, name=fullname)
 

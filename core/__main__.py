@@ -1,5 +1,5 @@
 """`python -m dovetail` is the command `dovetail`."""
 
-from dovetail.cli.main import main
+from dovetail.commands.main import main
 
 main()

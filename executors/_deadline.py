@@ -25,15 +25,23 @@ T = TypeVar("T", bound=Timed)
 
 
 class DeadlineWatch(Generic[T]):
-    """A thread that calls `overdue` once, for the first operation that was under way for longer than it may.
+    """A thread that calls `overdue` for an operation that is under way for longer than it may, and again each time that
+    as much time has passed.
 
     It is not the thread that reads answers: that one may itself wait for the rest of an answer.
     """
 
-    def __init__(self, under_way: Callable[[], T | None], overdue: Callable[[T], None]):
-        """`under_way`: the oldest operation without an answer, whose turn it is."""
+    def __init__(
+        self, under_way: Callable[[], T | None], overdue: Callable[[T], None], failed: Callable[[Exception], None]
+    ):
+        """`under_way`: the oldest operation without an answer, whose turn it is. `failed` is told what the other two
+        raise; the watch goes on."""
         self._under_way = under_way
         self._overdue = overdue
+        self._failed = failed
+        self._watched: T | None = None
+        self._seconds = 0.0
+        """For which the watched operation was under way."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dovetail-deadline", daemon=True)
 
@@ -48,13 +56,19 @@ class DeadlineWatch(Generic[T]):
             self._thread.join()
 
     def _watch(self) -> None:
-        watched, seconds, before = None, 0.0, time.monotonic()
+        before = time.monotonic()
         while not self._is_over.wait(TICK_S):
             now = time.monotonic()
             gap, before = min(now - before, _LONGEST_TICK_S), now
-            operation = self._under_way()
-            seconds = seconds + gap if operation is watched else 0.0
-            watched = operation
-            if operation is not None and operation.timeout_s is not None and seconds >= operation.timeout_s:
-                self._overdue(operation)
-                return
+            try:
+                self._look(gap)
+            except Exception as error:
+                self._failed(error)
+
+    def _look(self, gap: float) -> None:
+        operation = self._under_way()
+        self._seconds = self._seconds + gap if operation is self._watched else 0.0
+        self._watched = operation
+        if operation is not None and operation.timeout_s is not None and self._seconds >= operation.timeout_s:
+            self._seconds = 0.0
+            self._overdue(operation)

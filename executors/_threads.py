@@ -8,15 +8,23 @@ from pathlib import Path
 
 import psutil
 
+from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import ThreadCount
+from dovetail.contracts.plugin import Environment
+
+_several_threads_in: int | None = None
+"""The process that computed with several threads, this one or one that this was forked off. A child of a fork has no
+such threads, and torch, which believes that it has, waits for them for ever."""
 
 
-def worker_threads(asked: int | None, num_workers: int = 1, num_cores: int | None = None) -> ThreadCount:
+def worker_threads(
+    asked: int | None, num_workers: int = 1, num_cores: int | None = None, environment: Environment | None = None
+) -> ThreadCount:
     """Threads for each of `num_workers` workers that share this machine, at least 1.
 
     `asked` is what the config says; without it there is one per core of those that a worker is bound to (`num_cores`).
     Without these the OMP_NUM_THREADS of this process holds, as it does for torch alone, and else the workers share the
-    physical cores that this process may use.
+    physical cores that this process may use, or those of `environment`.
     """
     if asked is not None:
         return ThreadCount(asked, "executor.threads")
@@ -25,7 +33,7 @@ def worker_threads(asked: int | None, num_workers: int = 1, num_cores: int | Non
     inherited = os.environ.get("OMP_NUM_THREADS", "")
     if inherited.isdecimal() and int(inherited) > 0:
         return ThreadCount(int(inherited), "OMP_NUM_THREADS")
-    cores = usable_cores()
+    cores = usable_cores() if environment is None else environment.num_cores or environment.num_cpus
     shown = f"the {cores} physical cores that this process may use"
     shared = f"{shown}, over {num_workers} workers" if num_workers > 1 else shown
     return ThreadCount(max(1, cores // num_workers), shared)
@@ -38,9 +46,12 @@ class TorchThreads:
         self._before: int | None = None
 
     def set(self, count: int) -> None:
-        """From now on torch computes with `count` threads."""
+        """From now on torch computes with `count` threads. Raises `WorkerError` for several in a process that was
+        forked off one that computed with several."""
         import torch
 
+        if count > 1:
+            _note_several_threads(count)
         before = torch.get_num_threads()
         if before != count:
             torch.set_num_threads(count)
@@ -60,6 +71,28 @@ class TorchThreads:
 
             torch.set_num_threads(self._before)
             self._before = None
+
+
+def _note_several_threads(count: int) -> None:
+    global _several_threads_in
+    pid = os.getpid()
+    if _several_threads_in is None:
+        _several_threads_in = pid
+        os.register_at_fork(after_in_child=_compute_alone)
+    if _several_threads_in != pid:
+        raise WorkerError(
+            f"process {_several_threads_in} computed with several threads, and this is process {pid}, forked off it,"
+            f" which has none of them: {count} threads would be waited for for ever. Start processes by spawn instead"
+            " of fork (multiprocessing.get_context('spawn')), or set executor.threads to 1, or choose the executor"
+            " multiproc, whose workers are processes of their own"
+        )
+
+
+def _compute_alone() -> None:
+    """In a forked process: torch computes in the thread that calls it."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def usable_cores() -> int:

@@ -108,7 +108,7 @@ class WorkerGroup:
         self._owner_pid = os.getpid()
         self._processes = WorkerProcesses()
         self._reader = threading.Thread(target=self._read, name="dovetail-multiproc", daemon=True)
-        self._deadlines = DeadlineWatch(self._under_way, self._note_hang)
+        self._deadlines = DeadlineWatch(self._under_way, self._note_hang, self._note_unwatched)
         self._send_lock = threading.RLock()  # order on the pipes; held for long where a pipe is full
         self._state_lock = threading.RLock()  # re-entrant: garbage collection may call stop() anywhere
         self._pending: dict[int, _Operation] = {}
@@ -218,7 +218,17 @@ class WorkerGroup:
             f"worker {guilty[0]}, and {operation.label} was not done after {operation.timeout_s:g} s"
             f" ({operation.option}; raise it if that is to be expected); all workers were stopped"
         )
-        failure = _Failure(guilty[0].rank, "; ".join([message, *others]))
+        self._give_up(operation, _Failure(guilty[0].rank, "; ".join([message, *others])))
+
+    def _note_unwatched(self, error: Exception) -> None:
+        """Nobody knows whether what is under way will end."""
+        operation = self._under_way()
+        if operation is not None:
+            message = f"watching the workers during {operation.label} failed: {error!r}; all workers were stopped"
+            self._give_up(operation, _Failure(None, message, error))
+
+    def _give_up(self, operation: _Operation, failure: _Failure) -> None:
+        """Ends the group, unless the operation was done meanwhile."""
         with self._state_lock:
             if self._is_stopping or operation not in self._pending.values():
                 return

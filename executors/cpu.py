@@ -33,7 +33,7 @@ class CPUExecutor(Executor):
     step), and does not end the executor.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options: ClassVar[type[PluginOptions]] = CPUOptions
     preference: ClassVar[int] = 10
 
@@ -62,7 +62,7 @@ class CPUExecutor(Executor):
     def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount:
         """As in `__init__`."""
         cores = share_of(options.cores, 0, 1)
-        return worker_threads(options.threads, num_cores=None if cores is None else len(cores))
+        return worker_threads(options.threads, 1, None if cores is None else len(cores), environment)
 
     def start(self) -> None:
         """Builds and loads the worker here, and sets torch's threads for this process until `shutdown`."""
@@ -70,8 +70,8 @@ class CPUExecutor(Executor):
             raise RuntimeError("start() was called twice")
         # Threads of parallel loops stay where they are started, and so do those that a bound thread starts: a server's.
         self._bound.bind()
-        self._torch_threads.set(self._threads)
         try:
+            self._torch_threads.set(self._threads)
             self._worker = self.spec.create(Placement(rank=0, world_size=1, device="cpu"))
             self._worker.load()
         except BaseException:

@@ -50,7 +50,7 @@ class MultiprocExecutor(Executor):
     process that calls `start` and end with it, however it ends.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 5)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options: ClassVar[type[PluginOptions]] = MultiprocOptions
     is_interruptible: ClassVar[bool] = True
     preference: ClassVar[int] = 0
@@ -86,7 +86,8 @@ class MultiprocExecutor(Executor):
     def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount:
         """As for the workers' processes."""
         cores = share_of(options.cores, 0, need.tensor_parallel)
-        return worker_threads(options.threads, need.tensor_parallel, None if cores is None else len(cores))
+        num_cores = None if cores is None else len(cores)
+        return worker_threads(options.threads, need.tensor_parallel, num_cores, environment)
 
     def start(self) -> None:
         """Starts the processes and waits until all have loaded. Raises the first error of a worker, or `WorkerError`

@@ -78,7 +78,7 @@ class BatchingScheduler(Scheduler):
     The running request of best rank is never preempted, so it finishes, and then the next: every request gets done.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options: ClassVar[type[PluginOptions]] = BatchingOptions
 
     def __init__(self, options: BatchingOptions, limits: SchedulerLimits):

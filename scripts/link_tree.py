@@ -7,31 +7,25 @@ that core/ is `dovetail` and plugins/ is `dovetail.plugins`. They read this tree
 from __future__ import annotations
 
 import shutil
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {
-    "plugins": "plugins",
-    "attention_backends": "attention_backends",
-    "executors": "executors",
-    "schedulers": "schedulers",
-    "spec_decode": "spec_decode",
-    "vllm": "vllm_names",
-}
-"""Sub-package of dovetail -> folder of the repository."""
+FOLDERS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["dovetail"]["folders"]
+"""Package -> folder of the repository; "dovetail" itself is the first."""
 
 
-def main() -> None:
-    """Makes the tree anew."""
-    tree = ROOT / ".typing" / "dovetail"
-    shutil.rmtree(tree, ignore_errors=True)
-    tree.mkdir(parents=True)
-    for entry in (ROOT / "core").iterdir():
+def link_tree(target: Path, without: str | None = None) -> None:
+    """Makes `target`, a new folder, the package `dovetail`, one folder of the repository left out."""
+    target.mkdir(parents=True)
+    for entry in (ROOT / FOLDERS["dovetail"]).iterdir():
         if entry.name != "__pycache__":
-            (tree / entry.name).symlink_to(entry)
+            (target / entry.name).symlink_to(entry)
     for package, folder in FOLDERS.items():
-        (tree / package).symlink_to(ROOT / folder)
+        if package != "dovetail" and folder != without:
+            (target / package.removeprefix("dovetail.")).symlink_to(ROOT / folder)
 
 
 if __name__ == "__main__":
-    main()
+    shutil.rmtree(ROOT / ".typing", ignore_errors=True)
+    link_tree(ROOT / ".typing" / "dovetail")

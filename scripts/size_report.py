@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import statistics
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("core", "plugins", "attention_backends", "executors", "schedulers", "spec_decode", "vllm_names")
+FOLDERS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["dovetail"]["folders"].values())
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 130

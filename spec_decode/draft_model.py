@@ -47,7 +47,7 @@ class DraftModelOptions(PluginOptions):
 class DraftModelDrafter(DraftWorker):
     """Runs the draft model over what the target computed, then token by token, all requests in one batch."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = DraftModelOptions
     capabilities = DraftCapabilities(probabilities=True, confidence=True, kv_cache=True)
     options: DraftModelOptions

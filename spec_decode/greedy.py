@@ -12,7 +12,7 @@ from dovetail.spec_decode.rejection import matching_path
 class GreedyRule(AcceptanceRule):
     """Token for token what greedy decoding without drafts gives, for chains and trees."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     lossless = True
     trees = True
     greedy_only = True

@@ -36,7 +36,7 @@ class NgramOptions(PluginOptions):
 class NgramDrafter(DraftWorker):
     """Looks the last tokens up in the request's own prompt and output. Keeps no state and needs no weights."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = NgramOptions
     capabilities = DraftCapabilities(stateless=True)
     options: NgramOptions

@@ -31,7 +31,7 @@ class RejectionRule(AcceptanceRule):
     probability, and a seeded request keeps its tokens whether drafts are guessed for it or not.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 4)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     preference: ClassVar[int] = 10
     lossless = True
     trees = True

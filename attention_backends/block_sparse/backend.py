@@ -32,7 +32,7 @@ class BlockSparseBackend(AttentionBackend):
     kernels of `paged_triton` on GPUs.
     """
 
-    contract = (1, 5)
+    contract = (1, 0)
     preference: ClassVar[int] = -10
     Options = BlockSparseOptions
     capabilities = AttentionCapabilities(

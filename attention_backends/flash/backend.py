@@ -36,7 +36,7 @@ class FlashBackend(AttentionBackend):
     place. New tokens are written by torch.
     """
 
-    contract = (1, 5)
+    contract = (1, 0)
     preference: ClassVar[int] = 6
     Options = FlashOptions
     capabilities = AttentionCapabilities(

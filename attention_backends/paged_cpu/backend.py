@@ -23,6 +23,7 @@ from dovetail.contracts.attention import (
     AttentionLayer,
     AttentionNeed,
     AttentionSetup,
+    Reach,
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -32,8 +33,8 @@ _ITEMS_PER_THREAD = 4
 """Units times key heads that a thread should find, so that all end at about the same time."""
 
 
-class _WindowPlan:
-    """The plan of the layers of one window. It stays where it is, so that calls that point to it can be repeated."""
+class _ReachPlan:
+    """The plan of the layers of one reach. It stays where it is, so that calls that point to it can be repeated."""
 
     def __init__(self) -> None:
         self.struct = PlanStruct()
@@ -50,7 +51,7 @@ class PagedCPUBackend(AttentionBackend):
     per machine, with its own C compiler.
     """
 
-    contract = (1, 6)
+    contract = (1, 0)
     preference: ClassVar[int] = 10
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cpu"}),
@@ -61,6 +62,7 @@ class PagedCPUBackend(AttentionBackend):
         alibi=True,
         trees=True,
         sinks=True,
+        chunked=True,
         batch_invariant=True,
     )
 
@@ -68,9 +70,9 @@ class PagedCPUBackend(AttentionBackend):
     def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
         """What the capabilities leave open, and a compiler."""
         reasons = super().check(need, options, environment)
-        if need.batch_invariant and need.sliding_window:
-            # Chunks of keys begin where the oldest window of neighbouring tokens does.
-            reasons.append("paged_cpu has no batch-invariant mode for sliding windows.")
+        if need.batch_invariant and (need.sliding_window or need.chunked):
+            # Keys are cut from where the oldest window of neighbouring tokens begins.
+            reasons.append("paged_cpu has no batch-invariant mode for sliding windows and chunked attention.")
         if need.batch_invariant and need.trees:
             # Keys are summed in the order of their slots, which in a tree is not that of their positions.
             reasons.append("paged_cpu has no batch-invariant mode for trees.")
@@ -84,19 +86,22 @@ class PagedCPUBackend(AttentionBackend):
         ):
             if dtype not in served:
                 raise ConfigError(f"paged_cpu has no {dtype}; set {key} to one of {', '.join(sorted(served))}.")
-        if setup.batch_invariant and any(layer.window is not None for layer in setup.layers):
-            raise ConfigError("paged_cpu has no batch-invariant mode for sliding windows; choose another attention.")
+        if setup.batch_invariant and not all(layer.reach.is_all for layer in setup.layers):
+            raise ConfigError(
+                "paged_cpu has no batch-invariant mode for sliding windows and chunked attention; choose another "
+                "attention."
+            )
         self._kernels = Kernels()
         self._layers = {layer.layer_id: _layer_struct(layer, setup) for layer in setup.layers}
         self._layer_pointers = {layer_id: ctypes.addressof(struct) for layer_id, struct in self._layers.items()}
-        self._windows = {layer.layer_id: layer.window for layer in setup.layers}
+        self._reaches = {layer.layer_id: layer.reach for layer in setup.layers}
         self._max_heads = max((layer.num_heads for layer in setup.layers), default=1)
         group = self._max_heads // setup.spec.num_kv_heads
         self._tokens_per_unit = max(1, ROWS // group)
         self._max_rows = self._tokens_per_unit * group
         self._partials = torch.empty(0)
         self._scratch = torch.empty(0)
-        self._plans = {layer.window: _WindowPlan() for layer in setup.layers}
+        self._plans = {layer.reach: _ReachPlan() for layer in setup.layers}
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, num_kv_heads, 2 (key, value), elements of a block]: see the class."""
@@ -106,7 +111,7 @@ class PagedCPUBackend(AttentionBackend):
         return (num_blocks, spec.num_kv_heads, 2, elements)
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Cuts the step into units of work, once for each window."""
+        """Cuts the step into units of work, once for each reach."""
         if len(batch.slot_mapping) == 0:
             return
         setup = self.setup
@@ -114,15 +119,15 @@ class PagedCPUBackend(AttentionBackend):
         items = _ITEMS_PER_THREAD * num_threads if num_threads > 1 else 1
         tokens = Tokens.of(batch, setup.block_size)
         units_wanted = items / setup.spec.num_kv_heads
-        units_of: dict[int | None, Units] = {}
-        for window in self._plans:
+        units_of: dict[Reach, Units] = {}
+        for reach in self._plans:
             if setup.batch_invariant:
-                units_of[window] = create_fixed_units(tokens, self._tokens_per_unit)
+                units_of[reach] = create_fixed_units(tokens, self._tokens_per_unit)
             else:
-                units_of[window] = create_units(tokens, window, setup.block_size, self._tokens_per_unit, units_wanted)
+                units_of[reach] = create_units(tokens, reach, setup.block_size, self._tokens_per_unit, units_wanted)
         self._reserve(max(int(units.part_start[-1]) for units in units_of.values()), num_threads)
-        for window, units in units_of.items():
-            self._fill(self._plans[window], tokens, units, num_threads)
+        for reach, units in units_of.items():
+            self._fill(self._plans[reach], tokens, units, num_threads)
 
     def forward(
         self,
@@ -139,7 +144,7 @@ class PagedCPUBackend(AttentionBackend):
             return output
         query, key, value = _by_token(query), _by_token(key), _by_token(value)
         self._kernels.attend(
-            self._plans[self._windows[layer.layer_id]].pointer,
+            self._plans[self._reaches[layer.layer_id]].pointer,
             layer_pointer,
             query.data_ptr(),
             query.stride(0),
@@ -169,12 +174,12 @@ class PagedCPUBackend(AttentionBackend):
             scales[new_page, :, :, new_offset] = scales[page, :, :, offset]
 
     def _reserve(self, num_parts: int, num_threads: int) -> None:
-        """Memory that the plans of all windows share, since layers run one after another."""
+        """Memory that the plans of all reaches share, since layers run one after another."""
         size = self.setup.spec.head_size
         self._partials = _grown(self._partials, num_parts * self._max_heads * (size + 2))
         self._scratch = _grown(self._scratch, num_threads * self._kernels.scratch_floats(self._max_rows, size))
 
-    def _fill(self, plan: _WindowPlan, tokens: Tokens, units: Units, num_threads: int) -> None:
+    def _fill(self, plan: _ReachPlan, tokens: Tokens, units: Units, num_threads: int) -> None:
         plan.arrays = tokens, units
         struct = plan.struct
         struct.num_tokens = len(tokens.slots)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.contracts.attention import AttentionBatch
+from dovetail.contracts.attention import AttentionBatch, Reach
 
 ROWS = 96
 """Rows (query token, query head of one key head) of a unit: what its scratch memory holds within the second-level
@@ -123,7 +123,7 @@ def _block_table(batch: AttentionBatch, block_size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Units:
-    """The units of one step for the layers of one window."""
+    """The units of one step for the layers of one reach."""
 
     first_key: np.ndarray
     """[T] int32: positions before are hidden"""
@@ -137,25 +137,19 @@ class Units:
     """[T + 1] int32: the place of each token's first part"""
 
 
-def create_units(
-    tokens: Tokens, window: int | None, block_size: int, tokens_per_unit: int, units_wanted: float
-) -> Units:
+def create_units(tokens: Tokens, reach: Reach, block_size: int, tokens_per_unit: int, units_wanted: float) -> Units:
     """Cuts a step, which has at least one token, into units. `units_wanted`: how many of equal cost should do, as far
     as there are keys enough to cut."""
     if len(tokens.seq_lens) == 1 and len(tokens.slots) <= tokens_per_unit:
-        return _units_of_one(tokens, window, units_wanted)
-    return units_of_many(tokens, window, block_size, tokens_per_unit, units_wanted)
+        return _units_of_one(tokens, reach, units_wanted)
+    return units_of_many(tokens, reach, block_size, tokens_per_unit, units_wanted)
 
 
-def units_of_many(
-    tokens: Tokens, window: int | None, block_size: int, tokens_per_unit: int, units_wanted: float
-) -> Units:
+def units_of_many(tokens: Tokens, reach: Reach, block_size: int, tokens_per_unit: int, units_wanted: float) -> Units:
     """`create_units` in general."""
-    first_key = np.zeros(len(tokens.slots), dtype=np.int32)
-    if window is not None:
-        first_key = np.maximum(tokens.positions - np.int32(window - 1), 0)
+    first_key = reach.first_keys(tokens.positions)
     own = _own_units(tokens, first_key, tokens_per_unit)
-    clusters = list(shared_prefixes(tokens, block_size)) if window is None else []
+    clusters = list(shared_prefixes(tokens, block_size)) if reach.is_all else []
     unit_tokens = np.arange(len(first_key), dtype=np.int32)
     shared = []
     for members, num_blocks in clusters:
@@ -189,14 +183,11 @@ def units_of_many(
     )
 
 
-def _units_of_one(tokens: Tokens, window: int | None, units_wanted: float) -> Units:
+def _units_of_one(tokens: Tokens, reach: Reach, units_wanted: float) -> Units:
     """What the general way comes to for one request of so few tokens that they make one unit: the decode step of a
     single request, where planning would otherwise take a tenth of the step."""
     num_tokens = len(tokens.slots)
-    if window is None:
-        first_key = np.zeros(num_tokens, dtype=np.int32)
-    else:
-        first_key = np.maximum(tokens.positions - np.int32(window - 1), 0)
+    first_key = reach.first_keys(tokens.positions)
     first, end = int(first_key.min()), int(tokens.end_key.max())
     num_keys = end - first
     count = max(1, min(math.ceil(units_wanted), num_keys // MIN_SPLIT))

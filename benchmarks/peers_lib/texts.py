@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
+from dovetail.engine.resolving import resolve
+from dovetail.engine.tokenization import load_tokenizer
 from dovetail.registry.bootstrap import bootstrap
-from dovetail.tokenization import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

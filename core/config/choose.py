@@ -9,10 +9,11 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
+from dovetail.config.foreign_names import hint
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
 from dovetail.config.schema import AUTO, ComponentSection, known_keys, place_at
-from dovetail.config.tree import KeyPath, dotted, flatten, get, nearest
+from dovetail.config.tree import KeyPath, dotted, flatten, get
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.plugin import FixableReason, Plugin, PluginOptions
 
@@ -265,8 +266,8 @@ def _refuse_unknown_options(state: Resolution, path: KeyPath, section: Component
     for key in section.options:
         if key not in options:
             where = state.layered.origin((*path, key))
-            hint = nearest(key, options | set(known_keys(type(section))))
-            raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}) for {section.name!r}: {hint}")
+            near = hint(key, options | set(known_keys(type(section))))
+            raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}) for {section.name!r}: {near}")
 
 
 def _refuse_options_of_none(
@@ -278,8 +279,8 @@ def _refuse_options_of_none(
     for key in section.options:
         if key not in options:
             where = state.layered.origin((*path, key))
-            hint = nearest(key, options | set(known_keys(type(section))))
-            raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}): {hint}")
+            near = hint(key, options | set(known_keys(type(section))))
+            raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}): {near}")
 
 
 def _option_keys(plugin: type[Plugin]) -> set[str]:

@@ -28,26 +28,27 @@ _MOST_BYTES = 2**22
 _MOST_VALUES = 100_000
 """In one file, each alias counted as what it stands for."""
 _MOST_LEVELS = 64
+_SHOWN = 40
 
 
-def read_file(path: Path) -> FileContent:
-    """Reads YAML (.yaml, .yml), TOML or JSON, told apart by the suffix.
+def read_file(path: Path, kind: str = "config file") -> FileContent:
+    """Reads YAML (.yaml, .yml), TOML or JSON, told apart by the suffix. `kind`: what errors call the file.
 
     Raises `ConfigError` for a file that is missing, of another kind, malformed, or that gives a key twice, and for one
-    that is larger, or nested deeper, than any configuration.
+    that is larger, or nested deeper, than what anybody writes.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        hint = f"; if this is a model, give it as --model {path}" if path.exists() else ""
-        raise ConfigError(f"{path}: a config file ends in {', '.join(sorted(_READERS))}{hint}")
-    text = _read_text(path)
+        hint = f"; if this is a model, its place is model.path (--model {path})" if path.exists() else ""
+        raise ConfigError(f"{path} is no {kind}, whose name ends in {', '.join(sorted(_READERS))}{hint}")
+    text = _read_text(path, kind)
     try:
         return reader(text)
     except RecursionError:
-        raise ConfigError(f"config file {path} is malformed: {_TOO_DEEP}") from None
+        raise ConfigError(f"{kind} {path} is malformed: {_TOO_DEEP}") from None
     except Exception as error:
         # The readers let through what int(), float() and the like say of a value that is none.
-        raise ConfigError(f"config file {path} is malformed: {error}") from error
+        raise ConfigError(f"{kind} {path} is malformed: {error}") from error
 
 
 def parse_value(text: str) -> Any:
@@ -60,18 +61,18 @@ def parse_value(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, kind: str) -> str:
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"config file {path} is no regular file")  # a pipe would be waited for
+            raise ConfigError(f"{kind} {path} is no regular file")  # a pipe would be waited for
         with path.open(encoding="utf-8") as file:
             text = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"config file {path} does not exist (looked in {path.absolute().parent})") from None
+        raise ConfigError(f"{kind} {path} does not exist (looked in {path.absolute().parent})") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+        raise ConfigError(f"{kind} {path} cannot be read: {error}") from error
     if len(text) > _MOST_BYTES:
-        raise ConfigError(f"config file {path} has more than {_MOST_BYTES} characters: it is no configuration")
+        raise ConfigError(f"{kind} {path} has more than {_MOST_BYTES} characters: nobody wrote that")
     return text
 
 
@@ -105,12 +106,28 @@ def _node_children(node: yaml.Node) -> Iterable[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, which lets through what Python says of a value that is none of its tag."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            reason = f": {error}" if isinstance(error, ValueError) else ""
+            kind = node.tag.rpartition(":")[2]
+            raise ValueError(
+                f"line {node.start_mark.line + 1}: {node.value[:_SHOWN]!r} is no {kind}{reason}"
+            ) from error
+
+
 class _DuplicateKeyError(ValueError):
     pass
 
 
 def _read_yaml(text: str) -> FileContent:
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:

@@ -1,24 +1,25 @@
 """From defaults, file, keywords and overrides to one typed tree in which each value knows where it came from.
 
-Precedence, lowest first: defaults, the config file (or mapping), then keywords, vLLM's names and ``-o`` together.
+Precedence, lowest first: defaults, the config file (or mapping), then keywords, other projects' names and ``-o``
+together.
 Within the last three nothing outranks anything: two that give one key different values are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from dovetail.config.files import FileContent, parse_value, read_file
+from dovetail.config.foreign_names import ForeignName, foreign_names, project_of
 from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
 from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
 from dovetail.config.schema import OFF, EngineConfig, known_keys, place_at
 from dovetail.config.shape import normalise
 from dovetail.config.tree import KeyPath, dotted, flatten, nearest, nested
-from dovetail.config.vllm_table import VLLM_NAMES
 from dovetail.contracts.errors import ConfigError
 
 _ADDED_DRAFTER = "draft"
@@ -29,7 +30,7 @@ def load_config(
     config: str | Path | Mapping[str, Any] | EngineConfig | LayeredConfig | None = None,
     *,
     keywords: Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
     base_dir: Path | None = None,
     speculative: str | None = None,
@@ -38,10 +39,11 @@ def load_config(
 
     Args:
         config: path of a file (YAML, TOML, JSON or a run's manifest), a mapping, or an `EngineConfig`.
-        keywords: sections of the tree, or vLLM's names; None counts as not given, but for a section that may be null.
+        keywords: sections of the tree, or other projects' names; None counts as not given, but for a section that may
+            be null.
             `speculative` may be a name, as in `speculative` below.
         overrides: "dotted.key=value" with the value in YAML, as `-o` takes them.
-        flags: vLLM's names as command-line flags; they differ from keywords in what messages call them.
+        flags: other projects' names as command-line flags; they differ from keywords in what messages call them.
         base_dir: folder against which relative paths in mappings and keywords count (a file that holds configs,
             say); None: the working directory.
         speculative: what `--speculative` says: the drafter of the config with that label becomes the default, "off"
@@ -49,6 +51,7 @@ def load_config(
 
     Raises `ConfigError` that names the key, its origin and the nearest known key.
     """
+    overrides = _as_options(overrides)
     if isinstance(config, LayeredConfig):
         if keywords or overrides or flags or speculative:
             raise ConfigError("a configuration that is loaded already takes no further keywords or overrides")
@@ -106,11 +109,11 @@ def _drafter_keyword(keywords: dict[str, Any]) -> str | None:
 
 
 def _is_section(name: str, value: Any) -> bool:
-    """Whether the keyword means a section, where vLLM may have given another meaning to the name."""
+    """Whether the keyword means a section, where another project may have given another meaning to the name."""
     place = place_at((name,))
     if value is None:
         return place is not None and place.nullable
-    return name in known_keys(EngineConfig) and not (name in VLLM_NAMES and isinstance(value, list))
+    return name in known_keys(EngineConfig) and not (isinstance(value, list) and project_of(name) is not None)
 
 
 def _keyword_layers(keywords: Mapping[str, Any], folder: Path) -> Iterator[Layer]:
@@ -120,22 +123,22 @@ def _keyword_layers(keywords: Mapping[str, Any], folder: Path) -> Iterator[Layer
             yield _layer({name: value}, "keyword", folder)
         elif value is None:
             continue
-        elif name in VLLM_NAMES:
-            yield from _vllm_layers(name, value, f"vLLM name {name}")
+        elif (project := project_of(name)) is not None:
+            yield from _foreign_layers(project.names[name], value, f"{project.title} name {name}")
         else:
-            hint = nearest(name, [*sections, *VLLM_NAMES]) if name else ""
+            hint = nearest(name, [*sections, *foreign_names()]) if name else ""
             raise ConfigError(f"unknown keyword {name!r}: {hint}")
 
 
 def _flag_layers(flags: Mapping[str, Any]) -> Iterator[Layer]:
     for name, value in flags.items():
-        entry = VLLM_NAMES[name]
+        entry = foreign_names()[name]
         negative = entry.negative_flag if value is False else None
-        yield from _vllm_layers(name, value, negative or entry.flag)
+        yield from _foreign_layers(entry, value, negative or entry.flag)
 
 
-def _vllm_layers(name: str, value: Any, text: str) -> Iterator[Layer]:
-    for path, translated in VLLM_NAMES[name].translate(value, text):
+def _foreign_layers(name: ForeignName, value: Any, text: str) -> Iterator[Layer]:
+    for path, translated in name.translate(value, text):
         yield _layer(nested(path, translated), text, Path.cwd())
 
 
@@ -149,6 +152,14 @@ def _drafter_layer(name: str, section: Mapping[str, Any], text: str) -> Layer:
     else:
         tree = {"speculative": {"drafters": {_ADDED_DRAFTER: {"name": name}}, "default": _ADDED_DRAFTER}}
     return _layer(tree, text, Path.cwd())
+
+
+def _as_options(given: object) -> list[str]:
+    items = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else None
+    wrong = [given] if items is None else [item for item in items if not isinstance(item, str)]
+    if items is None or wrong:
+        raise ConfigError(f"options must be a list of texts like 'scheduler.name=priority', got {wrong[0]!r}")
+    return items
 
 
 def _override_layers(overrides: Sequence[str]) -> Iterator[Layer]:

@@ -6,6 +6,7 @@ import copy
 import logging
 from typing import Any
 
+from dovetail.config.inspector import Inspector
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import Decision
 from dovetail.config.tree import KeyPath, dotted, flatten, get, put
@@ -18,11 +19,12 @@ logger = logging.getLogger("dovetail.config")
 class Resolution:
     """One resolution under way. Rules read `config` and write through `decide`, `fill` and `warn` only."""
 
-    def __init__(self, layered: LayeredConfig, registry: Registry, environment: Environment):
+    def __init__(self, layered: LayeredConfig, registry: Registry, environment: Environment, inspector: Inspector):
         self.layered = layered
         self.config = layered.config
         self.registry = registry
         self.environment = environment
+        self.inspector = inspector
         self._decisions: list[Decision] = []
         self.warnings: list[str] = []
         self.remarks: dict[str, str] = {}

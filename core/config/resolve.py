@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from dovetail.activity import activity
 from dovetail.config import rules_checkpoint, rules_model, rules_quantization, rules_run
-from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import ResolvedConfig, ResolvedModel
 from dovetail.config.rules_draft import note_lengths
 from dovetail.config.rules_speculation import Target, choose_speculation
-from dovetail.config.schema import AUTO
 from dovetail.config.tree import get
 from dovetail.contracts.model import ModelFamily, ModelSize
-from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import ModelFiles
 from dovetail.registry.bootstrap import plugin_hash
-from dovetail.registry.environment import detect_environment
-from dovetail.registry.registry import Registry
-
-logger = logging.getLogger("dovetail.config")
-
-
-def resolve(
-    layered: LayeredConfig, registry: Registry | None = None, environment: Environment | None = None
-) -> ResolvedConfig:
-    """Makes every choice and fills every value. Logs what is odd and stops nothing.
-
-    `registry` and `environment` default to what is installed and to this machine.
-    Raises `ConfigError` for what is refused, `PluginError` for a named plugin that cannot be loaded, `ModelError`
-    for a model that is not there or that nothing can build.
-    """
-    with activity("choosing components"):
-        resolved = run_rules(create_resolution(layered, registry, environment))
-    for warning in resolved.warnings:
-        logger.warning("%s", warning)
-    return resolved
-
-
-def create_resolution(
-    layered: LayeredConfig, registry: Registry | None = None, environment: Environment | None = None
-) -> Resolution:
-    """A resolution that has not begun."""
-    if environment is None:
-        device = layered.config.device
-        environment = detect_environment(None if device == AUTO else device)
-    return Resolution(layered, registry if registry is not None else Registry.scan(), environment)
 
 
 def run_rules(state: Resolution) -> ResolvedConfig:
@@ -138,7 +103,7 @@ def _resolved_model(
         dtype=dtype,
         max_model_len=max_model_len,
         vocab_size=size.vocab_size,
-        eos_token_ids=rules_model.eos_token_ids(hf_config),
+        eos_token_ids=rules_model.eos_token_ids(state, hf_config, size.vocab_size),
         tokenizer=rules_model.resolve_tokenizer(state),
         tokenizer_mode=section.tokenizer_mode,
         seed=section.seed,

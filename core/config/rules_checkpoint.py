@@ -25,7 +25,15 @@ _MOST_BLOCKS = 2**15
 _MOST_POSITIONS = 2**24
 _SLACK = 2**24
 """Weights that a model may have and its checkpoint lack: those left out are named when it is loaded."""
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDINGS = (
+    "model.embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+)
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+"""Names of these tables: a text model's, and those that it has within a model for images and text."""
+_TEXT_PARTS = ("", "text_config.")
+_TIED = "tie_word_embeddings"
 _ADAPTER = "adapter_config.json"
 _COMPARED_ROWS = 1024
 _SHOWN = 80
@@ -37,6 +45,7 @@ _Positions = Annotated[int, Field(ge=1, le=_MOST_POSITIONS)] | None
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 _Epsilon = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None
 _TokenIds = int | list[int] | None
+_Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)] | None
 
 
 class _Values(BaseModel):
@@ -55,15 +64,19 @@ class _Values(BaseModel):
     intermediate_size: _Sizes = None
     moe_intermediate_size: _Sizes = None
     shared_expert_intermediate_size: _Part | None = None
+    intermediate_size_mlp: _Sizes = None
     ffn_dim: _Sizes = None
+    ffn_hidden_size: _Sizes = None
     n_inner: _Sizes = None
     vocab_size: _Sizes = None
     head_dim: _Sizes = None
     num_attention_heads: _Sizes = None
     n_head: _Sizes = None
+    n_heads: _Sizes = None
     num_key_value_heads: _Sizes = None
     num_hidden_layers: _Size | None = None
     n_layer: _Size | None = None
+    n_layers: _Size | None = None
     num_layers: _Size | None = None
     num_experts: _Part | None = None
     num_local_experts: _Part | None = None
@@ -71,11 +84,14 @@ class _Values(BaseModel):
     num_experts_per_tok: _Part | None = None
     max_position_embeddings: _Positions = None
     n_positions: _Positions = None
+    max_seq_len: _Positions = None
+    seq_length: _Positions = None
     sliding_window: _Part | None = None
     rms_norm_eps: _Epsilon = None
     layer_norm_eps: _Epsilon = None
     layer_norm_epsilon: _Epsilon = None
     rope_theta: _Positive = None
+    partial_rotary_factor: _Share = None
     rope_local_base_freq: _Positive = None
     query_pre_attn_scalar: _Positive = None
     attn_logit_softcapping: _Positive = None
@@ -90,10 +106,20 @@ class _Values(BaseModel):
 
 _DIMENSIONS = (
     *("hidden_size", "n_embd", "d_model", "intermediate_size", "moe_intermediate_size"),
-    *("shared_expert_intermediate_size", "ffn_dim", "n_inner", "vocab_size", "head_dim"),
-    *("num_attention_heads", "n_head", "num_key_value_heads"),
+    *(
+        "shared_expert_intermediate_size",
+        "intermediate_size_mlp",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "n_inner",
+        "vocab_size",
+        "head_dim",
+    ),
+    *("num_attention_heads", "n_head", "n_heads", "num_key_value_heads"),
 )
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_NESTED = ("rope_scaling", "rope_parameters", "quantization_config")
+"""Those whose own values are looked at: all of their numbers must be finite."""
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -125,8 +151,25 @@ def check_values(config: Mapping[str, Any], files: ModelFiles) -> None:
             for issue in error.errors():
                 key = str(issue["loc"][0])
                 problems.setdefault(f"{prefix}{key}", f"{issue['msg']}, got {_shown(part[key])}")
+        for key in _NESTED:
+            problems |= _problems_within(f"{prefix}{key}", part.get(key))
     if problems:
         raise _refusal(files, [f"{key}: {text}" for key, text in problems.items()])
+
+
+def _problems_within(key: str, value: Any) -> dict[str, str]:
+    """Numbers that are not finite, and shares that are none, at any depth, each with its dotted key."""
+    if isinstance(value, Mapping):
+        items = [(f"{key}.{name}", item) for name, item in value.items()]
+        return {path: text for name, item in items for path, text in _problems_within(name, item).items()}
+    if isinstance(value, list):
+        return {path: text for item in value for path, text in _problems_within(key, item).items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {key: f"Input should be a finite number, got {value}"}
+    if key.endswith(".partial_rotary_factor") and value is not None:
+        is_share = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+        return {} if is_share else {key: f"Input should be a number above 0 and up to 1, got {_shown(value)}"}
+    return {}
 
 
 def compare(state: Resolution, opener: WeightFormat, files: ModelFiles, config: Mapping[str, Any]) -> Stored:
@@ -140,12 +183,14 @@ def compare(state: Resolution, opener: WeightFormat, files: ModelFiles, config: 
         infos = reader.infos()
         if problems := [problem for prefix, part in _parts(config) for problem in _too_large(prefix, part, infos)]:
             raise _refusal(files, problems)
-        if config.get("tie_word_embeddings") is not False and _head_differs(reader, infos):
+        may_be_tied = any(part.get(_TIED) is not False for prefix, part in _parts(config) if prefix in _TEXT_PARTS)
+        if may_be_tied and (names := _differing_head(reader, infos)):
+            embedding, head = names
             state.warn(
-                f"{files.path} stores {_HEAD} beside {_EMBEDDING}, and the two differ: each is used in its own place, "
-                "whatever tie_word_embeddings says"
+                f"{files.path} stores {head} beside {embedding}, and the two differ: each is used in its own place, "
+                f"whatever {_TIED} says"
             )
-            config = {**config, "tie_word_embeddings": False}
+            config = _untied(config)
     finally:
         reader.close()
     return Stored(config, sum(math.prod(info.shape) for info in infos))
@@ -195,14 +240,23 @@ def _largest(config: Mapping[str, Any], key: str) -> int:
     return max((int(item) for item in (value if isinstance(value, list) else [value]) if item), default=0)
 
 
-def _head_differs(reader: WeightReader, infos: Sequence[TensorInfo]) -> bool:
-    """Whether the checkpoint has an output layer of its own beside the embedding. The two are compared row by row, so
-    that those that differ are not read to the end."""
-    shapes = {info.name: info.shape for info in infos if info.name in (_EMBEDDING, _HEAD)}
-    if len(shapes) < 2 or shapes[_EMBEDDING] != shapes[_HEAD]:
-        return False
-    from dovetail.nn.loading import are_equal  # takes torch along, which most commands do without
-
-    embedding, head = reader.read(_EMBEDDING), reader.read(_HEAD)
+def _differing_head(reader: WeightReader, infos: Sequence[TensorInfo]) -> tuple[str, str] | None:
+    """The names of the embedding and of the output layer, where the checkpoint has both and they differ. The two are
+    compared row by row, so that those that differ are not read to the end."""
+    shapes = {info.name: info.shape for info in infos if info.name in (*_EMBEDDINGS, *_HEADS)}
+    names = [next((name for name in of_table if name in shapes), None) for of_table in (_EMBEDDINGS, _HEADS)]
+    first, second = names
+    if first is None or second is None or shapes[first] != shapes[second]:
+        return None
+    embedding, head = reader.read(first), reader.read(second)
     starts = range(0, len(embedding), _COMPARED_ROWS)
-    return not all(are_equal(embedding[row : row + _COMPARED_ROWS], head[row : row + _COMPARED_ROWS]) for row in starts)
+    if all(bool((embedding[row : row + _COMPARED_ROWS] == head[row : row + _COMPARED_ROWS]).all()) for row in starts):
+        return None
+    return first, second
+
+
+def _untied(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config, and that of the text model which it may nest, with an output layer of its own."""
+    text = config.get("text_config")
+    nested = {"text_config": {**text, _TIED: False}} if isinstance(text, Mapping) else {}
+    return {**config, **nested, _TIED: False}

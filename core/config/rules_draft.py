@@ -22,7 +22,6 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.speculation import DraftModelInfo, DraftWorker, SpeculationNeed
 from dovetail.contracts.weights import ModelFiles, WeightFormat
-from dovetail.tokenization import load_tokenizer
 
 
 class DraftModelScope:
@@ -79,11 +78,14 @@ class DraftModelScope:
         """Where the two tokenizers give a token id another meaning."""
         mode = self._state.config.model.tokenizer_mode
         target_files, target_format, target_size = self._target
-        own = weight_format.tokenizer(files)
-        if mode == "none" or own is None:
+        own = None if mode == "none" else weight_format.tokenizer(files)
+        if own is None:
             return None
-        target = load_tokenizer(target_format.tokenizer(target_files), mode, rules_model.resolve_tokenizer(self._state))
-        draft = load_tokenizer(own, mode)
+        override = rules_model.resolve_tokenizer(self._state)
+        load = self._state.inspector.load_vocabulary
+        # The format's own tokenizer may be one that cannot be built: it is asked for only where it is used.
+        target = load(target_format.tokenizer(target_files) if override is None else None, mode, override)
+        draft = load(own, mode)
         if target is None or draft is None:
             return None
         pairs = [(i, target.id_to_token(i), draft.id_to_token(i)) for i in range(min(vocab_size, target_size))]
@@ -114,7 +116,7 @@ def _inner_resolution(state: Resolution, drafter: KeyPath, section: ModelSection
     for path, origin in outer.origins.items():
         if path[: len(drafter)] == drafter:
             origins["model", *path[len(drafter) :]] = origin
-    return Resolution(LayeredConfig(config, origins), state.registry, state.environment)
+    return Resolution(LayeredConfig(config, origins), state.registry, state.environment, state.inspector)
 
 
 def _tell_decisions(inner: Resolution, state: Resolution, drafter: KeyPath) -> None:

@@ -19,6 +19,7 @@ from dovetail.contracts.model import ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.weights import ModelFiles, ModelSource, WeightFormat
 
+_DTYPE = re.compile(r"b?float(16|32|64)|double|half|float|float[48]_\w+|u?int\d+|long|short|bool")
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w-]+):(?P<rest>.+)", re.DOTALL)
 
 
@@ -109,12 +110,18 @@ def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, WeightFor
     except ModelError as error:
         raise ModelError(
             f"model.path ({state.layered.origin('model.path')}): {files.path} is no model; there is no config.json, "
-            f"*.safetensors or *.gguf that can be used.\n{error}"
+            f"*.safetensors or *.gguf that can be used.{_inner_model(files.path)}\n{error}"
         ) from None
     weight_format = cast(type[WeightFormat], chosen.plugin)(chosen.options)
     config = apply_overrides(decoded(weight_format.config(files)), state.config.model.hf_overrides)
     check_values(config, files)
     return chosen, weight_format, config
+
+
+def _inner_model(path: Path) -> str:
+    """A hint where a model lies one folder further down."""
+    inner = [config.parent for config in path.glob("*/config.json")] if path.is_dir() else []
+    return f" Its folder {inner[0].name} has a config.json: did you mean {inner[0]}?" if len(inner) == 1 else ""
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,8 +135,7 @@ def choose_dtype(state: Resolution, hf_config: Mapping[str, Any]) -> str:
     asked = state.config.model.dtype
     if asked != AUTO:
         return asked
-    text = text_config(hf_config)
-    declared = str(text.get("dtype") or text.get("torch_dtype") or "").removeprefix("torch.")
+    declared = _declared_dtype(text_config(hf_config))
     fast = _fast_dtypes(state.environment)
     if declared not in DTYPE_BYTES:
         dtype = "bfloat16" if "bfloat16" in fast else "float32"
@@ -142,6 +148,17 @@ def choose_dtype(state: Resolution, hf_config: Mapping[str, Any]) -> str:
         reason = f"the model's own is {declared}; {_speed(declared, fast, state.environment)}"
     state.decide("model.dtype", dtype, reason)
     return dtype
+
+
+def _declared_dtype(config: Mapping[str, Any]) -> str:
+    """The config's own dtype, "" where it names none. Raises `ModelError` for one that there is not."""
+    for key in ("dtype", "torch_dtype"):
+        if value := config.get(key):
+            name = value.removeprefix("torch.") if isinstance(value, str) else ""
+            if name != "auto" and _DTYPE.fullmatch(name) is None:
+                raise ModelError(f"the model's config names the {key} {value!r}, which is none; set model.dtype")
+            return name
+    return ""
 
 
 def _fast_dtypes(environment: Environment) -> set[str]:
@@ -208,8 +225,20 @@ def refuse_quantized_checkpoint(weight_format: WeightFormat, hf_config: Mapping[
         )
 
 
-def eos_token_ids(hf_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids: the generation config's, else the config's."""
+def eos_token_ids(state: Resolution, hf_config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """End-of-sequence ids: the generation config's, else the config's. Warns of those outside the vocabulary, which
+    are left out."""
+    given = _given_eos(hf_config)
+    outside = [str(token_id) for token_id in given if not 0 <= token_id < vocab_size]
+    if outside:
+        state.warn(
+            f"eos_token_id {', '.join(outside)} of the model's config is no token of the vocabulary, which has"
+            f" {vocab_size}: it is left out, and never ends an output"
+        )
+    return tuple(token_id for token_id in given if 0 <= token_id < vocab_size)
+
+
+def _given_eos(hf_config: Mapping[str, Any]) -> tuple[int, ...]:
     for config in (hf_config.get("generation_config") or {}, hf_config, text_config(hf_config)):
         found = config.get("eos_token_id")
         if isinstance(found, int):

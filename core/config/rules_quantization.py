@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from dovetail.config.choose import Chosen, choose_or_none, go_without
 from dovetail.config.resolution import Resolution
@@ -13,13 +13,11 @@ from dovetail.config.resolved import Component
 from dovetail.config.schema import AUTO, ComponentSection
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.kv import DTYPE_BYTES
+from dovetail.contracts.layer_plan import LayerPlan, Served
 from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
-
-if TYPE_CHECKING:
-    from dovetail.nn.layer_plan import LayerPlan, Served
 
 _PATH = ("model", "quantization")
 
@@ -176,19 +174,15 @@ class _Question:
         return method.against_layers(shapes) or ([] if served.names else [f"it {served}"])
 
     def _served(self, method: QuantizationMethod) -> Served:
-        from dovetail.nn.layer_plan import ask_layers  # takes torch along, which most commands do without
-
         layers = self._layers
         try:
-            return ask_layers(layers, method, self._need.device_type)
+            return layers.ask(method, self._need.device_type)
         except TypeError as error:
             whose = f"{type(method).__module__}:{type(method).__qualname__}"
             raise PluginError(f"{whose} breaks the contract of quantization methods: {error}") from error
 
     @cached_property
     def _layers(self) -> LayerPlan:
-        from dovetail.nn.layer_plan import plan_layers
-
         family = cast(type[ModelFamily], self._family.plugin)(self._family.options)
         ranks = self._state.config.executor.tensor_parallel
-        return plan_layers(family, self._hf_config, tensor_parallel=ranks)
+        return self._state.inspector.plan_layers(family, self._hf_config, ranks)

@@ -153,10 +153,15 @@ def refuse_more_than_host(state: Resolution, cache: ResolvedCache, bytes_per_tok
         names = " and ".join(
             f"{key} ({state.layered.origin(key)})" for key, num_bytes in sorted(parts.items()) if num_bytes
         )
-        raise ConfigError(
-            f"{names}: {total / GIB:.1f} GiB over {ranks} rank{'s' if ranks > 1 else ''} is more than the "
-            f"{host / GIB:.1f} GiB of host memory; ask for less"
-        )
+        raise ConfigError(more_than_host(names, total, ranks, host))
+
+
+def more_than_host(what: str, num_bytes: int, ranks: int, host_bytes: int) -> str:
+    """What is said of memory that the host does not have; `num_bytes` of all ranks together."""
+    return (
+        f"{what}: {num_bytes / GIB:.1f} GiB over {ranks} rank{'s' if ranks > 1 else ''} is more than the"
+        f" {host_bytes / GIB:.1f} GiB of host memory; ask for less"
+    )
 
 
 def kv_capacity(cache: ResolvedCache, bytes_per_token: int) -> int | None:
@@ -235,7 +240,6 @@ def choose_executor(state: Resolution) -> Component:
             f"with reproducibility: strict at most {_MOST_STRICT_RANKS} ranks may share a layer, since the order in "
             "which more of them are summed depends on the batch; lower it, or leave reproducibility at default"
         )
-    _remark_threads(state, section.threads, section.tensor_parallel)
     need = ExecutorNeed(
         state.environment.device_type,
         section.tensor_parallel,
@@ -247,26 +251,30 @@ def choose_executor(state: Resolution) -> Component:
         state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
     )
     if section.threads is not None:
+        _remark_threads(state, section.threads, section.tensor_parallel)
         return chosen.component
     told = cast(type[Executor], chosen.plugin).threads(need, chosen.options, state.environment)
     if told is None:
         return chosen.component
     state.decide("executor.threads", told.count, told.reason)
+    _remark_threads(state, told.count, section.tensor_parallel)
     options = chosen.component.options
     own = {"threads": told.count} if "threads" in options else {}
     return dataclasses.replace(chosen.component, options={**options, **own})
 
 
-def _remark_threads(state: Resolution, threads: int | None, ranks: int) -> None:
+def _remark_threads(state: Resolution, threads: int, ranks: int) -> None:
     """More threads than cores wait for each other at the end of every parallel loop."""
     environment = state.environment
     cores = environment.num_cores or environment.num_cpus
-    if threads is not None and threads * ranks > cores:
+    if threads * ranks > cores:
         asked = f"{threads} threads on each of {ranks} ranks" if ranks > 1 else f"{threads} threads"
+        most = max(1, cores // ranks)
+        advice = f"ask for {most} at most" if threads > most else f"use {cores} ranks at most"
         state.remark(
             "executor.threads",
             f"{asked} are more than the {cores} cores that this process may use, so steps wait for threads that do not "
-            f"run: ask for {max(1, cores // ranks)} at most",
+            f"run: {advice}",
         )
 
 
@@ -286,6 +294,7 @@ def attention_need(
         trees=trees,
         batch_invariant=state.is_strict,
         kv_dtype=dtype,
+        chunked=_has_chunks(text),
     )
 
 
@@ -303,8 +312,15 @@ def choose_attention(state: Resolution, need: AttentionNeed) -> Component:
 def _has_window(text: Mapping[str, Any]) -> bool:
     layer_types = text.get("layer_types")
     if isinstance(layer_types, Sequence) and not isinstance(layer_types, str):
-        return any("sliding" in str(kind) or "chunked" in str(kind) for kind in layer_types)
+        return any("sliding" in str(kind) for kind in layer_types)
     return bool(text.get("sliding_window")) and text.get("use_sliding_window", True) is not False
+
+
+def _has_chunks(text: Mapping[str, Any]) -> bool:
+    layer_types = text.get("layer_types")
+    if isinstance(layer_types, Sequence) and not isinstance(layer_types, str):
+        return any("chunked" in str(kind) for kind in layer_types)
+    return bool(text.get("attention_chunk_size"))
 
 
 def choose_scheduler(state: Resolution, limits: SchedulerLimits) -> Component:

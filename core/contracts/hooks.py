@@ -1,4 +1,5 @@
-"""Hooks: notifications that any number of plugins may receive (pluggy). Never on a per-token path.
+"""Hooks: what happens to an engine, for any number of plugins that listen (pluggy). What is measured of steps and
+requests goes to telemetry sinks (`dovetail.contracts.telemetry`).
 
 A plugin names a module or object in the entry-point group ``dovetail.hooks.v1`` and marks functions with
 `hookimpl`; it may take any subset of the arguments, by name. A hook that raises is reported once, with its
@@ -28,20 +29,5 @@ def dovetail_engine_stopped() -> None:
 
 
 @hookspec
-def dovetail_request_added(request_id: str, num_prompt_tokens: int) -> None:
-    """A request was accepted."""
-
-
-@hookspec
-def dovetail_request_finished(request_id: str, finish_reason: str) -> None:
-    """A request finished, failed or was aborted."""
-
-
-@hookspec
-def dovetail_step_done(step_id: int, num_running: int, num_waiting: int) -> None:
-    """A step's tokens are committed."""
-
-
-@hookspec
 def dovetail_weights_changed(version: int) -> None:
-    """The target's weights were replaced."""
+    """The target's weights were replaced, for the `version`-th time since the engine started."""

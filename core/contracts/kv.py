@@ -39,7 +39,8 @@ class KVSpec:
     head_size: int
     dtype: str
     window: int | None = None
-    """Sliding window: the query at position p sees positions p - window + 1 .. p. None: all of 0 .. p."""
+    """Sliding window: the query at position p sees positions p - window + 1 .. p. None: all of 0 .. p. Of a layer that
+    attends by chunks (`AttentionLayer.chunk`) it is the chunk, as no query sees further back than that."""
 
     def page_bytes(self, block_size: int) -> int:
         """Bytes of one page: 2 (key, value) x block_size x num_kv_heads x (head_size x bytes per element + bytes of

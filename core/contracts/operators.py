@@ -78,7 +78,7 @@ class Operators(Plugin):
         """
 
     def take_rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """table[ids]: rows of a contiguous [N, ...] for int64 ids [T] in 0 .. N - 1, as a new [T, ...]. Since 1.1;
+        """table[ids]: rows of a contiguous [N, ...] for int64 ids [T] in 0 .. N - 1, as a new [T, ...];
         without override torch's indexing."""
         return table[ids]
 
@@ -92,7 +92,7 @@ class Operators(Plugin):
         uniforms: torch.Tensor,
     ) -> torch.Tensor | None:
         """One token per row after temperature, min_p, top_k and top_p in this order; None: the set has no such
-        operator, and the host draws with torch. Since 1.1.
+        operator, and the host draws with torch.
 
         logits is [n, vocab_size] of any float type, -inf where nothing can be drawn. With w = exp((x - max x) /
         temperature): min_p (float32 [n]) keeps w >= min_p; top_k (int64 [n], at least 1) keeps the k highest; top_p
@@ -105,10 +105,10 @@ class Operators(Plugin):
         return None
 
     groups: ClassVar[bool] = False
-    """Whether the set has `grouped_linear`; without it the host multiplies group by group. Since 1.1."""
+    """Whether the set has `grouped_linear`; without it the host multiplies group by group."""
 
     def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Rows starts[e] .. starts[e + 1] - 1 of x times weight[e] transposed. Since 1.1.
+        """Rows starts[e] .. starts[e + 1] - 1 of x times weight[e] transposed.
 
         x is [T, in_features], sorted by group; weight [E, out_features, in_features] in its dtype, contiguous; starts
         int32 [E + 1] on the device, starts[0] == 0, starts[E] == T. Returns [T, out_features], summed in float32. Must
@@ -117,7 +117,7 @@ class Operators(Plugin):
         raise TypeError(f"{type(self).__name__} multiplies no groups")
 
     accepts_chains: ClassVar[bool] = False
-    """Whether the set has `accept_chains`; without it rules of acceptance walk from token to token. Since 1.3."""
+    """Whether the set has `accept_chains`; without it rules of acceptance walk from token to token."""
 
     def accept_chains(
         self,
@@ -128,7 +128,7 @@ class Operators(Plugin):
         accept_uniforms: torch.Tensor,
         recover_uniforms: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rejection sampling of R chains of drafts (Leviathan et al. 2023, arXiv 2211.17192, Algorithm 1). Since 1.3.
+        """Rejection sampling of R chains of drafts (Leviathan et al. 2023, arXiv 2211.17192, Algorithm 1).
 
         Chain r has nodes starts[r] .. starts[r + 1] - 1, none or more; starts is int32 [R + 1] on the device, starts[0]
         == 0, starts[R] == N. Node i is token_ids[i] (int64 [N]), was drawn from draft[i], and stands if the nodes

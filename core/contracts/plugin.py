@@ -70,8 +70,7 @@ class Environment:
     """Installed distributions that matter to selection: name -> version."""
     no_devices: str = ""
     """Why torch can use no accelerator here, to be read behind a colon; a `FixableReason` where one seems to be in the
-    machine. Empty where there are `devices`, and where nobody looked for any. Since executor 1.4, attention_backend
-    1.5, operators 1.4 and quantization 1.6, as `torch_pins` and `mismatches`."""
+    machine. Empty where there are `devices`, and where nobody looked for any."""
     torch_pins: Mapping[str, str] = field(default_factory=dict)
     """What the installed torch demands in one version only, by its metadata: {"triton": "3.6.0"}."""
 
@@ -94,7 +93,7 @@ def _public(version: str) -> str:
 class FixableReason(str):
     """A reason against a plugin that the user can do away with on this machine, and that says how: by installing a
     compiler, or by making a folder writable. Where `auto` passes over a plugin for such reasons alone, a warning
-    tells them at start. Since attention_backend 1.3, operators 1.2 and quantization 1.5.
+    tells them at start.
     """
 
     __slots__ = ()

@@ -31,7 +31,7 @@ class QuantizationNeed:
     """Formats of the checkpoint's packed tensors ("Q4_1", "Q6_K", ...); empty where it stores numbers."""
     batch_invariant: bool = False
     """Whether a row's result bits must not depend on the rows beside it (`reproducibility: strict`); asked only of
-    methods that declare `batch_invariant`. Since 1.2."""
+    methods that declare `batch_invariant`."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class LinearKernel(ABC):
 
     def packed(self) -> Mapping[str, torch.Tensor]:
         """After `finish`: all that the kernel made of its weights, by names of its choice. Asked only of kernels whose
-        method has a `layout`. Since 1.2."""
+        method has a `layout`."""
         raise TypeError(f"{type(self).__name__} cannot be kept")
 
     def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
         """In place of `load` and `finish`, on a fresh kernel of the same shape: takes what `packed` gave in an earlier
-        process. The tensors are views of a file's memory map; copy what has to lie elsewhere. Since 1.2."""
+        process. The tensors are views of a file's memory map; copy what has to lie elsewhere."""
         raise TypeError(f"{type(self).__name__} cannot be restored")
 
     @abstractmethod
@@ -78,7 +78,7 @@ class LinearKernel(ABC):
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """What the kernel holds, so that it can be moved away and back while nothing runs (`Worker.call` "sleep").
-        All weights are there, and nothing that is held besides counts. Since 1.2; by default every tensor among its
+        All weights are there, and nothing that is held besides counts. By default every tensor among its
         attributes, so a kernel that keeps some in a list or a dict overrides it."""
         import torch
 
@@ -103,11 +103,11 @@ class QuantizationMethod(Plugin):
 
     batch_invariant: ClassVar[bool] = False
     """Whether the kernels can multiply so that a row's result bits depend on nothing but the row: not on how many rows
-    there are, nor on where it stands among them. Since 1.2."""
+    there are, nor on where it stands among them."""
 
     for_drafters: ClassVar[bool] = False
     """Whether `auto` may round the weights of a drafter's own layers with it: guesses hardly change, and what is
-    generated not at all. Since 1.4."""
+    generated not at all."""
 
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         self.options = options
@@ -124,30 +124,30 @@ class QuantizationMethod(Plugin):
     def why_not(self, shape: LinearShape) -> str | None:
         """Why `create_linear` leaves a layer in full precision, as the end of a sentence ("input sizes that are no
         multiple of 32"); asked only of layers that it does leave. None (without override): it is meant to be so, as
-        for layers that an option names. Since 1.3."""
+        for layers that an option names."""
         return None
 
     def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
         """What speaks against the method once the model's layers are known, `check` aside: an option that names a
-        layer which the model does not have. `shapes`: all that `create_linear` will be asked about. Since 1.3."""
+        layer which the model does not have. `shapes`: all that `create_linear` will be asked about."""
         return []
 
     def caveat(self) -> str | None:
         """What a user who chose the method should know of it on this device though it works, as the rest of a sentence
         that begins with its name ("is slower than no quantization on CPUs: ..."): a warning at start, and in `dovetail
-        explain`. Since 1.6; None (without override): nothing."""
+        explain`. None (without override): nothing."""
         return None
 
     def reads_only_held(self) -> bool:
         """Whether a product of one row reads the weights once, as they are held, and writes none out on the way: then
-        fewer bytes are more tokens per second, and `dovetail doctor` may advise the method. Since 1.6; False (without
+        fewer bytes are more tokens per second, and `dovetail doctor` may advise the method. False (without
         override): not known."""
         return False
 
     def layout(self) -> str | None:
         """Names the form in which kernels hold their weights here, with a version and whatever of the machine it
         depends on: weights packed in one process serve another with the same layout. None (without override): the
-        kernels' weights are not kept on disk. Since 1.2."""
+        kernels' weights are not kept on disk."""
         return None
 
     @abstractmethod
@@ -155,11 +155,11 @@ class QuantizationMethod(Plugin):
         """Bytes that one quantized weight takes, scales included: for memory estimates."""
 
     def layer_bytes_per_weight(self, shape: LinearShape) -> float:
-        """`bytes_per_weight` of one layer that has a kernel and comes in full precision. Since 1.5; without override
+        """`bytes_per_weight` of one layer that has a kernel and comes in full precision. Without override
         that of all."""
         return self.bytes_per_weight()
 
     def held_bytes_per_weight(self, packed_format: str) -> float | None:
-        """Bytes that a weight takes which comes packed in one of the formats that the method `holds`. Since 1.5; None
+        """Bytes that a weight takes which comes packed in one of the formats that the method `holds`. None
         (without override): as many as in the checkpoint."""
         return None

@@ -191,9 +191,13 @@ def as_token_ids(name: str, values: object) -> tuple[int, ...]:
     is_list = isinstance(values, Iterable) and not isinstance(
         values, str | bytes | bytearray | memoryview | Mapping | Set
     )
-    if not is_list:
+    try:
+        items = iter(cast("Iterable[Any]", values)) if is_list else None
+    except TypeError:  # an array of no dimensions
+        items = None
+    if items is None:
         raise RequestError(f"{name} must be a list of token ids, got {values!r}")
-    return tuple(value if type(value) is int else _as_token_id(name, value) for value in cast("Iterable[Any]", values))
+    return tuple(value if type(value) is int else _as_token_id(name, value) for value in items)
 
 
 def _as_token_id(name: str, value: object) -> int:

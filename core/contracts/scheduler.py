@@ -115,7 +115,7 @@ class KVMemory(Protocol):
     def awaits_prefix(self, request: Any) -> bool:
         """Whether a request without blocks would compute what another request is given to compute: the block behind
         its cached prefix is part of this schedule, or of the step under way. Let in one step later it finds that block
-        in the cache. Since contract 1.1.
+        in the cache.
         """
 
     def attach_prefix(self, request: Any) -> int:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from dovetail.contracts.attention import AttentionModule
+    from dovetail.contracts.model import ModelContext
     from dovetail.contracts.operators import Operators
-    from dovetail.nn.attention import Attention
-    from dovetail.nn.context import ModelContext
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,22 @@ class DraftCapabilities:
     needs_hidden_states: bool = False
     """Wants the target's last hidden states."""
     confidence: bool = False
-    """Gives `Draft.confidence`. Since 1.1."""
+    """Gives `Draft.confidence`."""
     stateless: bool = False
     """Guesses from what a `DraftRequest` and its states of the same call hold, and from nothing that it saw before:
-    requests of which no draft is wanted are left out of the batch, and where none is wanted at all there is no call.
-    Since 1.1."""
+    requests of which no draft is wanted are left out of the batch, and where none is wanted at all there is no call."""
     kv_cache: bool = False
     """Has attention layers of its own, whose keys and values stand in further lanes of the requests' KV blocks. Since
     1.1; see `DraftWorker` for what that asks of it."""
     reads_next_token: bool = False
     """Its keys and values at a position depend on the token at the next position too (EAGLE): cached prefixes are
-    then told apart by that token as well. Since 1.1."""
+    then told apart by that token as well."""
 
 
 @dataclass(frozen=True)
 class DraftModelInfo:
-    """The model that a drafter asked for (`DraftWorker.model_section`), as far as it is known before weights are read.
-    Since 1.1."""
+    """The model that a drafter asked for (`DraftWorker.model_section`), as far as it is known before weights are
+    read."""
 
     config: Mapping[str, Any]
     """The keys of Hugging Face's config.json."""
@@ -81,21 +80,21 @@ class SpeculationNeed:
     num_tokens: int
     """Most drafts per round that the config allows."""
     num_layers: int = 0
-    """Of the target. Since 1.1."""
+    """Of the target."""
     kv_dtype: str = ""
-    """dtype in which the drafter's own layers, if it has any, are to cache keys and values. Since 1.1."""
+    """dtype in which the drafter's own layers, if it has any, are to cache keys and values."""
     gives_hidden_layers: bool = False
-    """Whether the target's family hands out the states between its layers (`DraftWorker.hidden_layers`). Since 1.1."""
+    """Whether the target's family hands out the states between its layers (`DraftWorker.hidden_layers`)."""
     model: DraftModelInfo | None = None
-    """The drafter's own model, where it asks for one. Since 1.1."""
+    """The drafter's own model, where it asks for one."""
 
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A model of a drafter's own, loaded by the host on the rank that drafts. Since 1.1."""
+    """A model of a drafter's own, loaded by the host on the rank that drafts."""
 
     module: CausalLM
-    layers: Sequence[Attention]
+    layers: Sequence[AttentionModule]
     """Its attention layers, for `DraftWorker.attention_layers`."""
     max_model_len: int
     """Positions that it serves: its own, at most the target's."""
@@ -103,7 +102,7 @@ class DraftModel:
 
 class DraftPages:
     """Pages of a drafter's own attention layers. They lie in the KV blocks of the requests, so what the target's pages
-    go through (sharing of prefixes, copies, preemption, swapping) happens to them as well. Since 1.1."""
+    go through (sharing of prefixes, copies, preemption, swapping) happens to them as well."""
 
     def plan(
         self,
@@ -149,7 +148,7 @@ class DraftSetup:
     """The target's unembedding: [N, hidden_size] -> [N, vocab_size]. Raises `PluginError` likewise; a drafter that
     needs either refuses `SpeculationNeed.tensor_parallel` above 1 in `check`."""
     num_layers: int = 0
-    """Of the target. Since 1.1, as all that follows."""
+    """Of the target."""
     model: DraftModel | None = None
     """The model that `DraftWorker.model_section` asked for."""
     pages: DraftPages = field(default_factory=DraftPages)
@@ -185,7 +184,7 @@ class Draft:
     confidence: Sequence[float] | None = None
     """[k], each in [0, 1]: how likely the drafter thinks it that the node stands if the node before it on its path
     does. With `length: confidence` drafts end where the product along every path gets small. None: where there are
-    `probs`, what these say of the token. Since 1.1."""
+    `probs`, what these say of the token."""
 
     @property
     def is_tree(self) -> bool:
@@ -194,13 +193,13 @@ class Draft:
 
     @property
     def parent_indices(self) -> list[int]:
-        """[k]: `parents`, those of a chain spelled out. Since draft_worker 1.3 and acceptance_rule 1.2."""
+        """[k]: `parents`, those of a chain spelled out."""
         return list(range(-1, len(self.token_ids) - 1) if self.parents is None else self.parents)
 
     @property
     def depths(self) -> list[int]:
         """[k]: nodes on the path from the root down to each node, itself included: 1 for children of the last known
-        token. Since draft_worker 1.3 and acceptance_rule 1.2."""
+        token."""
         depths: list[int] = []
         for parent in self.parent_indices:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -229,7 +228,7 @@ class DraftRequest:
     to draw, so that a seeded request repeats."""
     first_position: int = 0
     """Position of the first of `hidden_rows`: the target computed the `len(hidden_rows)` positions from here on in this
-    step, and before them everything (in earlier steps, or as a cached prefix). Since 1.1."""
+    step, and before them everything (in earlier steps, or as a cached prefix)."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ class DraftBatch:
     target's state that predicted the token at the next position."""
     layer_states: torch.Tensor | None = None
     """[N, len(hidden_layers) * hidden_size], the states that `DraftWorker.hidden_layers` asks for side by side; None
-    where it asks for none. Since 1.1."""
+    where it asks for none."""
 
 
 class DraftWorker(Plugin):
@@ -281,7 +280,7 @@ class DraftWorker(Plugin):
     @classmethod
     def proposes_trees(cls, options: PluginOptions) -> bool:
         """Whether a drafter with these options, an instance of `cls.Options`, proposes trees. Asked only of classes
-        whose capabilities name trees. Without override: yes. Since contract 1.1."""
+        whose capabilities name trees. Without override: yes."""
         return True
 
     @classmethod
@@ -289,7 +288,7 @@ class DraftWorker(Plugin):
         """The model that the host shall find and load for the drafter: keys of the config's section `model` (path,
         revision, dtype, quantization, source, weight_format, family, hf_overrides), read from options of the same
         names, so that paths count from the file that gives them; None: none. What was found comes in
-        `SpeculationNeed.model`, the module in `DraftSetup.model`. Since 1.1."""
+        `SpeculationNeed.model`, the module in `DraftSetup.model`."""
         return None
 
     @classmethod
@@ -297,24 +296,23 @@ class DraftWorker(Plugin):
         """How linear layers that it builds with `DraftSetup.create_context` hold their weights: the name of a
         quantization method, or a section with its options; "auto": one that rounds so little that guesses hardly change
         (`QuantizationMethod.for_drafters`), where there is one for the device; None: full precision. Read it from an
-        option of the same name. A model of `model_section` has a key of its own. Since 1.2."""
+        option of the same name. A model of `model_section` has a key of its own."""
         return None
 
     @classmethod
     def caches(cls, options: Any, need: SpeculationNeed) -> Sequence[KVSpec]:
         """What its attention layers will cache, one entry per layer, told from configs alone: for memory estimates and
         the choice of its attention backend. Asked only of drafters with `kv_cache`, after `check` had nothing against
-        `need`. Since 1.1."""
+        `need`."""
         return ()
 
     @classmethod
     def hidden_layers(cls, options: Any, need: SpeculationNeed) -> Sequence[int]:
         """Which states between the target's layers it wants in `DraftBatch.layer_states`: entry i is what enters layer
-        i (0: the embeddings), residual included; `need.num_layers`: what enters the final norm. Asked after `check`.
-        Since 1.1."""
+        i (0: the embeddings), residual included; `need.num_layers`: what enters the final norm. Asked after `check`."""
         return ()
 
-    def attention_layers(self) -> Sequence[Attention]:
+    def attention_layers(self) -> Sequence[AttentionModule]:
         """The drafter's own attention layers, of capability `kv_cache`, in an order of its choice; without override
         those of `DraftSetup.model`. The host binds them before the first `propose`."""
         return () if self.setup.model is None else self.setup.model.layers
@@ -339,7 +337,7 @@ class DraftWorker(Plugin):
     def forget_finished(self) -> None:
         """Drop what was learned from requests that ended, so that the next ones find the drafter as it was made; called
         while no request is known to it, between measurements. Without override: nothing, as for drafters that learn
-        nothing. Since 1.3."""
+        nothing."""
         return None
 
 
@@ -350,7 +348,7 @@ class VerifyRequest:
 
     draft: Draft
     compute_target: Callable[[], torch.Tensor]
-    """What `target` calls. Since 1.1, as the next."""
+    """What `target` calls."""
     draw_target: Callable[[], Sequence[int]]
     """What `target_tokens` calls."""
     sampling: SamplingParams
@@ -359,7 +357,7 @@ class VerifyRequest:
     recover_uniforms: np.ndarray
     """float64 [k + 1]: its stream for drawing the bonus token (or the recovered one), one per depth."""
     rows: range = range(0)
-    """Where its k + 1 rows stand among those of all requests of the step. Since 1.4, as the next."""
+    """Where its k + 1 rows stand among those of all requests of the step."""
     compute_rows: Callable[[np.ndarray], torch.Tensor] | None = None
     """What `targets_of` calls: int64 [n] of such rows -> float32 [n, vocab_size], a new tensor. None: rows are to be
     had request by request only."""
@@ -375,14 +373,14 @@ class VerifyRequest:
     def target_tokens(self) -> Sequence[int]:
         """[k + 1]: the token that a step without drafts would draw after each row of `target`: the most likely one for
         a greedy request, for others what `recover_uniforms` at the row's depth picks. Much cheaper than `target`, and
-        all that a rule needs for drafts that were not drawn. Since 1.1."""
+        all that a rule needs for drafts that were not drawn."""
         return self.draw_target()
 
 
 def targets_of(requests: Sequence[VerifyRequest]) -> torch.Tensor:
     """`target` of several requests (at least one) of one `verify`, one below the other: float32 [sum of k + 1,
     vocab_size], the caller's to keep and to change. On a GPU the host waits for it about as often as for that of one
-    request, so a rule that looks at many should ask for them together. Since 1.4."""
+    request, so a rule that looks at many should ask for them together."""
     import numpy as np
     import torch
 
@@ -420,7 +418,7 @@ class AcceptanceRule(Plugin):
 
     def use_operators(self, operators: Operators) -> None:
         """The target's set of operators, for rules that judge many drafts in one launch (`Operators.accept_chains`).
-        Called once, before the first `verify`. Without override: nothing. Since 1.3."""
+        Called once, before the first `verify`. Without override: nothing."""
         return None
 
     @abstractmethod

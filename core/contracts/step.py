@@ -83,7 +83,7 @@ class DraftCounts:
     accepted: int
     drafter: str
     depth: int = 0
-    """Guesses that could have stood together: all of a chain, the longest path of a tree. Since 1.1."""
+    """Guesses that could have stood together: all of a chain, the longest path of a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,5 +117,5 @@ class StepResult:
     """Requests whose drafter raised in this step; they go on without speculation."""
     idle_drafters: frozenset[str] = frozenset()
     """Drafters with layers of their own that have only cost for long, as far as the worker can tell: new requests may
-    go without them. Since 1.2."""
+    go without them."""
     times: StepTimes = StepTimes()

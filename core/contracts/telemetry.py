@@ -37,7 +37,7 @@ class StepStats:
     """Of these, found."""
     times: StepTimes
     num_draft_rounds: int = 0
-    """Requests of which guesses were verified in this step; each got a bonus token besides. Since 1.1."""
+    """Requests of which guesses were verified in this step; each got a bonus token besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RequestStats:
     num_generated_tokens: int
     num_preemptions: int
     drafter: str | None = None
-    """Name of the drafter that guessed for the request. This and the following since 1.1, defined as in
+    """Name of the drafter that guessed for the request. This and the following are defined as in
     `RequestOutput.metrics`."""
     num_draft_rounds: int = 0
     num_drafted: int = 0

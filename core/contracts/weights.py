@@ -136,7 +136,7 @@ class WeightReader:
 
     def release(self, name: str) -> None:
         """The tensor was read and converted: what it was read from may leave memory. One that was handed out, and views
-        of it, must hold the same numbers afterwards. Since 1.3."""
+        of it, must hold the same numbers afterwards."""
         return None
 
     def tensors(self, packed: frozenset[str] = frozenset()) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
@@ -170,7 +170,7 @@ class WeightFormat(Plugin):
 
     quantizations: ClassVar[frozenset[str]] = frozenset()
     """Values of config.json's quantization_config.quant_method whose checkpoints it can read; their tensors come under
-    the names and shapes of the unquantized model, packed or as numbers. Others are refused. Since 1.2."""
+    the names and shapes of the unquantized model, packed or as numbers. Others are refused."""
 
     def __init__(self, options: PluginOptions):
         self.options = options

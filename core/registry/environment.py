@@ -28,20 +28,25 @@ def detect_environment(device_type: str | None = None) -> Environment:
     if device_type is None:
         device_type = "cuda" if devices else "cpu"
     group = _own_cgroup()
-    memory_limit = cgroup_memory_limit(group)
-    total = psutil.virtual_memory().total
     num_cpus, cores = _num_cpus(cgroup_cpu_limit(group)), psutil.cpu_count(logical=False)
     return Environment(
         device_type=device_type,
         num_cpus=num_cpus,
         num_cores=None if cores is None else min(cores, num_cpus),
-        memory_bytes=total if memory_limit is None else min(total, memory_limit),
+        memory_bytes=host_memory(group),
         cpu_features=cpu_features(_read(Path("/proc/cpuinfo")) or ""),
         devices=devices,
         packages=_packages(),
         no_devices=no_devices,
         torch_pins=pins(_requirements("torch")),
     )
+
+
+def host_memory(groups: list[Path] | None = None) -> int:
+    """Bytes of memory, within the limits of this process's control groups."""
+    limit = cgroup_memory_limit(_own_cgroup() if groups is None else groups)
+    total: int = psutil.virtual_memory().total
+    return total if limit is None else min(total, limit)
 
 
 def cpu_features(cpuinfo: str) -> frozenset[str]:

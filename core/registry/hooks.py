@@ -79,7 +79,7 @@ class HookCaller:
         return bool(self._listeners[hook])
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Notifies every listener of `hook` ("dovetail_step_done", ...). Never raises for what a listener does."""
+        """Calls every listener of `hook` ("dovetail_engine_started", ...). Never raises for what a listener does."""
         for name, caller in self._listeners[hook]:
             try:
                 caller(**arguments)

@@ -14,7 +14,6 @@ from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
 from dovetail.registry.components import dump_options, validate_options
 from dovetail.registry.entries import HOOKS_KIND, Entry, Scan, host_major, normalize_name, scan_distributions
-from dovetail.registry.known import KNOWN_PLUGINS
 from dovetail.registry.loading import is_file_reference, load_entry
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -125,8 +124,6 @@ class Registry:
         nearest = difflib.get_close_matches(bare, dict.fromkeys(known), n=3, cutoff=0.5)
         if nearest:
             lines[0] += f" Did you mean {' or '.join(repr(match) for match in nearest)}?"
-        if (kind, bare) in KNOWN_PLUGINS:
-            lines.append(f"'{bare}': {KNOWN_PLUGINS[kind, bare]}.")
         others = sorted({e.kind for e in self.metadata.entries if bare == e.name and e.kind not in (kind, HOOKS_KIND)})
         if others:
             lines.append(f"'{bare}' is the name of: {', '.join(others)}.")

@@ -93,7 +93,7 @@ class GPUExecutor(Executor):
     after which CUDA serves nobody in this process, is a `WorkerError`.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 4)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options: ClassVar[type[PluginOptions]] = GPUOptions
     preference: ClassVar[int] = 9
     max_in_flight: ClassVar[int] = 2

@@ -23,19 +23,20 @@ from dovetail.nn import (
     WeightRules,
     load_weights,
 )
+from dovetail.nn.decoder import AttentionStyle, SelfAttention
 from dovetail.nn.hf_config import Config, layer_windows, required, rope_spec
 from dovetail.nn.planning import planned_size, reasons_against
-from dovetail.plugins.model_families.decoder import AttentionStyle, SelfAttention
+from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 
 
 class GemmaFamily(ModelFamily):
-    """Gemma 2 and 3, text only."""
+    """Gemma 2 and 3, of models for images the text."""
 
-    contract = (1, 3)
+    contract = (1, 0)
     batch_invariant = True
     stability = "provisional"
     preference: ClassVar[int] = 10
-    architectures = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+    architectures = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
@@ -44,6 +45,7 @@ class GemmaFamily(ModelFamily):
 
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted from the module's own blocks. max_position_embeddings includes the scaling here."""
+        config = text_model(config)
         return planned_size(create, config, int(required(config, "max_position_embeddings")))
 
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
@@ -63,6 +65,7 @@ class GemmaStyle:
 
 def create(config: Mapping[str, Any], context: ModelContext) -> GemmaModel:
     """The module for one of `GemmaFamily.architectures`."""
+    config = text_model(config)
     if config.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention makes an encoder of the model, which cannot generate")
     return GemmaModel(context, config, _style(config))
@@ -144,7 +147,8 @@ class GemmaModel(torch.nn.Module):
         self.norm = OffsetRMSNorm(context, "model.norm", hidden_size, float(required(config, "rms_norm_eps")))
         is_tied = bool(config.get("tie_word_embeddings", True))
         self.lm_head = LMHead(context, "lm_head", vocab_size, hidden_size, self.embed_tokens if is_tied else None)
-        self._rules = WeightRules(tied={"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {})
+        tied = {"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {}
+        self._rules = WeightRules(renamed=TEXT_NAMES, tied=tied)
         self._logits_soft_cap = style.logits_soft_cap
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:

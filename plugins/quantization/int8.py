@@ -37,7 +37,7 @@ class Int8Options(PluginOptions):
 class Int8Method(QuantizationMethod):
     """Holds linear weights as int8 with a scale per output channel."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 6)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = Int8Options
     stability = "provisional"
     options: Int8Options

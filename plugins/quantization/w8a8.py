@@ -34,7 +34,7 @@ class EightBitOptions(PluginOptions):
 class _EightBitMethod(QuantizationMethod):
     """What the two have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 6)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = EightBitOptions
     stability = "experimental"
     options: EightBitOptions

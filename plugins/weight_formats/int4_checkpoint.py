@@ -45,15 +45,27 @@ class Int4Scheme:
         """Raises `ModelError` for what this reader does not know."""
         quantization = config["quantization_config"]
         method = str(quantization.get("quant_method"))
-        bits = int(quantization.get("bits", quantization.get("w_bit", 4)))
+        bits = _number(quantization, ("bits", "w_bit"), 4)
         version = str(quantization.get("version", "gemm")).lower()
         if method == "awq" and version != "gemm":
             raise ModelError(f"AWQ checkpoints of version {version!r} cannot be read; convert it to version gemm")
         if bits != 4:
             raise ModelError(f"{method} checkpoints of {bits} bits cannot be read; use one of 4 bits")
         is_first = method == "gptq" and str(quantization.get("checkpoint_format", "gptq")) != "gptq_v2"
-        group_size = int(quantization.get("group_size", quantization.get("q_group_size", 128)))
+        group_size = _number(quantization, ("group_size", "q_group_size"), 128)
+        if group_size < 1 and group_size != -1:
+            raise ModelError(f"quantization_config.group_size must be 1 or more, or -1 for all, got {group_size}")
         return cls(method, bits, group_size, 1 if is_first else 0)
+
+
+def _number(quantization: Mapping[str, Any], keys: Sequence[str], default: int) -> int:
+    """The first of `keys` that is given. Raises `ModelError` where it is no integer."""
+    for key in keys:
+        if (value := quantization.get(key)) is not None:
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ModelError(f"quantization_config.{key} must be an integer, got {value!r}")
+            return value
+    return default
 
 
 class Int4Reader(WeightReader):

@@ -44,7 +44,7 @@ _DTYPES = {
 class SafetensorsFormat(WeightFormat):
     """One file, or shards with an index; tensors are views of memory-mapped files."""
 
-    contract = (1, 3)
+    contract = (1, 0)
     quantizations = frozenset({"awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"})
 
     @classmethod

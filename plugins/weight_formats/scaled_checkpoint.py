@@ -31,14 +31,31 @@ _PACKED_FORMAT = "pack-quantized"
 
 def fp8_scheme(quantization: Mapping[str, Any]) -> Scheme:
     """`quant_method: fp8`, with or without weight_block_size."""
-    block = quantization.get("weight_block_size")
-    return partial(_scaled_weights, block=tuple(block) if block else None)
+    block = _block(quantization.get("weight_block_size"), "weight_block_size")
+    return partial(_scaled_weights, block=block)
+
+
+def _block(value: Any, key: str) -> tuple[int, int] | None:
+    """Rows and columns of a block, None where there are none. Raises `ModelError` for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value):
+        return value[0], value[1]
+    raise ModelError(f"quantization_config.{key} must be two integers above 0, got {value!r}")
+
+
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    """What stands at `key`, empty for null. Raises `ModelError` for what is no mapping."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ModelError(f"quantization_config.{key} must be a mapping, got {value!r}")
+    return value or {}
 
 
 def compressed_tensors_scheme(quantization: Mapping[str, Any]) -> Scheme:
     """`quant_method: compressed-tensors`. Raises `ModelError` for a format that this reader does not know."""
-    sparsity = (quantization.get("sparsity_config") or {}).get("format", "dense")
-    groups = (quantization.get("config_groups") or {}).values()
+    sparsity = _mapping(quantization.get("sparsity_config"), "sparsity_config").get("format", "dense")
+    given = _mapping(quantization.get("config_groups"), "config_groups")
+    groups = [_mapping(group, f"config_groups.{name}") for name, group in given.items()]
     formats = {str(quantization.get("format", "dense")), *(str(g["format"]) for g in groups if g.get("format"))}
     formats.discard("mixed-precision")
     known = {*_PLAIN_FORMATS, _PACKED_FORMAT}
@@ -48,8 +65,9 @@ def compressed_tensors_scheme(quantization: Mapping[str, Any]) -> Scheme:
             f"compressed-tensors checkpoints of format {told} cannot be read, only {', '.join(sorted(known))}; "
             "use the unquantized checkpoint (model.quantization quantizes it at load)"
         )
-    blocks = [(group.get("weights") or {}).get("block_structure") for group in groups]
-    block = next((tuple(found) for found in blocks if found), None)
+    weights = [_mapping(group.get("weights"), "config_groups.weights") for group in groups]
+    blocks = [_block(each.get("block_structure"), "config_groups.weights.block_structure") for each in weights]
+    block = next((found for found in blocks if found), None)
 
     def scheme(stored: Mapping[str, TensorInfo], read: Read) -> Mapping[str, StoredWeight]:
         return {**_scaled_weights(stored, read, block), **_packed_weights(stored, read)}

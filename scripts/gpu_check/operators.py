@@ -11,8 +11,8 @@ from common import Arguments, Report, copy_bandwidth, run, seconds_of
 
 from dovetail.contracts.operators import Operators
 from dovetail.nn.operators import torch_operators
-from dovetail.runner.sampling_ops import Truncation, draw, truncated_weights
 from dovetail.testing.chain_cases import random_chains
+from dovetail.worker.sampling.sampling_ops import Truncation, draw, truncated_weights
 
 EPS = 1e-5
 

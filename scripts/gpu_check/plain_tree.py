@@ -8,6 +8,7 @@ Prints the folder to put on PYTHONPATH.
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import sys
 import tomllib
@@ -15,20 +16,14 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("plugins", "attention_backends", "executors", "schedulers", "spec_decode")
+link_tree = runpy.run_path(str(ROOT / "scripts" / "link_tree.py"))["link_tree"]
 
 
 def main() -> None:
     """Makes the tree anew."""
     tree = ROOT / ".plain"
     shutil.rmtree(tree, ignore_errors=True)
-    package = tree / "dovetail"
-    package.mkdir(parents=True)
-    for entry in (ROOT / "core").iterdir():
-        if entry.name != "__pycache__":
-            (package / entry.name).symlink_to(entry)
-    for folder in FOLDERS:
-        (package / folder).symlink_to(ROOT / folder)
+    link_tree(tree / "dovetail")
     write_metadata(tree)
     if len(sys.argv) > 1:
         for wheel in sorted(Path(sys.argv[1]).glob("*.whl")):

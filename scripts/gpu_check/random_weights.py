@@ -42,7 +42,7 @@ class RandomReader(WeightReader):
 class RandomWeights(WeightFormat):
     """Reads config.json and nothing else."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def __init__(self, options: PluginOptions):
         super().__init__(options)

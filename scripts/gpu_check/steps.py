@@ -10,13 +10,13 @@ from typing import Any
 from common import HERE, Arguments, engine_sections
 
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.contracts.executor import ExecutorNeed, WorkerReport
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest, StepPlan
-from dovetail.kv.layout import build_layout
-from dovetail.runner.spec import ModelWorkerSpec
+from dovetail.engine.resolving import resolve
+from dovetail.worker.kv_layout import build_layout
+from dovetail.worker.spec import ModelWorkerSpec
 
 sys.path.insert(0, str(HERE))
 

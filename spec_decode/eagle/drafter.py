@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from dovetail.contracts.attention import AttentionModule
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -23,7 +24,6 @@ from dovetail.contracts.speculation import (
     DraftWorker,
     SpeculationNeed,
 )
-from dovetail.nn import Attention
 from dovetail.nn.hf_config import head_size, num_kv_heads
 from dovetail.spec_decode.chains import Chains
 from dovetail.spec_decode.draft_vocabulary import load_draft_vocabulary
@@ -75,7 +75,7 @@ class EagleDrafter(DraftWorker):
     be taken in at once, and its true states replace the guessed ones of the round before.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = EagleOptions
     capabilities = DraftCapabilities(
         trees=True,
@@ -153,7 +153,7 @@ class EagleDrafter(DraftWorker):
         self._target_ids: torch.Tensor | None = own
         """int64: the target's id of each token that the head guesses; None: the same ids."""
 
-    def attention_layers(self) -> Sequence[Attention]:
+    def attention_layers(self) -> Sequence[AttentionModule]:
         return self._layers
 
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:

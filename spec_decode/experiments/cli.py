@@ -12,7 +12,7 @@ from dovetail.commands.checks import check_writable, require, write_text
 
 
 def _is_file(word: str) -> bool:
-    return Path(word).suffix in (".yaml", ".yml", ".json")
+    return Path(word).suffix in (".yaml", ".yml", ".json", ".toml")
 
 
 class _FileOrCommand(TyperGroup):
@@ -71,7 +71,7 @@ def run(
     from dovetail.spec_decode.experiments.results import result_names
     from dovetail.spec_decode.experiments.schema import read_experiment
 
-    parsed, _ = read_experiment(experiment)
+    parsed = read_experiment(experiment)
     condition = Condition(fail_if) if fail_if is not None else None
     if condition is not None:
         condition.check_names(result_names())

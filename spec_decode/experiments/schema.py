@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from dovetail.commands.checks import nearest, read_text
+from dovetail.commands import read_file
+from dovetail.commands.checks import nearest
 from dovetail.contracts.errors import ConfigError
 
 OFF = "off"
@@ -131,16 +131,12 @@ class Experiment(_Section):
         return self
 
 
-def read_experiment(path: Path) -> tuple[Experiment, str]:
-    """The experiment of a YAML (or JSON) file, and its text. Raises `ConfigError` that names the key."""
-    text = read_text("experiment file", path)
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is malformed: {error}") from None
+def read_experiment(path: Path) -> Experiment:
+    """The experiment of a YAML, JSON or TOML file. Raises `ConfigError` that names the key."""
+    data = read_file(path, "experiment file").data
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} holds no mapping of keys; `dovetail ab init` writes an example")
-    return parse_experiment(data, str(path)), text
+    return parse_experiment(data, str(path))
 
 
 def parse_experiment(data: Mapping[str, Any], origin: str) -> Experiment:

@@ -49,7 +49,7 @@ class MedusaDrafter(DraftWorker):
     """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
     are given, so an acceptance rule counts each draft as certain."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = MedusaOptions
     capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True, stateless=True)
     options: MedusaOptions

@@ -49,7 +49,7 @@ class SuffixOptions(PluginOptions):
 class SuffixDrafter(DraftWorker):
     """Needs no weights. Guesses are the most frequent continuations, not draws: no draft distributions are given."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = SuffixOptions
     capabilities = DraftCapabilities(trees=True, confidence=True)
     options: SuffixOptions

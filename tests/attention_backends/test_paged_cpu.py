@@ -21,11 +21,12 @@ from dovetail.contracts.attention import (
     AttentionLayer,
     AttentionNeed,
     AttentionSetup,
+    Reach,
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.nn import native
+from dovetail.nn.native import loader as native
 from dovetail.testing.attention_cases import (
     AttentionCase,
     CaseShape,
@@ -46,6 +47,7 @@ shapes = st.builds(
     has_alibi=st.booleans(),
     has_trees=st.booleans(),
     has_sinks=st.booleans(),
+    has_chunks=st.booleans(),
 )
 seeds = st.integers(0, 2**32 - 1)
 
@@ -190,18 +192,18 @@ def over_random_pages(backend: AttentionBackend, batch: AttentionBatch, num_bloc
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, 120)), min_size=1, max_size=8),
-    st.sampled_from([None, 30, 200]),
+    st.sampled_from([Reach(), Reach(window=30), Reach(window=200), Reach(chunk=1), Reach(chunk=64)]),
     st.booleans(),
     st.sampled_from([1, 5, 32]),
     st.sampled_from([1.0, 7.5, 40.0]),
 )
-def test_units_cover_each_visible_key_once(lengths, window, is_shared, tokens_per_unit, units_wanted):
+def test_units_cover_each_visible_key_once(lengths, reach, is_shared, tokens_per_unit, units_wanted):
     setup = AttentionSetup(
         (AttentionLayer(0, 1, 1, 8, 1.0),), KVSpec(1, 8, "float32"), BLOCK_SIZE, "float32", "cpu", 8, 960, 1024
     )
     batch = make_batch(list(requests_of(lengths, is_shared)), setup)
     tokens = Tokens.of(batch, BLOCK_SIZE)
-    arguments = tokens, window, BLOCK_SIZE, tokens_per_unit, units_wanted
+    arguments = tokens, reach, BLOCK_SIZE, tokens_per_unit, units_wanted
     units = create_units(*arguments)
     for short, general in zip(astuple(units), astuple(units_of_many(*arguments)), strict=True):
         assert np.array_equal(short, general)
@@ -233,11 +235,12 @@ def requests_of(lengths, is_shared):
 
 
 def test_layers_of_one_group_may_differ():
-    """In query heads, window and soft cap: the pages are kept for the one that sees most."""
+    """In query heads, window, chunk and soft cap: the pages are kept for the one that sees most."""
     case = random_case(11, CaseShape())
     wide = case.layer
     more_heads = replace(wide, layer_id=97, num_heads=2 * wide.num_heads)
     layers = (wide, replace(wide, layer_id=98, window=5), replace(wide, layer_id=99, soft_cap=1.5), more_heads)
+    layers = (*layers, replace(wide, layer_id=96, chunk=5))
     case = replace(case, setup=replace(case.setup, layers=layers))
     backend = paged(case)
     kv_cache = case.filled_cache(backend)

@@ -26,6 +26,7 @@ shapes = st.builds(
     has_alibi=st.booleans(),
     has_trees=st.booleans(),
     has_sinks=st.booleans(),
+    has_chunks=st.booleans(),
 )
 seeds = st.integers(0, 2**32 - 1)
 
@@ -79,10 +80,11 @@ def test_sdpa_reads_consecutive_pages_in_place():
 
 
 def test_layers_of_one_group_may_differ():
-    """In query heads, window and soft cap: the pages are kept for the one that sees most."""
+    """In window, chunk and soft cap: the pages are kept for the one that sees most."""
     case = random_case(11, CaseShape())
     wide = case.layer
     layers = (wide, replace(wide, layer_id=98, window=5), replace(wide, layer_id=99, soft_cap=1.5))
+    layers = (*layers, replace(wide, layer_id=97, chunk=5))
     case = replace(case, setup=replace(case.setup, layers=layers))
     backend = sdpa(case)
     kv_cache = case.filled_cache(backend)

@@ -79,7 +79,7 @@ def test_a_terminal_hears_of_a_slow_start() -> None:
     program = (
         "import sys, types\n"
         "from dovetail import activity\n"
-        "from dovetail.cli import main\n"
+        "from dovetail.commands import main\n"
         "activity.TerminalActivity.__init__.__defaults__ = (0.01,)\n"
         "sys.argv = ['dovetail', 'explain', '--model', 'package:none-such']\n"
         "main.main()\n"

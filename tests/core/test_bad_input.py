@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dovetail import LLM, BeamSearchParams, SamplingParams
-from dovetail.cli.main import main
+from dovetail.commands.main import main
 from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, ModelError, PluginError, RequestError
 from dovetail.contracts.kinds import KINDS
 from dovetail.testing.local_plugins import write_distribution

@@ -15,7 +15,7 @@ import json, sys
 print("\\n" + json.dumps(sorted(sys.modules)))
 """
 COMMAND = """
-from dovetail.cli.main import main
+from dovetail.commands.main import main
 sys.argv = ["dovetail", {}]
 try:
     main()
@@ -40,8 +40,9 @@ def test_import_dovetail_brings_no_library() -> None:
 def test_commands_about_dovetail_itself_bring_no_plugin_and_nothing_heavy(arguments: str) -> None:
     found = imported(COMMAND.format(arguments))
     assert found & HEAVY == set()
-    folders = ("plugins", "executors", "attention_backends", "schedulers", "spec_decode")
-    assert [name for name in found if name.startswith(tuple(f"dovetail.{folder}" for folder in folders))] == []
+    folders = ("plugins.", "executors", "attention_backends", "schedulers", "spec_decode")
+    plugins = {name for name in found if name.startswith(tuple(f"dovetail.{folder}" for folder in folders))}
+    assert plugins <= {"dovetail.plugins.commands", "dovetail.plugins.commands.plugins"}
 
 
 def test_generating_brings_what_was_chosen_and_no_other_command() -> None:
@@ -52,4 +53,7 @@ def test_generating_brings_what_was_chosen_and_no_other_command() -> None:
     found = imported(COMMAND.format('"generate", "hello", "--max-tokens", "2", "-o", "device=cpu"'))
     assert "torch" in found
     assert found & {"transformers", "triton", "ray", "hypothesis", "torch._dynamo", "torch._inductor"} == set()
-    assert [name for name in found if name.startswith(("dovetail.plugins.commands", "dovetail.testing"))] == []
+    others = {name for name in found if name.startswith(("dovetail.plugins.commands.", "dovetail.testing"))}
+    assert others == {"dovetail.plugins.commands.generate"}
+    drafting = {f"dovetail.worker.speculation.{name}" for name in ("speculation", "drafters", "verifier")}
+    assert found & (drafting | {"dovetail.worker.largest_step"}) == set()

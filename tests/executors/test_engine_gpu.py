@@ -16,15 +16,15 @@ import pytest
 from dovetail import LLM, LLMEngine, SamplingParams
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.contracts.device import Graph, Work
 from dovetail.contracts.errors import ConfigError, ModelError, RequestError
+from dovetail.engine.resolving import resolve
 from dovetail.executors.gpu.executor import GPUExecutor
 from dovetail.executors.gpu.host import HostDevice
 from dovetail.nn.replay import Replay
-from dovetail.runner import worker
-from dovetail.runner.forward import GraphForward
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.worker import model_worker as worker
+from dovetail.worker.forward import GraphForward
 
 ORDERS = ["at once", "late", "early"]
 PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60)), [7] * 20, [1, 2, 3], list(range(40, 90))]

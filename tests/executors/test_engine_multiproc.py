@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, SamplingParams
 from dovetail.contracts.errors import RequestError, WorkerError
-from dovetail.outputs import RequestOutput
+from dovetail.engine.outputs import RequestOutput
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60))]
@@ -158,9 +159,11 @@ def test_a_failing_request_and_a_failing_drafter_leave_two_ranks_in_step(llama: 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(llama: Path, rank: int) -> None:
+def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(
+    llama: Path, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = children()
-    shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = sections(llama, 2, cache={"num_blocks": 600})
     engine = LLMEngine.from_config(**config)
     engine.add_request("doomed", [1, 2, 3], SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True))
@@ -176,7 +179,7 @@ def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(llam
     assert not engine.request_ids
     engine.shutdown()
     assert children() == before
-    assert not os.path.isdir("/dev/shm") or set(os.listdir("/dev/shm")) == shared_memory
+    assert not list(tmp_path.iterdir())
     with LLM(**config) as llm:
         assert (
             len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.executors import _worker_group
 from dovetail.executors._worker_group import Timeouts
 from dovetail.executors.multiproc import MultiprocExecutor, MultiprocOptions
 from dovetail.testing.executor_suite import ProcessExecutorSuite
@@ -163,6 +165,39 @@ def test_a_call_that_hangs_has_a_deadline() -> None:
     group._timeouts = Timeouts(0.5, None)  # 10 s are for loading
     with pytest.raises(WorkerError, match=r"rank 0 .* is stopped .*call 'ping' was not done .*start_timeout_s"):
         executor.call("ping")
+    executor.shutdown()
+
+
+def test_a_step_fails_at_its_deadline_though_the_workers_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_at(*_: object) -> None:
+        raise RuntimeError("no such file")
+
+    monkeypatch.setattr(_worker_group, "look_at", look_at)
+    executor = create(ToySpec(faults=(Fault(0, 0, "hang"),)), step_timeout_s=0.5)
+    executor.start()
+    error = executor.execute(toy_plan(0)).exception(timeout=30)
+    assert isinstance(error, WorkerError)
+    assert "watching the workers during step 0 failed: RuntimeError('no such file')" in str(error)
+    assert str(error.__cause__) == "no such file"
+    executor.shutdown()
+
+
+def test_an_operation_that_ends_while_it_is_looked_at_leaves_the_next_one_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = create(ToySpec(step_seconds=2.0, faults=(Fault(0, 1, "hang"),)), step_timeout_s=0.5)
+    executor.start()
+    first = executor.execute(toy_plan(0))
+    look_at = _worker_group.look_at
+
+    def slow(*arguments: Any) -> Any:
+        first.result()
+        return look_at(*arguments)
+
+    monkeypatch.setattr(_worker_group, "look_at", slow)
+    error = executor.execute(toy_plan(1)).exception(timeout=30)
+    assert first.result() == expected_result(toy_plan(0), 1)
+    assert "step 1 was not done after 0.5 s" in str(error)
     executor.shutdown()
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.config.explanation import explain
 from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError
-from dovetail.runner.draft_lengths import DraftLengths
+from dovetail.engine.explanation import explain
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.worker.speculation.draft_lengths import DraftLengths
 
 NUM_TOKENS = 20
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)

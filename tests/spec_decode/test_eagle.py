@@ -22,10 +22,10 @@ from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.speculation import Draft
 from dovetail.nn.operators import torch_operators
 from dovetail.registry.components import validate_options
-from dovetail.runner.verifier import first_nodes
 from dovetail.spec_decode.eagle.drafter import EagleDrafter
 from dovetail.spec_decode.eagle.trees import GrowingTree
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.worker.speculation.verifier import first_nodes
 
 NUM_TOKENS = 16
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -291,7 +291,7 @@ def test_chains_are_those_of_the_oracle(
 class RotatingReference(ReferenceBackend):
     """A third party's backend that rotates by itself, and wants nothing that is rotated already."""
 
-    contract = (1, 4)
+    contract = (1, 0)
     capabilities = replace(ReferenceBackend.capabilities, rotates_on=frozenset({"cpu"}))
 
     def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any) -> torch.Tensor:

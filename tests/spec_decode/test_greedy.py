@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import Draft
 from dovetail.spec_decode.greedy import GreedyRule
-from dovetail.testing.draft_suite import AcceptanceRuleSuite, greedy, verify_request
+from dovetail.testing.acceptance_suite import AcceptanceRuleSuite, greedy, verify_request
 
 
 class TestGreedyRule(AcceptanceRuleSuite):

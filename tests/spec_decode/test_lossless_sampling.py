@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from dovetail import LLM, SamplingParams
-from dovetail.testing.draft_suite import SIGNIFICANCE, chi_square_p
+from dovetail.testing.acceptance_suite import SIGNIFICANCE, chi_square_p
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 NUM_REQUESTS = 4000
@@ -53,7 +53,7 @@ class Options(PluginOptions):
 
 
 class Drawn(DraftWorker):
-    contract = (1, 1)
+    contract = (1, 0)
     Options = Options
     capabilities = DraftCapabilities(trees=True, probabilities=True)
 

@@ -12,8 +12,7 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft
 from dovetail.nn.operators import TorchOperators
 from dovetail.spec_decode.rejection import RejectionRule, draw, residual
-from dovetail.testing.chain_cases import Chains, random_chains
-from dovetail.testing.draft_suite import (
+from dovetail.testing.acceptance_suite import (
     SIGNIFICANCE,
     AcceptanceRuleSuite,
     chi_square_p,
@@ -21,6 +20,7 @@ from dovetail.testing.draft_suite import (
     two_token_counts,
     verify_request,
 )
+from dovetail.testing.chain_cases import Chains, random_chains
 
 CHAIN = [-1, 0]
 TREE = [-1, -1, 0, 0, 1]

@@ -15,7 +15,7 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, Verdict
 from dovetail.spec_decode.rejection import RejectionRule
 from dovetail.spec_decode.typical import TypicalOptions, TypicalRule
-from dovetail.testing.draft_suite import (
+from dovetail.testing.acceptance_suite import (
     AcceptanceRuleSuite,
     check_path,
     chi_square_p,

@@ -44,6 +44,14 @@ def test_what_a_request_was_added_with_does_not_change_under_it(llm: LLM) -> Non
     assert len(outputs[-1].outputs[0].token_ids) == 4
 
 
+def test_numbers_abort_what_numbers_named(llm: LLM) -> None:
+    engine = llm.llm_engine
+    for number in range(3):
+        engine.add_request(number, "a", GREEDY, None, None, None, None, 0)
+    assert [output.request_id for output in engine.abort_request(0)] == ["0"]
+    assert [output.request_id for output in engine.abort_request([1, "2"])] == ["1", "2"]
+
+
 def test_a_bad_value_is_refused_when_it_is_used(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4)
     params.top_p = 7

@@ -64,6 +64,10 @@ def test_modules_are_where_vllm_has_them(module: str, names: list[str]) -> None:
         ("from dovetail.vllm.nowhere import anything", "dovetail.vllm has no 'nowhere'"),
         ("from dovetail import EngineArgs", "^EngineArgs is in dovetail.vllm: from dovetail.vllm import EngineArgs$"),
         ("from dovetail import LLMM", "cannot import name 'LLMM'"),
+        ("from dovetail.vllm import LoRARequest", "merge the adapter"),
+        ("from dovetail.vllm.sampling_params import Foo", "^vLLM's Foo is not in Dovetail"),
+        ("import dovetail.sampling_params", "import dovetail.vllm.sampling_params$"),
+        ("import dovetail.entrypoints.llm", "import dovetail.vllm.entrypoints$"),
     ],
 )
 def test_what_is_missing_says_why(line: str, reason: str) -> None:
@@ -80,7 +84,8 @@ def test_attributes_that_are_elsewhere_say_where() -> None:
 
 
 def test_dovetail_does_not_import_it() -> None:
-    code = "import dovetail.llm, dovetail.async_engine, sys; print([m for m in sys.modules if 'dovetail.vllm' in m])"
+    modules = "dovetail.engine.llm, dovetail.engine.async_engine"
+    code = f"import {modules}, sys; print([m for m in sys.modules if 'dovetail.vllm' in m])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 

@@ -38,6 +38,12 @@ def test_from_optional_takes_none_for_defaults_and_bounds_the_bias() -> None:
     assert params == SamplingParams(max_tokens=None, logit_bias={5: 100.0})
 
 
+@pytest.mark.parametrize("bias", [{"x": 1}, {"1": "x"}, 5])
+def test_a_bias_that_is_none_is_refused(bias: Any) -> None:
+    with pytest.raises(RequestError, match="logit_bias"):
+        SamplingParams.from_optional(logit_bias=bias)
+
+
 def test_a_clone_changes_by_itself() -> None:
     params = SamplingParams(stop=["a"])
     clone = params.clone()

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import field, fields, make_dataclass
 from typing import Any, Self
 
+from dovetail.config.foreign_names import ForeignName, ValueType
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.config.tree import nearest
-from dovetail.config.vllm_names import ValueType, VLLMName
-from dovetail.config.vllm_table import VLLM_NAMES
+from dovetail.engine.resolving import resolve
+from dovetail.vllm.missing import answering
+from dovetail.vllm.settings import VLLM_NAMES
 
 _CONVERTERS: Mapping[ValueType, Any] = {"int": int, "float": float}
 
@@ -59,9 +60,12 @@ class AsyncEngineArgs(EngineArgs):
     """The same fields, for `AsyncLLM`."""
 
 
-def _add_flag(group: Any, name: VLLMName) -> None:
+def _add_flag(group: Any, name: ForeignName) -> None:
     text = (f"sets {name.key}" if name.key else name.note).replace("%", "%%")
     if name.type in ("switch", "on/off"):
         group.add_argument(name.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
     else:
         group.add_argument(name.flag, type=_CONVERTERS.get(name.type), default=None, help=text)
+
+
+__getattr__ = answering(__name__)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from numbers import Integral
 from typing import Any, Self
 
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine import engine
 from dovetail.engine.input_processor import ProcessedInput, Prompt
-from dovetail.tokenization import Tokenizer
+from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.tokenization import Tokenizer
 from dovetail.vllm import missing
 from dovetail.vllm.engine.arg_utils import EngineArgs
 from dovetail.vllm.sampling_params import SamplingParams as MutableSamplingParams
 from dovetail.vllm.sampling_params import as_mutable
 from dovetail.vllm.v1.metrics.reader import Metric
 from dovetail.vllm.v1.metrics.sink import MetricsSink
-
-ADD_REQUEST_REASONS = {
-    "lora_request": missing.LORA,
-    "prompt_adapter_request": "vLLM itself has dropped prompt adapters",
-    "tokenization_kwargs": "tokenize the prompt with get_tokenizer() and send prompt_token_ids",
-    "trace_headers": "traces come with a telemetry sink for OpenTelemetry",
-    "prompt_text": "give prompt={'prompt_token_ids': ids, 'prompt': text}",
-    "inputs": "it is called prompt",
-    "data_parallel_rank": "an engine is one replica; data parallel is not there yet",
-}
 
 
 class LLMEngine(engine.LLMEngine):
@@ -44,9 +37,7 @@ class LLMEngine(engine.LLMEngine):
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None, **other: Any) -> Self:
         """An engine from `EngineArgs`. Raises as `from_config`."""
-        missing.refuse_given(
-            "LLMEngine.from_engine_args", other, {"stat_loggers": "measurements go to the sinks that `telemetry` names"}
-        )
+        missing.refuse_given("LLMEngine.from_engine_args", other)
         return cls.from_config(**engine_args.keywords())
 
     def add_request(
@@ -56,16 +47,29 @@ class LLMEngine(engine.LLMEngine):
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
         lora_request: None = None,
-        *,
+        tokenization_kwargs: None = None,
+        trace_headers: None = None,
         priority: int = 0,
+        prompt_text: None = None,
+        *,
         cache_salt: str | None = None,
         **other: Any,
     ) -> None:
         """Queues a request; an id that is a number becomes text. Raises `RequestError`."""
-        missing.refuse_given("add_request", {"lora_request": lora_request, **other}, ADD_REQUEST_REASONS)
+        by_position = {
+            "lora_request": lora_request,
+            "tokenization_kwargs": tokenization_kwargs,
+            "trace_headers": trace_headers,
+            "prompt_text": prompt_text,
+        }
+        missing.refuse_given("add_request", by_position | other)
         super().add_request(
-            str(request_id), prompt, params, priority=priority, arrival_time=arrival_time, cache_salt=cache_salt
+            id_text(request_id), prompt, params, priority=priority, arrival_time=arrival_time, cache_salt=cache_salt
         )
+
+    def abort_request(self, request_ids: str | int | Iterable[str | int]) -> list[RequestOutput]:
+        """As `dovetail.LLMEngine.abort_request`; ids that are numbers become text."""
+        return super().abort_request(id_texts(request_ids))
 
     def default_sampling_params(self) -> MutableSamplingParams:
         """What the model's generation config recommends, to be changed."""
@@ -84,8 +88,7 @@ class LLMEngine(engine.LLMEngine):
 
     def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
         """As `dovetail.LLMEngine.wake_up`, for all memory. Raises `RequestError` for `tags` that name a part of it."""
-        if tags is not None and {"weights", "kv_cache"} - set(tags):
-            missing.refuse(f"wake_up(tags={tags!r})", "weights and KV cache wake together: leave tags out")
+        missing.refuse_part(tags)
         super().wake_up(new_weights=new_weights)
 
     def collective_rpc(self, *_: Any, **__: Any) -> None:
@@ -106,3 +109,19 @@ class LLMEngine(engine.LLMEngine):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(missing.missing_member(self, name))
+
+
+def id_text(request_id: Any) -> Any:
+    """A number as text; what is neither is refused by whoever takes it."""
+    is_number = isinstance(request_id, Integral) and not isinstance(request_id, bool)
+    return str(request_id) if is_number else request_id
+
+
+def id_texts(request_ids: Any) -> Any:
+    """The same of one id or of many."""
+    if isinstance(request_ids, Iterable) and not isinstance(request_ids, str):
+        return [id_text(request_id) for request_id in request_ids]
+    return id_text(request_ids)
+
+
+__getattr__ = missing.answering(__name__)

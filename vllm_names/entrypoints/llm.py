@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, cast
 
-from dovetail import llm
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
+from dovetail.engine import llm
 from dovetail.engine.input_processor import Prompt
-from dovetail.llm import Message
-from dovetail.outputs import BeamSearchOutput, RequestOutput
+from dovetail.engine.llm import Message
+from dovetail.engine.outputs import BeamSearchOutput, RequestOutput
 from dovetail.vllm import missing
 from dovetail.vllm.engine.llm_engine import LLMEngine
 from dovetail.vllm.sampling_params import SamplingParams as MutableSamplingParams
 from dovetail.vllm.v1.metrics.reader import Metric
-
-_CALL_REASONS = {
-    "lora_request": missing.LORA,
-    "prompt_adapter_request": "vLLM itself has dropped prompt adapters",
-    "guided_options_request": missing.GRAMMARS,
-    "mm_processor_kwargs": missing.MEDIA,
-    "tokenization_kwargs": "tokenize the prompts with get_tokenizer() and send token ids",
-    "concurrency_limit": "prompts are searched one after another; leave it out",
-}
 
 
 class LLM(llm.LLM):
@@ -49,7 +40,7 @@ class LLM(llm.LLM):
         **other: Any,
     ) -> list[RequestOutput]:
         """As Dovetail's; `prompt_token_ids` are prompts of token ids."""
-        missing.refuse_given("LLM.generate", {"lora_request": lora_request, **other}, _CALL_REASONS)
+        missing.refuse_given("LLM.generate", {"lora_request": lora_request, **other})
         if prompt_token_ids is not None:
             if prompts is not None:
                 raise RequestError("LLM.generate got prompts and prompt_token_ids: give one of them")
@@ -73,7 +64,7 @@ class LLM(llm.LLM):
         **other: Any,
     ) -> list[RequestOutput]:
         """As Dovetail's."""
-        missing.refuse_given("LLM.chat", {"lora_request": lora_request, **other}, _CALL_REASONS)
+        missing.refuse_given("LLM.chat", {"lora_request": lora_request, **other})
         if chat_template_content_format != "auto":
             missing.refuse(
                 f"chat_template_content_format={chat_template_content_format!r}",
@@ -99,7 +90,7 @@ class LLM(llm.LLM):
         **other: Any,
     ) -> list[BeamSearchOutput]:
         """As Dovetail's."""
-        missing.refuse_given("LLM.beam_search", {"lora_request": lora_request, **other}, _CALL_REASONS)
+        missing.refuse_given("LLM.beam_search", {"lora_request": lora_request, **other})
         return super().beam_search(prompts, params, use_tqdm=_is_shown(use_tqdm))
 
     def get_default_sampling_params(self) -> MutableSamplingParams:
@@ -162,3 +153,6 @@ def _is_shown(use_tqdm: object) -> bool:
     if not isinstance(use_tqdm, bool):
         missing.refuse(f"use_tqdm={use_tqdm!r}", "the progress bar is Dovetail's own: True or False")
     return use_tqdm
+
+
+__getattr__ = missing.answering(__name__)

@@ -26,7 +26,7 @@ def doctor(
     layered: LayeredConfig,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="Load the model and time a few steps beside their roof.")
+        bool, typer.Option("--run/--no-run", help="Load the model and compare a few timed steps with their roof.")
     ] = True,
     context: Annotated[
         int | None,

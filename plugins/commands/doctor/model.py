@@ -14,7 +14,7 @@ from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.contracts.weights import TensorInfo, WeightFormat
-from dovetail.nn.layer_plan import ask_layers, bytes_held, plan_layers
+from dovetail.nn.layer_plan import bytes_held, plan_layers
 from dovetail.plugins.commands.doctor.facts import Alternative, Measured, Model, Traffic
 from dovetail.plugins.commands.doctor.traffic import operations_per_token, traffic_of
 
@@ -126,7 +126,7 @@ class _Counter:
                 options = installed.plugin.Options()
                 if not installed.plugin.check(need, options, environment):
                     method = installed.plugin(options, need)
-                    if method.reads_only_held() and ask_layers(self.plan, method, need.device_type).names:
+                    if method.reads_only_held() and self.plan.ask(method, need.device_type).names:
                         yield Alternative(installed.name, self._traffic(method, context))
             # A method that cannot be asked is none to advise; `dovetail plugins doctor` tells what is broken.
             except (DovetailError, ValueError, TypeError):

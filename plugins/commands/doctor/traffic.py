@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.contracts.kv import KVSpec, LayerCache
-from dovetail.nn.layer_plan import LayerPlan, PlannedLayer
+from dovetail.contracts.layer_plan import LayerPlan, PlannedLayer
 from dovetail.plugins.commands.doctor.facts import Traffic
 
 

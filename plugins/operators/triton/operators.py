@@ -26,7 +26,7 @@ class TritonOperators(Operators):
     """Norms, activations, rotations, drawing of tokens and products of experts, one launch each; acceptance of drafts
     in two."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 4)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     stability = "experimental"
     preference: ClassVar[int] = 5
     groups: ClassVar[bool] = True

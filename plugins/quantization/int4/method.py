@@ -29,7 +29,7 @@ PAIRS = 16
 class Int4Method(QuantizationMethod):
     """Four bits a weight, in groups with scale and zero point each."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 6)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     stability = "experimental"
     preference: ClassVar[int] = 0
     holds = frozenset(f"int4g{size}" for size in GROUP_SIZES)

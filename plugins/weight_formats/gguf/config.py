@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -144,9 +145,10 @@ def _dtype(header: Header) -> dict[str, str]:
 
 def _end_tokens(header: Header) -> dict[str, Any]:
     named = [header.number(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    tokens, kinds = header.texts("tokenizer.ggml.tokens") or [], header.numbers("tokenizer.ggml.token_type")
+    tokens: Sequence[str] = header.texts("tokenizer.ggml.tokens") or []
+    kinds = header.numbers("tokenizer.ggml.token_type")
     if kinds is not None and len(kinds) == len(tokens):
-        named += [int(i) for i in np.flatnonzero(kinds == _CONTROL) if tokens[i] in _END_TOKENS]
+        named += [i for i in np.flatnonzero(kinds == _CONTROL).tolist() if tokens[i] in _END_TOKENS]
     ids = list(dict.fromkeys(i for i in named if i is not None))
     bos, eos = header.number("tokenizer.ggml.bos_token_id"), header.number("tokenizer.ggml.eos_token_id")
     generation = {"bos_token_id": bos, "eos_token_id": ids or None}

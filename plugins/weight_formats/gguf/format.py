@@ -23,7 +23,7 @@ class GGUFFormat(WeightFormat):
     """A ``.gguf`` file, or a directory with one model in that form. Tensors are dequantized when they are read, or
     come in their blocks where the caller can hold these."""
 
-    contract = (1, 3)
+    contract = (1, 0)
 
     @classmethod
     def recognizes(cls, files: ModelFiles) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dovetail.contracts.errors import ModelError
+from dovetail.plugins.weight_formats.gguf.texts import Texts
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -59,7 +61,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """What the head of a GGUF file says. Metadata arrays of numbers are numpy arrays, arrays of strings are lists."""
+    """What the head of a GGUF file says. Metadata arrays of numbers are numpy arrays, arrays of strings are `Texts`."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -84,11 +86,9 @@ class Header:
         value: np.ndarray | None = self._get(key, "an array of numbers", np.ndarray)
         return value
 
-    def texts(self, key: str) -> list[str] | None:
+    def texts(self, key: str) -> Texts | None:
         """An array of strings, None if it is not given."""
-        value: list[str] | None = self._get(key, "an array of strings", list)
-        if value and not isinstance(value[0], str):
-            raise ModelError(f"{self.path} is malformed: {key} should be an array of strings")
+        value: Texts | None = self._get(key, "an array of strings", Texts)
         return value
 
     def _get(self, key: str, what: str, *types: type) -> Any:
@@ -201,26 +201,26 @@ class _Parser:
             found.append(self.array(kind, inner))
         return found
 
-    def strings(self, count: int) -> list[str]:
+    def strings(self, count: int) -> Texts:
         # Vocabularies come through here: a tight loop over local names, with one bounds check per string.
-        data, size, position, unpack = self.data, self.size, self.position, _U64.unpack_from
-        found: list[str] = []
+        data, size, unpack = self.data, self.size, _U64.unpack_from
+        start = position = self.position
+        ends = array("Q")
         try:
             for _ in range(count):
-                end = position + 8 + unpack(data, position)[0]
-                if end > size:
+                position += 8 + unpack(data, position)[0]
+                if position > size:
                     break
-                found.append(data[position + 8 : end].decode())
-                position = end
-        except (struct.error, UnicodeDecodeError) as error:
+                ends.append(position - start)
+        except struct.error as error:
             raise ModelError(f"{self.path} is truncated or malformed: text at byte {position}: {error}") from error
-        if len(found) < count:
+        if len(ends) < count:
             raise ModelError(
-                f"{self.path} is truncated or malformed: an array of {count} strings ends after {len(found)} with "
+                f"{self.path} is truncated or malformed: an array of {count} strings ends after {len(ends)} with "
                 f"the file's {size} bytes; copy or download it again"
             )
         self.position = position
-        return found
+        return Texts(self.path, data[start:position], ends)
 
     def scalar_type(self, kind: int) -> np.dtype[Any]:
         if kind not in _SCALARS:

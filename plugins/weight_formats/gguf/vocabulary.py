@@ -10,6 +10,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import TokenizerFiles
 from dovetail.plugins.weight_formats.gguf.header import Header
 from dovetail.plugins.weight_formats.gguf.pretokenizers import IGNORES_MERGES, NORMALIZERS, PRE_TOKENIZERS
+from dovetail.plugins.weight_formats.gguf.texts import Texts
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"
@@ -33,7 +34,8 @@ class _Vocabulary:
             raise ModelError(f"{self.path} is malformed: {len(self.tokens)} tokens, {len(self.kinds)} token types")
 
     def required_texts(self, key: str) -> list[str]:
-        return self.given(key, self.header.texts(_PREFIX + key))
+        texts: Texts = self.given(key, self.header.texts(_PREFIX + key))
+        return texts.decoded()
 
     def given(self, key: str, value: Any) -> Any:
         if value is None:

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.plugin import Environment
+from dovetail.engine.resolving import resolve
 from dovetail.registry.registry import Registry
 
 GIB = 2**30

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.load import load_config
 from dovetail.contracts.errors import DovetailError, ModelError
+from dovetail.engine.explanation import explain
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -70,6 +72,18 @@ def start(path: Path, **model: Any) -> LLM:
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: .* got 'no'"),
         ({"rope_scaling": 5}, "rope_scaling: .*, got 5"),
         ({"vision_config": {"num_hidden_layers": 2**31}}, r"vision_config\.num_hidden_layers is 2147483648"),
+        ({"rope_scaling": {"type": "yarn", "factor": math.inf}}, r"rope_scaling\.factor: .* finite number, got inf"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": math.nan}}},
+            r"rope_parameters\.full_attention\.rope_theta: .* finite number, got nan",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0, math.inf]}},
+            r"rope_scaling\.short_factor: .*, got inf",
+        ),
+        ({"partial_rotary_factor": -1}, "partial_rotary_factor: .* greater than 0, got -1"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor: .* less than or equal to 1, got 1.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0}}, r"rope_parameters\.partial_rotary_factor: .*, got 0"),
         ({"text_config": {"hidden_size": 2**31}}, r"text_config\.hidden_size is 2147483648"),
     ],
     ids=lambda value: str(value)[:60],
@@ -79,6 +93,63 @@ def test_a_value_that_the_tensors_do_not_bear_out_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=f"the config of .* cannot be used: .*{words}"):
         start(changed(**values))
+
+
+def test_the_same_goes_for_overrides(llama: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": math.inf}
+    with pytest.raises(ModelError, match=r"rope_\w+\.factor: Input should be a finite number, got inf"):
+        start(llama, hf_overrides={"rope_scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"layer_types": ["foo"]}, "layer_types holds 'foo'; known here are full_attention, sliding_attention"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": 5}}, "config_groups must be"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": 5}}}},
+            r"config_groups\.weights must be a mapping, got 5",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": "x"}},
+            "group_size must be an integer",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 0}}, "group_size must be 1 or more"),
+        ({"quantization_config": {"quant_method": "awq", "bits": [4]}}, "bits must be an integer, got"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 0]}},
+            r"weight_block_size must be two integers above 0, got \[0, 0\]",
+        ),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+def test_a_value_that_no_plugin_can_read_is_named(
+    changed: Callable[..., Path], values: dict[str, Any], words: str
+) -> None:
+    path = changed(**values)
+    refused = explain(load_config({"model": {"path": str(path), "tokenizer_mode": "none"}})).refusal
+    with pytest.raises(ModelError, match=words) as raised:
+        start(path)
+    assert isinstance(refused, ModelError)
+    assert str(refused) == str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", ["float9", ["a"]])
+def test_a_dtype_that_there_is_not_is_named(changed: Callable[..., Path], dtype: object) -> None:
+    path = changed(torch_dtype=dtype, dtype=None)
+    with pytest.raises(ModelError, match=r"names the torch_dtype .* which is none; set model\.dtype"):
+        start(path, dtype="auto")
+    assert start(path).generate(PROMPT, GREEDY, use_tqdm=False)
+
+
+def test_an_end_of_sequence_outside_the_vocabulary_is_left_out_with_a_warning(changed: Callable[..., Path]) -> None:
+    path = changed(eos_token_id=[10**9, -5, 7])
+    warnings = explain(load_config({"model": {"path": str(path), "tokenizer_mode": "none"}})).warnings
+    assert [text for text in warnings if "eos_token_id 1000000000, -5 of the model's config is no token" in text]
+    llm = start(path)
+    assert llm.engine.config.model.eos_token_ids == (7,)
+    kept = SamplingParams(temperature=0, max_tokens=6, min_tokens=6)
+    assert len(llm.generate(PROMPT, kept, use_tqdm=False)[0].outputs[0].token_ids) == 6
 
 
 def test_more_weights_than_are_stored_are_refused_before_they_are_allocated(changed: Callable[..., Path]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.contracts.errors import ConfigError, PluginError
-from dovetail.nn import native
+from dovetail.engine.resolving import resolve
+from dovetail.nn.native import loader as native
 from dovetail.registry.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 

@@ -1,4 +1,4 @@
-"""Config files that would hang, or fail in a way that says nothing."""
+"""Config and experiment files that would hang, or fail in a way that says nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError
+from dovetail.spec_decode.experiments.schema import read_experiment
 
 LEVELS = [f"k{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 10)]
 MERGES = [f"k{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}" for level in range(1, 10)]
@@ -25,8 +26,10 @@ HOSTILE = {
     "deep json": ("json", '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "nested more than 64 levels"),
     "json of 100 levels": ("json", '{"a": ' + "[" * 100 + "]" * 100 + "}", "nested more than 64 levels"),
     "deep toml": ("toml", "a = " + "[" * 5000 + "]" * 5000, "nested more than 64 levels"),
-    "an int that is none": ("yaml", "a: !!int x", "invalid literal for int"),
-    "a date that is none": ("yaml", "a: !!timestamp x", "malformed"),
+    "an int that is none": ("yaml", "b: 1\na: !!int x", "line 2: 'x' is no int: invalid literal for int"),
+    "a date that is none": ("yaml", "a: !!timestamp x", "line 1: 'x' is no timestamp$"),
+    "a month that is none": ("yaml", "a: 2024-99-99", "line 1: '2024-99-99' is no timestamp: month must be in"),
+    "a truth that is none": ("yaml", "a: !!bool x", "line 1: 'x' is no bool$"),
     "a long int in yaml": ("yaml", "a: " + "9" * 5000, "malformed: .*digits"),
     "a long int in json": ("json", '{"a": ' + "9" * 5000 + "}", "malformed: .*digits"),
     "a long int in toml": ("toml", "a = " + "9" * 5000, "malformed: .*digits"),
@@ -34,21 +37,27 @@ HOSTILE = {
 }
 
 
+READERS = {"config": load_config, "experiment": read_experiment}
+each_reader = pytest.mark.parametrize("kind", READERS)
+
+
+@each_reader
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused_with_words(name: str, tmp_path: Path) -> None:
+def test_a_hostile_file_is_refused_with_words(name: str, kind: str, tmp_path: Path) -> None:
     suffix, text, words = HOSTILE[name]
     path = tmp_path / f"engine.{suffix}"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=f"config file {path} .*{words}"):
-        load_config(path)
+    with pytest.raises(ConfigError, match=f"^{kind} file {path} .*{words}"):
+        READERS[kind](path)
 
 
+@each_reader
 @pytest.mark.parametrize("suffix", ["yaml", "json", "toml"])
-def test_a_pipe_is_not_waited_for(suffix: str, tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(suffix: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"engine.{suffix}"
     os.mkfifo(path)
-    with pytest.raises(ConfigError, match="is no regular file"):
-        load_config(path)
+    with pytest.raises(ConfigError, match=f"^{kind} file .* is no regular file"):
+        READERS[kind](path)
 
 
 @pytest.mark.parametrize("value", ["!!int x", "[" * 3000, "9" * 5000, "{a: &a [*a]}"])
@@ -85,5 +94,6 @@ def test_any_text_is_a_configuration_or_refused(tmp_path: Path, text: str) -> No
     for suffix in ("yaml", "json", "toml"):
         path = tmp_path / f"engine.{suffix}"
         path.write_text(text, encoding="utf-8")
-        with contextlib.suppress(ConfigError):
-            load_config(path)
+        for read in READERS.values():
+            with contextlib.suppress(ConfigError):
+                read(path)

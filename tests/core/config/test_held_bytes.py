@@ -13,11 +13,11 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from dovetail import LLM, SamplingParams
-from dovetail.config.explanation import Explanation, explain
 from dovetail.config.load import load_config
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import LinearKernel, QuantizationMethod, QuantizationNeed
-from dovetail.nn.context import ModelContext
+from dovetail.engine.explanation import Explanation, explain
+from dovetail.nn.context import BuildContext
 from dovetail.nn.loading import WeightHolder
 from dovetail.plugins.model_families.llama import LlamaFamily
 from dovetail.plugins.quantization.grouped.methods import EightBitMethod, GroupedOptions
@@ -51,7 +51,7 @@ def test_weights_take_what_was_estimated(
     method: QuantizationMethod | None = None
     if quantization is not None:
         method = EightBitMethod(GroupedOptions(), QuantizationNeed("cpu", dtype))
-    context = ModelContext(getattr(torch, dtype), torch.device("cpu"), 32, dtype, quantization=method)
+    context = BuildContext(getattr(torch, dtype), torch.device("cpu"), 32, dtype, quantization=method)
     model = LlamaFamily(PluginOptions()).create(read_config(tmp_path), context)
     model.load_weights(read_weights(tmp_path))
     assert isinstance(model, torch.nn.Module)

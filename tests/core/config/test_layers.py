@@ -174,7 +174,7 @@ def test_two_answers_of_equal_rank_are_refused():
         ("a.yaml", "cache: {block_size: 8}\ncache: {swap_gib: 1}\n", "line 2 gives cache a second time"),
         ("a.json", '{"cache": {"swap_gib": 1, "swap_gib": 2}}', "'swap_gib' stands twice"),
         ("a.toml", "cache = ", "malformed"),
-        ("a.ini", "", "a config file ends in .json, .toml, .yaml, .yml"),
+        ("a.ini", "", "is no config file, whose name ends in .json, .toml, .yaml, .yml"),
         ("a.yaml", "- a\n", "the configuration must be a mapping"),
     ],
 )

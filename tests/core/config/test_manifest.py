@@ -8,8 +8,8 @@ import pytest
 
 from dovetail.config.load import load_config
 from dovetail.config.manifest import write_manifest
-from dovetail.config.resolve import resolve
 from dovetail.contracts.errors import ConfigError
+from dovetail.engine.resolving import resolve
 
 
 @pytest.fixture

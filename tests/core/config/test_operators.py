@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.contracts.errors import ConfigError
+from dovetail.engine.resolving import resolve
 from dovetail.registry.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dovetail.config.explanation import as_data, explain
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.config.resolved import Component, ResolvedConfig
 from dovetail.config.tree import get
+from dovetail.engine.explanation import as_data, explain
+from dovetail.engine.resolving import resolve
 
 GIB = 2**30
 

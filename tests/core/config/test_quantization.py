@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dovetail.cli import explain as explain_command
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.engine.resolving import resolve
 from dovetail.nn import native
+from dovetail.plugins.commands import explain as explain_command
 from dovetail.plugins.quantization.grouped.kernel import SOURCE
 from dovetail.plugins.quantization.grouped.methods import GGUFMethod
 from dovetail.registry.registry import Registry
@@ -40,7 +40,7 @@ class Options(PluginOptions):
 class Method(QuantizationMethod):
     """Says what it could; this is about choices."""
 
-    contract = (1, 1)
+    contract = (1, 0)
     Options = Options
 
     def create_linear(self, shape, device):
@@ -252,7 +252,7 @@ class Options(PluginOptions):
     quantization: str | dict | None = "auto"
 
 class Heads(DraftWorker):
-    contract = (1, 2)
+    contract = (1, 0)
     Options = Options
 
     @classmethod

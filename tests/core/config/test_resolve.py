@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from dovetail.config.load import load_config
-from dovetail.config.resolution import Resolution
 from dovetail.config.rules_model import choose_dtype
 from dovetail.config.rules_run import choose_device, plan_cache
 from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.engine.resolving import create_resolution
 
 GIB = 2**30
 GPU = Environment("cuda", 8, 64 * GIB, devices=(DeviceInfo("a GPU", 80 * GIB, (9, 0)),))
@@ -73,7 +73,7 @@ def test_auto_dtype_on_a_cpu(resolve_tiny, make_model, cpu, decision, declared, 
 @pytest.mark.parametrize(("capability", "dtype"), [((9, 0), "bfloat16"), ((7, 5), "float16")])
 def test_auto_dtype_on_an_accelerator(registry, capability, dtype):
     machine = replace(GPU, devices=(DeviceInfo("a GPU", 16 * GIB, capability),))
-    state = Resolution(load_config(), registry, machine)
+    state = create_resolution(load_config(), registry, machine)
     assert choose_dtype(state, {"torch_dtype": "bfloat16"}) == dtype
 
 
@@ -137,6 +137,13 @@ def test_more_than_host_memory_is_refused(resolve_tiny, cache, ranks):
 
 def test_a_folder_without_a_model_says_what_it_lacks(resolve_tiny, tmp_path):
     with pytest.raises(ModelError, match=r"is no model; there is no config.json, \*.safetensors or \*.gguf"):
+        resolve_tiny(model=str(tmp_path))
+
+
+def test_a_model_one_folder_further_down_is_named(resolve_tiny, tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"did you mean {tmp_path / 'inner'}"):
         resolve_tiny(model=str(tmp_path))
 
 
@@ -281,7 +288,7 @@ def test_every_chosen_plugin_is_in_the_hash(resolve_tiny):
 
 
 def test_on_an_accelerator_the_size_waits_for_the_weights(registry):
-    state = Resolution(load_config(keywords={"gpu_memory_utilization": 0.8}), registry, GPU)
+    state = create_resolution(load_config(keywords={"gpu_memory_utilization": 0.8}), registry, GPU)
     assert choose_device(state) == "cuda"
     cache = plan_cache(state, "bfloat16")
     assert (cache.memory_bytes, cache.memory_fraction) == (None, 0.8)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dovetail.cli import explain as explain_command
-from dovetail.config.explanation import Explanation, explain
 from dovetail.config.load import load_config
-from dovetail.config.resolve import resolve
 from dovetail.contracts.errors import ConfigError
+from dovetail.engine.explanation import Explanation, explain
+from dovetail.engine.resolving import resolve
+from dovetail.plugins.commands import explain as explain_command
 from dovetail.plugins.quantization.int8 import Int8Method
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 

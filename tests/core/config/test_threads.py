@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.explanation import explain
 from dovetail.config.load import load_config
+from dovetail.engine.explanation import explain
 
 
 def test_more_threads_than_cores_are_warned_of_once(resolve_tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -26,6 +26,22 @@ def test_the_threads_of_all_ranks_count(resolve_tiny: Any) -> None:
     (warning,) = resolve_tiny(executor={"threads": 2, "tensor_parallel": 2}).warnings
     assert "2 threads on each of 2 ranks" in warning
     assert "ask for 1 at most" in warning
+
+
+def test_threads_that_nobody_asked_for_count_too(resolve_tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert resolve_tiny(executor={"name": "multiproc"}).warnings == ()
+    (warning,) = resolve_tiny(executor={"name": "multiproc", "tensor_parallel": 2}).warnings
+    assert "2 threads on each of 2 ranks are more than the 2 cores" in warning
+
+
+def test_more_ranks_than_cores_are_told(resolve_tiny: Any, monkeypatch: pytest.MonkeyPatch, cpu: Any) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ranks = {"name": "multiproc", "tensor_parallel": 2}
+    assert resolve_tiny(executor=ranks).warnings == ()
+    (warning,) = resolve_tiny(executor=ranks, environment=replace(cpu, num_cpus=1)).warnings
+    assert "1 threads on each of 2 ranks are more than the 1 cores" in warning
+    assert "use 1 ranks at most" in warning
 
 
 @pytest.mark.parametrize(("cores", "is_warned"), [(2, True), (4, False), (None, False)])

@@ -90,13 +90,6 @@ def test_a_name_of_another_kind_says_so(install):
         registry.find("scheduler", "printer")
 
 
-def test_a_name_known_elsewhere_comes_with_its_pip_install(monkeypatch):
-    table = {("scheduler", "fair_share"): "pip install fair-share"}
-    monkeypatch.setattr("dovetail.registry.registry.KNOWN_PLUGINS", table)
-    with pytest.raises(PluginError, match="pip install fair-share"):
-        Registry.scan().find("scheduler", "fair_share")
-
-
 def test_a_stale_copy_on_sys_path_is_reported(install, tmp_path, monkeypatch):
     stale = tmp_path / "stale"
     write_distribution(stale, "acme", version="0.9", entry_points={GROUP: {"gone": "m:Gone"}})

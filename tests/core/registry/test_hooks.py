@@ -18,8 +18,8 @@ class Listener:
         self.heard = []
 
     @hookimpl
-    def dovetail_step_done(self, step_id):
-        self.heard.append(step_id)
+    def dovetail_weights_changed(self, version):
+        self.heard.append(version)
 
 
 class Raising:
@@ -27,13 +27,13 @@ class Raising:
         self.num_calls = 0
 
     @hookimpl
-    def dovetail_step_done(self, num_running, step_id):
+    def dovetail_weights_changed(self, version):
         self.num_calls += 1
-        raise ValueError(f"step {step_id}")
+        raise ValueError(f"version {version}")
 
 
-def step(caller: HookCaller, step_id: int) -> None:
-    caller.call("dovetail_step_done", step_id=step_id, num_running=1, num_waiting=0)
+def change(caller: HookCaller, version: int) -> None:
+    caller.call("dovetail_weights_changed", version=version)
 
 
 def test_a_hook_that_raises_is_reported_once_and_the_others_go_on(caplog):
@@ -42,31 +42,31 @@ def test_a_hook_that_raises_is_reported_once_and_the_others_go_on(caplog):
     caller.register(raising, "noisy")
     caller.register(listeners[1], "after")
     with caplog.at_level(logging.WARNING):
-        step(caller, 1)
-        step(caller, 2)
+        change(caller, 1)
+        change(caller, 2)
     assert [listener.heard for listener in listeners] == [[1, 2], [1, 2]]
     assert raising.num_calls == 2
     [record] = caplog.records
     assert "noisy" in record.getMessage()
-    assert "step 1" in record.getMessage()
+    assert "version 1" in record.getMessage()
     [failure] = caller.failures
-    assert (failure.plugin, failure.hook) == ("noisy", "dovetail_step_done")
+    assert (failure.plugin, failure.hook) == ("noisy", "dovetail_weights_changed")
 
 
 def test_an_installed_hook_plugin_is_called(install):
     source = (
         "from dovetail.contracts.hooks import hookimpl\n"
-        "heard = []\n@hookimpl\ndef dovetail_request_added(request_id):\n    heard.append(request_id)\n"
+        "heard = []\n@hookimpl\ndef dovetail_engine_started(plugins):\n    heard.append(plugins)\n"
     )
     registry = install("acme", entry_points={HOOKS: {"audit": "acme_audit"}}, modules={"acme_audit.py": source})
     caller = create_hook_caller(registry)
     assert caller.plugins == ["acme:audit"]
-    caller.call("dovetail_request_added", request_id="r1", num_prompt_tokens=4)
+    caller.call("dovetail_engine_started", config={}, plugins={"executor": "mine"})
     import acme_audit
 
-    assert acme_audit.heard == ["r1"]
-    assert caller.listens("dovetail_request_added")
-    assert not caller.listens("dovetail_step_done")
+    assert acme_audit.heard == [{"executor": "mine"}]
+    assert caller.listens("dovetail_engine_started")
+    assert not caller.listens("dovetail_engine_stopped")
 
 
 def test_broken_hook_plugins_cost_a_warning_each_and_nothing_else(install, caplog):
@@ -90,7 +90,7 @@ def test_broken_hook_plugins_cost_a_warning_each_and_nothing_else(install, caplo
 def test_a_hook_that_asks_for_an_unknown_argument_is_refused():
     class Curious:
         @hookimpl
-        def dovetail_step_done(self, engine):
+        def dovetail_engine_stopped(self, engine):
             return None
 
     caller = HookCaller()

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from dovetail.plugins.model_families.gemma import GemmaFamily
+from dovetail.plugins.model_families.layernorm import LayerNormFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
+from dovetail.plugins.model_families.llama4 import Llama4Family
 from dovetail.plugins.model_families.moe import MoEFamily
 from dovetail.plugins.model_families.transformers import TransformersFamily
 from dovetail.testing.model_family_suite import FamilyCheckpoint, ModelFamilySuite
@@ -31,6 +33,11 @@ class TestGemma3(ModelFamilySuite):
     model_type = "gemma3_text"
 
 
+class TestLlama4(ModelFamilySuite):
+    family_class = Llama4Family
+    model_type = "llama4_text"
+
+
 class TestMixtral(ModelFamilySuite):
     family_class = MoEFamily
 
@@ -38,6 +45,36 @@ class TestMixtral(ModelFamilySuite):
 class TestQwen2MoE(ModelFamilySuite):
     family_class = MoEFamily
     model_type = "qwen2_moe"
+
+
+class TestFalcon(ModelFamilySuite):
+    family_class = LayerNormFamily
+    model_type = "falcon"
+
+
+class TestBloom(ModelFamilySuite):
+    family_class = LayerNormFamily
+    model_type = "bloom"
+    overrides = {"n_layer": 3, "n_head": 4}  # noqa: RUF012
+    needs_operators = False
+
+
+class TestMPT(ModelFamilySuite):
+    family_class = LayerNormFamily
+    model_type = "mpt"
+    overrides = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}  # noqa: RUF012
+    needs_operators = False
+
+
+class TestGPTJ(ModelFamilySuite):
+    family_class = LayerNormFamily
+    model_type = "gptj"
+    overrides = {"rotary_dim": 8}  # noqa: RUF012
+
+
+class TestStableLM(ModelFamilySuite):
+    family_class = LayerNormFamily
+    model_type = "stablelm"
 
 
 class TestTransformers(ModelFamilySuite):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
+from dovetail.plugins.model_families.llama4 import Llama4Family
 from dovetail.plugins.model_families.moe import MoEFamily
 from dovetail.testing.tiny_models import old_spelling, read_weights
 
@@ -61,6 +62,13 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "qwen2_moe",
         {"use_sliding_window": True, "sliding_window": 8, "norm_topk_prob": True},
     ),
+    "llama4": (Llama4Family, "llama4_text", {}),
+    "llama4 plain": (
+        Llama4Family,
+        "llama4_text",
+        {"use_qk_norm": False, "attn_temperature_tuning": False, "attention_bias": True, "num_experts_per_tok": 1},
+    ),
+    "llama4 llama3 rope": (Llama4Family, "llama4_text", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "qwen3_moe": (MoEFamily, "qwen3_moe", {"mlp_only_layers": [0]}),
 }
 
@@ -120,11 +128,15 @@ def test_bfloat16_stays_close_to_float32(case: Any, prompt: list[int]) -> None:
 class RotatingReference(ReferenceBackend):
     """A third party's backend that rotates by itself, and wants nothing that is rotated already."""
 
-    contract = (1, 4)
+    contract = (1, 0)
     capabilities = replace(ReferenceBackend.capabilities, rotates_on=frozenset({"cpu"}))
 
+    unrotated: ClassVar[frozenset[int]] = frozenset()
+    """Layers without rotary positions."""
+
     def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any) -> torch.Tensor:
-        raise AssertionError("the host has rotated")
+        assert layer.layer_id in self.unrotated, "the host has rotated"
+        return super().forward(layer, query, key, value, kv_cache)
 
     def rotate_and_forward(
         self, layer: Any, query: Any, key: Any, value: Any, cos: Any, sin: Any, kv_cache: Any
@@ -133,9 +145,16 @@ class RotatingReference(ReferenceBackend):
         return super().forward(layer, rotate(query, cos, sin), rotate(key, cos, sin), value, kv_cache)
 
 
+class RotatingButOne(RotatingReference):
+    """For the tiny Llama 4, whose fourth layer has no positions."""
+
+    unrotated = frozenset({3})
+
+
 def test_a_backend_that_rotates_gives_the_same_logits(case: Any, prompt: list[int]) -> None:
     family_class, checkpoint = case
-    rotating = checkpoint.run(family_class, backend=RotatingReference)
+    backend = RotatingButOne if family_class is Llama4Family else RotatingReference
+    rotating = checkpoint.run(family_class, backend=backend)
     assert torch.equal(rotating.logits(prompt, chunk=30), checkpoint.run(family_class).logits(prompt, chunk=30))
 
 
@@ -154,6 +173,31 @@ def test_the_longest_sequence_includes_rope_scaling(make_checkpoint: Any, kind: 
     if kind == "yarn":
         config |= {"max_position_embeddings": 32}
     assert LlamaFamily(LlamaFamily.Options()).size(config).max_model_len == longest
+
+
+def test_layers_of_llama4_go_by_chunks_where_they_rotate(make_checkpoint: Any) -> None:
+    """A sequence no longer than a chunk needs none."""
+    checkpoint = make_checkpoint("llama4_text")
+    layers = [one.layer for one in checkpoint.run(Llama4Family).context.attention_layers]
+    assert [layer.chunk for layer in layers] == [8, 8, 8, None, 8]
+    assert [one.cache.window for one in checkpoint.run(Llama4Family).context.attention_layers] == [8, 8, 8, None, 8]
+    short = checkpoint.run(Llama4Family, max_model_len=8).context.attention_layers
+    assert [one.layer.chunk for one in short] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention_chunk_size": None}, "need attention_chunk_size"),
+        ({"floor_scale": 0}, "floor_scale must be a number above 0"),
+        ({"layer_types": ["sliding_attention"] * 5}, "sliding_attention are not known here"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers names 2 layers"),
+    ],
+)
+def test_llama4_says_why_not(make_checkpoint: Any, changes: Any, reason: str) -> None:
+    need = ModelNeed(make_checkpoint("llama4_text").config | changes, 1, "cpu", "float32")
+    (answer,) = Llama4Family.check(need, Llama4Family.Options(), ENVIRONMENT)
+    assert reason in answer
 
 
 def test_experts_are_read_in_the_fused_layout_too(make_checkpoint: Any, prompt: list[int]) -> None:

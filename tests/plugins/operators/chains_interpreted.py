@@ -12,8 +12,8 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.spec_decode.rejection import RejectionRule
+from dovetail.testing.acceptance_suite import SIGNIFICANCE, chi_square_p, two_token_counts, verify_request
 from dovetail.testing.chain_cases import random_chains
-from dovetail.testing.draft_suite import SIGNIFICANCE, chi_square_p, two_token_counts, verify_request
 
 
 def rejection_rules() -> tuple[RejectionRule, RejectionRule]:

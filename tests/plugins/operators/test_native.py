@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.nn import native
+from dovetail.nn.native import loader as native
 from dovetail.nn.operators import TorchOperators
 from dovetail.plugins.operators.native import NativeOperators
 from dovetail.plugins.operators.native.operators import SOURCE

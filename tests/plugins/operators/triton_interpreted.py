@@ -9,13 +9,13 @@ import torch
 
 from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment
-from dovetail.nn.context import ModelContext
+from dovetail.nn.context import BuildContext
 from dovetail.nn.kernels import PackedLinear
 from dovetail.nn.moe import SparseMoE, SparseShape
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.plugins.quantization.int4.method import _Packed
-from dovetail.runner.sampling_ops import Truncation, draw, truncated_weights
 from dovetail.testing.operators_suite import OperatorsSuite
+from dovetail.worker.sampling.sampling_ops import Truncation, draw, truncated_weights
 
 
 class InterpretedOperators(TritonOperators):
@@ -102,7 +102,7 @@ def test_a_sparse_block_with_grouped_products(monkeypatch: pytest.MonkeyPatch) -
     blocks = []
     for operators in (None, create()):
         more = {} if operators is None else {"operators": operators}
-        context = ModelContext(torch.float32, torch.device("cpu"), 64, "float32", **more)
+        context = BuildContext(torch.float32, torch.device("cpu"), 64, "float32", **more)
         block = SparseMoE(context, "mlp", shape)
         generator = torch.Generator().manual_seed(3)
         for module in block.modules():

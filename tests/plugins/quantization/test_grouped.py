@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
-from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
+from dovetail.nn.native import loader as native
 from dovetail.plugins.quantization.grouped.formats import PACKED_FORMATS, groups_of
 from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear, MixedLinear
 from dovetail.plugins.quantization.grouped.methods import (

@@ -8,21 +8,22 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.contracts.layer_plan import LayerPlan, PlannedLayer
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import LinearShape, QuantizationNeed
 from dovetail.contracts.weights import TensorInfo
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
-from dovetail.nn.kept_kernels import KernelKeeper
-from dovetail.nn.layer_plan import LayerPlan, PlannedLayer, bytes_held
+from dovetail.nn.layer_plan import bytes_held
+from dovetail.nn.native.kept_kernels import KernelKeeper
 from dovetail.nn.packed_cache import PackedCache
 from dovetail.plugins.quantization.grouped.formats import PACKED_FORMATS
 from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear, MixedLinear
 from dovetail.plugins.quantization.grouped.methods import FourBitMethod, GGUFMethod, GroupedOptions
-from dovetail.runner.plain_device import PlainDevice
-from dovetail.runner.sleep import Sleeper
 from dovetail.testing.packed_blocks import random_blocks
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.worker.plain_device import PlainDevice
+from dovetail.worker.sleep import Sleeper
 
 pytestmark = pytest.mark.skipif(bool(native.reasons_against(SOURCE)), reason="no C compiler")
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.contracts.quantization import LinearShape
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
-from dovetail.nn.kept_kernels import KernelKeeper
+from dovetail.nn.native.kept_kernels import KernelKeeper
 from dovetail.nn.packed_cache import PackedCache
 from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -26,7 +26,7 @@ Answer = Callable[..., list[int]]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dovetail.runner.worker.default_directory", lambda: tmp_path / "weights")
+    monkeypatch.setattr("dovetail.worker.model_worker.default_directory", lambda: tmp_path / "weights")
     return tmp_path / "weights"
 
 

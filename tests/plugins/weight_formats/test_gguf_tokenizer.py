@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, TokenizerFiles
+from dovetail.engine.tokenization import load_tokenizer_of
 from dovetail.plugins.weight_formats.gguf import GGUFFormat
 from dovetail.plugins.weight_formats.gguf.header import Header
 from dovetail.plugins.weight_formats.gguf.pretokenizers import PRE_TOKENIZERS
+from dovetail.plugins.weight_formats.gguf.texts import Texts
 from dovetail.plugins.weight_formats.gguf.vocabulary import build_tokenizer
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "llama_cpp_ids.json").read_text(encoding="utf-8"))
-SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "models"
 
 
 def byte_level(pre: str, **values: Any) -> dict[str, Any]:
@@ -37,7 +38,8 @@ def byte_level(pre: str, **values: Any) -> dict[str, Any]:
 
 
 def built(metadata: dict[str, Any]) -> TokenizerFiles | None:
-    return build_tokenizer(Header(Path("test.gguf"), metadata, ()))
+    values = {key: Texts.of(value) if isinstance(value, list) else value for key, value in metadata.items()}
+    return build_tokenizer(Header(Path("test.gguf"), values, ()))
 
 
 def load(metadata: dict[str, Any]) -> Tokenizer:
@@ -67,6 +69,36 @@ def test_qwen_composes_characters_as_its_original_tokenizer_does() -> None:
     assert one == other
     one, other = encode(load(byte_level("gpt-2")), [composed, apart])
     assert one != other
+
+
+def test_a_tokenizer_that_cannot_be_built_is_done_without(
+    tmp_path: Path, tiny_model: Any, gguf_format: GGUFFormat
+) -> None:
+    values = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "of-tomorrow",
+        "tokenizer.ggml.tokens": ["a", "b"],
+    }
+    files = tiny_model(values=values)
+    with pytest.raises(ModelError, match=r"'of-tomorrow' is not known.*or model\.tokenizer_mode to none"):
+        load_tokenizer_of(gguf_format, files, "auto")
+    assert load_tokenizer_of(gguf_format, files, "none") is None
+    found = built(byte_level("gpt-2"))
+    assert found is not None
+    assert found.tokenizer_json is not None
+    (tmp_path / "tokenizer.json").write_text(found.tokenizer_json, encoding="utf-8")
+    tokenizer = load_tokenizer_of(gguf_format, files, "auto", str(tmp_path))
+    assert tokenizer is not None
+    assert tokenizer.decode(tokenizer.encode("the")) == "the"
+
+
+def test_arrays_of_strings_are_as_they_were() -> None:
+    strings = ["", "a", "caf\u00e9", "\u0120the", " "]
+    texts = Texts.of(strings)
+    assert texts.decoded() == list(texts) == strings
+    assert (texts[2], texts[-1], texts[1:3]) == ("caf\u00e9", " ", strings[1:3])
+    with pytest.raises(IndexError):
+        texts[5]
 
 
 def test_smollm2_ids_are_those_of_llama_cpp(smollm2: ModelFiles, gguf_format: GGUFFormat) -> None:
@@ -146,12 +178,28 @@ def sentencepiece_metadata(directory: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("model", ["stories260K/hf", "stories15M/hf-fp16"])
-def test_sentencepiece_ids_are_those_of_tokenizer_json(model: str) -> None:
-    if not (SHARED / model).exists():
-        pytest.skip(f"needs the shared model {model}")
-    metadata = sentencepiece_metadata(SHARED / model)
-    original = Tokenizer.from_file(str(SHARED / model / "tokenizer.json"))
+def write_llama_tokenizer(directory: Path) -> None:
+    """A tokenizer.json of Llama 2's form, learnt from the expected texts: merges over bytes in <0x..>."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=first, show_progress=False, initial_alphabet=["\u2581"], limit_alphabet=60
+    )
+    tokenizer.train_from_iterator(EXPECTED["texts"] * 3, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    written = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    written["added_tokens"] = written["added_tokens"][:3]  # bytes are no text that stands for itself
+    (directory / "tokenizer.json").write_text(json.dumps(written), encoding="utf-8")
+
+
+def test_sentencepiece_ids_are_those_of_tokenizer_json(tmp_path: Path) -> None:
+    write_llama_tokenizer(tmp_path)
+    metadata = sentencepiece_metadata(tmp_path)
+    original = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     found = load(metadata)
     for text in EXPECTED["texts"]:
         expected = original.encode(text, add_special_tokens=False).ids

@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from transformers import GenerationConfig
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.weights import ModelFiles
 from dovetail.plugins.weight_formats.safetensors import SafetensorsFormat
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
-SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "models"
 TENSORS = {
     "a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "b.weight": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
@@ -166,11 +167,10 @@ def test_a_tokenizer_is_given_where_its_files_are(single: Path, weight_format: S
     assert found.directory == single
 
 
-def test_a_real_checkpoint(weight_format: SafetensorsFormat) -> None:
-    path = SHARED / "stories260K" / "hf"
-    if not path.exists():
-        pytest.skip("needs the shared model stories260K")
-    config = weight_format.config(files(path))
+def test_what_transformers_saves(weight_format: SafetensorsFormat, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, tiny_config("llama", eos_token_id=2))
+    GenerationConfig(eos_token_id=2).save_pretrained(tmp_path)
+    config = weight_format.config(files(tmp_path))
     assert config["generation_config"]["eos_token_id"] == 2
-    embeddings = weight_format.open(files(path)).read("model.embed_tokens.weight")
-    assert embeddings.shape == (config["vocab_size"], config["hidden_size"])
+    embeddings = weight_format.open(files(tmp_path)).read("model.embed_tokens.weight")
+    assert torch.equal(embeddings, model.get_input_embeddings().weight)

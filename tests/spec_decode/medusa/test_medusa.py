@@ -17,7 +17,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import DraftBatch, DraftRequest, DraftSetup, SpeculationNeed
-from dovetail.nn import ModelContext
+from dovetail.nn import BuildContext
 from dovetail.spec_decode.draft_vocabulary import FILE
 from dovetail.spec_decode.medusa.drafter import MedusaDrafter, MedusaOptions
 from dovetail.spec_decode.medusa.format import read_layout
@@ -104,7 +104,7 @@ def create(folder: Path, num_tokens: int = HEADS, **options: Any) -> MedusaDraft
         dtype=torch.float32,
         embed=torch.nn.Embedding(VOCAB, HIDDEN),
         compute_logits=torch.nn.Linear(HIDDEN, VOCAB, bias=False),
-        create_context=lambda: ModelContext(torch.float32, torch.device("cpu"), 64, "float32"),
+        create_context=lambda: BuildContext(torch.float32, torch.device("cpu"), 64, "float32"),
     )
     return MedusaDrafter(MedusaOptions.model_validate({"path": folder, **options}), setup)
 

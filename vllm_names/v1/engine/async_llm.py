@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NoReturn, Self
 
-from dovetail.async_engine import AsyncLLMEngine
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.async_engine import AsyncLLMEngine
 from dovetail.engine.input_processor import Prompt
-from dovetail.outputs import RequestOutput
-from dovetail.tokenization import Tokenizer
+from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.tokenization import Tokenizer
 from dovetail.vllm import missing
 from dovetail.vllm.engine.arg_utils import EngineArgs
-from dovetail.vllm.engine.llm_engine import ADD_REQUEST_REASONS, LLMEngine
+from dovetail.vllm.engine.llm_engine import LLMEngine, id_text, id_texts
 
 
 class AsyncLLM(AsyncLLMEngine):
@@ -27,10 +27,7 @@ class AsyncLLM(AsyncLLMEngine):
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None, **other: Any) -> Self:
         """An engine from `AsyncEngineArgs`. Raises as `from_config`."""
-        sinks = "measurements go to the sinks that `telemetry` names"
-        missing.refuse_given(
-            "AsyncLLM.from_engine_args", other, {"stat_loggers": sinks, "start_engine_loop": "it always starts"}
-        )
+        missing.refuse_given("AsyncLLM.from_engine_args", other)
         return cls.from_config(**engine_args.keywords())
 
     async def generate(
@@ -44,14 +41,18 @@ class AsyncLLM(AsyncLLMEngine):
         **other: Any,
     ) -> AsyncIterator[RequestOutput]:
         """As Dovetail's; an id that is a number becomes text."""
-        missing.refuse_given("generate", other, ADD_REQUEST_REASONS)
-        name = None if request_id is None else str(request_id)
+        missing.refuse_given("generate", other)
+        name = id_text(request_id)
         outputs = super().generate(prompt, sampling_params, name, priority=priority, cache_salt=cache_salt)
         try:
             async for output in outputs:
                 yield output
         finally:
             await outputs.aclose()  # type: ignore[attr-defined]
+
+    async def abort(self, request_id: str | int | Iterable[str | int]) -> None:
+        """As Dovetail's, of one request or of many; ids that are numbers become text."""
+        await super().abort(id_texts(request_id))
 
     @property
     def is_stopped(self) -> bool:
@@ -60,13 +61,16 @@ class AsyncLLM(AsyncLLMEngine):
 
     @property
     def dead_error(self) -> BaseException:
-        """What ended the engine."""
-        return RequestError("the engine has ended") if self._end is None else self._end
+        """What ended the engine. Raises `RequestError` for one that goes on."""
+        try:
+            self._steps.check_running()
+        except DovetailError as error:
+            return error
+        raise RequestError("the engine goes on: nothing has ended it")
 
     async def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
         """Takes all memory again. Raises `RequestError` for `tags` that name a part of it only."""
-        if tags is not None and {"weights", "kv_cache"} - set(tags):
-            missing.refuse(f"wake_up(tags={tags!r})", "weights and KV cache wake together: leave tags out")
+        missing.refuse_part(tags)
         await super().wake_up(new_weights=new_weights)
 
     async def get_tokenizer(self) -> Tokenizer | None:
@@ -91,3 +95,6 @@ class AsyncLLM(AsyncLLMEngine):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(missing.missing_member(self, name))
+
+
+__getattr__ = missing.answering(__name__)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
-from dovetail.outputs import SpeculationTotals
+from dovetail.engine.outputs import SpeculationTotals
 from dovetail.vllm.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -44,7 +44,7 @@ class _Observations:
 class MetricsSink(TelemetrySink):
     """vLLM's counters, gauges and histograms of one engine."""
 
-    contract = (1, 1)
+    contract = (1, 0)
 
     def __init__(self, engine: CountsSpeculation):
         super().__init__(PluginOptions())

@@ -1,0 +1,54 @@
+"""What a command plugin works with: how the other commands take a configuration, what they know of it before weights
+are read, and how they print.
+
+    from dovetail.commands import LayeredConfig, explain, takes_config_option
+
+    @app.command()
+    @takes_config_option
+    def look(layered: LayeredConfig) -> None:
+        explanation = explain(layered)
+
+Public and versioned like a contract. To run an engine, hand `explanation.resolved` to `dovetail.LLMEngine`.
+
+Its modules hold more. `.streaming` and `.sampling`: text that streams to the terminal, `-s key=value`. `.installed`:
+the installed plugins and the schema of the config. For commands that measure: `.checks` (refusals of bad input),
+`.machine` (what a timing was taken on, and what else ran meanwhile), `.progress`, `.svg` and `.page` (plots and
+self-contained HTML).
+"""
+
+from __future__ import annotations
+
+from dovetail.commands.errors import create_console, exit_code, print_error, print_warning
+from dovetail.commands.options import takes_config, takes_config_option
+from dovetail.config.files import read_file
+from dovetail.config.layers import LayeredConfig
+from dovetail.config.load import load_config
+from dovetail.config.manifest import write_manifest
+from dovetail.config.resolved import Component, Decision, ResolvedConfig
+from dovetail.engine.explanation import Explanation, Value, as_data, explain
+from dovetail.registry.components import create_class
+from dovetail.registry.environment import detect_environment
+from dovetail.worker.estimate import MemoryEstimate
+
+__all__ = [
+    "Component",
+    "Decision",
+    "Explanation",
+    "LayeredConfig",
+    "MemoryEstimate",
+    "ResolvedConfig",
+    "Value",
+    "as_data",
+    "create_class",
+    "create_console",
+    "detect_environment",
+    "exit_code",
+    "explain",
+    "load_config",
+    "print_error",
+    "print_warning",
+    "read_file",
+    "takes_config",
+    "takes_config_option",
+    "write_manifest",
+]

@@ -1,0 +1,22 @@
+"""The plugins that are installed: found, loaded and examined, and what they add to the config's schema."""
+
+from __future__ import annotations
+
+from dovetail.config.json_schema import config_schema
+from dovetail.registry.doctor import Finding, diagnose, reference_entry
+from dovetail.registry.entries import HOOKS_KIND, Entry, kind_version
+from dovetail.registry.loading import base_class, class_facts
+from dovetail.registry.registry import Registry
+
+__all__ = [
+    "HOOKS_KIND",
+    "Entry",
+    "Finding",
+    "Registry",
+    "base_class",
+    "class_facts",
+    "config_schema",
+    "diagnose",
+    "kind_version",
+    "reference_entry",
+]

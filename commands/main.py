@@ -1,0 +1,139 @@
+"""The command `dovetail`: a group that finds its commands among the plugins and imports one when it is called."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, cast
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from dovetail import __version__
+from dovetail.activity import show_in_terminal
+from dovetail.commands.errors import print_error
+from dovetail.contracts.command import Command
+from dovetail.contracts.errors import DovetailError, PluginError
+from dovetail.registry.entries import Entry
+from dovetail.registry.registry import Registry
+from dovetail.registry.summary import docstring_summary
+
+_OWN = "dovetail"
+"""Of one name that two distributions have, this one's command keeps the plain name."""
+_PANEL_OF_OTHERS = "Commands of other distributions"
+
+
+class LazyGroup(TyperGroup):
+    """A group whose listed commands are placeholders; the real one is imported when its name is resolved."""
+
+    def __init__(self, **attributes: Any):
+        super().__init__(**attributes)
+        self._loaders: dict[str, Callable[[], typer.Typer]] = {}
+        self._summaries: dict[str, Callable[[], str]] = {}
+
+    def add_lazy(
+        self, name: str, summary: Callable[[], str], load: Callable[[], typer.Typer], panel: str | None = None
+    ) -> None:
+        """Adds a command of which only the name is known yet."""
+        self.commands[name] = TyperCommand(name=name, rich_help_panel=panel)
+        self._loaders[name] = load
+        self._summaries[name] = summary
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """As the base class; only now are the sources of commands read for their summaries."""
+        for name, summary in self._summaries.items():
+            self.commands[name].help = summary()
+        super().format_help(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """As the base class, with the real command in the placeholder's place."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and name in self._loaders:
+            command = typer.main.get_command(self._loaders[name]())
+        return name, command, rest
+
+
+@dataclass
+class Switches:
+    """Options of `dovetail` itself that outlive the command's context."""
+
+    show_traceback: bool = False
+
+
+def create_group(registry: Registry, switches: Switches) -> LazyGroup:
+    """The command line with the commands of installed plugins, Dovetail's own among them."""
+    root = typer.Typer(
+        cls=LazyGroup,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"token_normalize_func": _with_dashes},
+    )
+
+    @root.callback()
+    def dovetail(
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        ] = False,
+        show_traceback: Annotated[
+            bool, typer.Option("--traceback", help="Print the traceback of an error, too.")
+        ] = False,
+    ) -> None:
+        """LLM inference and serving, made of plugins."""
+        switches.show_traceback = show_traceback
+
+    group = cast(LazyGroup, typer.main.get_command(root))
+    _add_commands(group, registry)
+    return group
+
+
+def main() -> None:
+    """Entry point of the console script. An error of Dovetail's own ends in one message and an exit code."""
+    switches = Switches()
+    show_in_terminal()
+    try:
+        create_group(Registry.scan(), switches).main(prog_name="dovetail")
+    except DovetailError as error:
+        sys.exit(print_error(error, show_traceback=switches.show_traceback))
+
+
+def _with_dashes(token: str) -> str:
+    """Flags may be written with underscores, as keywords are: --max_model_len."""
+    return token.replace("_", "-")
+
+
+def _add_commands(group: LazyGroup, registry: Registry) -> None:
+    entries = registry.entries("command")
+    counts = Counter(entry.name for entry in entries)
+    own = {entry.name for entry in entries if entry.distribution == _OWN}
+    for entry in entries:
+        is_own = entry.distribution == _OWN
+        # A name that another distribution has as well is still reachable as "dist:name".
+        is_taken = not is_own and (entry.name in own or counts[entry.name] > 1)
+        name = entry.qualified_name if is_taken else entry.name
+        panel = None if is_own else _PANEL_OF_OTHERS
+        group.add_lazy(name, partial(_summary, entry), _loader(registry, entry.qualified_name), panel)
+
+
+def _summary(entry: Entry) -> str:
+    text = docstring_summary(entry.reference) or "A command"
+    return text if entry.distribution == _OWN else f"{text} ({entry.origin})"
+
+
+def _loader(registry: Registry, name: str) -> Callable[[], typer.Typer]:
+    def load() -> typer.Typer:
+        app = cast(Command, registry.load("command", name)()).app()
+        if not isinstance(app, typer.Typer):
+            raise PluginError(f"command '{name}': app() returned {type(app).__name__}, not a typer.Typer")
+        return app
+
+    return load
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dovetail {__version__}")
+        raise typer.Exit

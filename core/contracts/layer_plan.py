@@ -1,0 +1,90 @@
+"""Which linear layers a model has, and which of them a quantization method serves, before any weight is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.contracts.kv import LayerCache
+from dovetail.contracts.quantization import LinearShape, QuantizationMethod
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a quantization method makes of a model's layers."""
+
+    names: frozenset[str]
+    """Layers, and tables, that it has a kernel for."""
+    num_offered: int
+    reasons: Mapping[str, int]
+    """Layers that stay in full precision though nobody asked for it, counted by the method's reason."""
+
+    def __str__(self) -> str:
+        counted = "layer" if self.num_offered == 1 else "layers"
+        text = f"serves {len(self.names)} of {self.num_offered} {counted}"
+        because = "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+        return f"{text}, the others stay in full precision: {because}" if because else text
+
+    @property
+    def left_out(self) -> str:
+        """The whole as a warning; empty where none is due."""
+        return str(self) if self.reasons else ""
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """One linear layer, or table of token embeddings, of one rank, its fused parts together."""
+
+    shape: LinearShape
+    sources: tuple[str, ...]
+    """Names of its tensors in the checkpoint."""
+    is_table: bool = False
+    """A token embedding."""
+    is_head: bool = False
+    """The output layer, which only the last prompt token needs; a tied one is the embedding's table too."""
+
+    @property
+    def weights(self) -> int:
+        """How many it has."""
+        return self.shape.in_features * self.shape.out_features
+
+    @property
+    def is_expert(self) -> bool:
+        """One of several, of which a token visits some."""
+        return ".experts." in self.shape.name
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What a model holds on one rank."""
+
+    layers: tuple[PlannedLayer, ...]
+    """What a token is multiplied with."""
+    rest: int
+    """Weights of norms, routers and biases, which stay in full precision; those of all ranks, divided evenly."""
+    caches: tuple[LayerCache, ...]
+    active_experts: float
+    """Fraction of the experts that one token visits."""
+    tables: tuple[PlannedLayer, ...] = ()
+    """Embeddings that are looked up and nothing else."""
+
+    def offered(self, method: QuantizationMethod) -> tuple[PlannedLayer, ...]:
+        """Those that `method` is asked about."""
+        return tuple(layer for layer in (*self.layers, *self.tables) if method.embeddings or not layer.is_table)
+
+    def ask(self, method: QuantizationMethod, device_type: str) -> Served:
+        """Which layers `method` has a kernel for."""
+        import torch  # which most commands do without
+
+        # Memory of the CPU is not touched before weights come, so creating the kernel costs nothing there.
+        device = torch.device("cpu" if device_type == "cpu" else "meta")
+        offered = self.offered(method)
+        served = frozenset(each.shape.name for each in offered if method.create_linear(each.shape, device) is not None)
+        left = (method.why_not(each.shape) for each in offered if each.shape.name not in served)
+        return Served(served, len(offered), Counter(reason for reason in left if reason is not None))
+
+    def num_bytes(self, held: Mapping[str, float]) -> int:
+        """Of all weights; `held` as `bytes_held` gives it."""
+        layers = sum(layer.weights * held[layer.shape.name] for layer in (*self.layers, *self.tables))
+        return int(layers + self.rest * held[""])

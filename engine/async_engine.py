@@ -1,0 +1,157 @@
+"""`AsyncLLMEngine`: the engine for asyncio. The step loop runs in a thread of its own; the event loop only hands
+requests in and outputs out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from dovetail.config.layers import LayeredConfig
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.engine import SHUTDOWN_S, LLMEngine
+from dovetail.engine.input_processor import Prompt
+from dovetail.engine.kv.manager import KVStatistics
+from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.output_stream import OutputStream
+from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.request_fields import check_request_id
+from dovetail.engine.step_thread import StepThread
+from dovetail.engine.tokenization import Tokenizer
+
+
+class AsyncLLMEngine:
+    """Requests from coroutines, batched together.
+
+    `generate` may be called from any event loop and any number of times at once. Closing (or cancelling) a stream
+    aborts its request. Use as a context manager, or call `shutdown`; an engine that is dropped ends after the step that
+    runs. Outputs that were not read yet are merged: deltas into one, and of cumulative outputs the last is kept.
+    """
+
+    def __init__(self, engine: LLMEngine):
+        self._engine = engine
+        self._ids = itertools.count()
+        # One thread: tokenizing must not hold the event loop, nor take cores from the model.
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="dovetail-input")
+        self._steps = StepThread(engine)
+        weakref.finalize(self, self._steps.stop).atexit = False  # the thread looks after that itself
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
+        *,
+        options: Iterable[str] = (),
+        **keywords: Any,
+    ) -> Self:
+        """As `LLMEngine.from_config`."""
+        return cls(LLMEngine.from_config(config, options=options, **keywords))
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """What the configuration came to."""
+        return self._engine.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None with tokenizer_mode none."""
+        return self._engine.tokenizer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are accepted: not shut down, and no worker died."""
+        return self._steps.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine ended by an error, rather than by `shutdown`."""
+        return self._steps.errored
+
+    async def check_health(self) -> None:
+        """Raises what ended the engine, or `RequestError` after `shutdown`; otherwise returns.
+
+        It asks no worker, so it returns while one hangs: `executor.step_timeout_s` ends an engine whose worker does.
+        """
+        self._steps.check_running()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields outputs as they come; the last one has `finished` set.
+
+        Raises `RequestError` for a request that is refused or that failed, `WorkerError` when the engine died.
+        Leaving the loop early, or cancelling the task, aborts the request and frees its memory.
+        """
+        self._steps.check_running()
+        loop = asyncio.get_running_loop()
+        request_id = request_id if request_id is not None else f"async-{next(self._ids)}"
+        check_request_id(request_id)
+        arrival = time.monotonic()
+        processed = await loop.run_in_executor(self._tokenizing, self._engine.process_input, prompt, sampling_params)
+        stream = OutputStream(request_id, loop, are_deltas=processed.params.output_kind == "delta")
+        add = partial(self._engine.add_request, request_id, processed, priority=priority)
+        self._steps.stream(stream, partial(add, arrival_time=arrival, cache_salt=cache_salt))
+        finished = False
+        try:
+            while not finished:
+                output = await stream.get()
+                finished = output.finished
+                if output.error is not None:
+                    raise RequestError(f"request {request_id} failed: {output.error}")
+                yield output
+        finally:
+            if not finished:
+                self._steps.close_stream(stream)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are passed over."""
+        await self._steps.abort(request_id)
+
+    async def reset_prefix_cache(self) -> PrefixCacheReset:
+        """See `LLMEngine.reset_prefix_cache`; runs between two steps."""
+        return await self._steps.call(self._engine.reset_prefix_cache)
+
+    async def sleep(self, level: int = 1) -> int:
+        """See `LLMEngine.sleep`; runs between two steps."""
+        return await self._steps.call(lambda: self._engine.sleep(level))
+
+    async def wake_up(self, *, new_weights: bool = False) -> None:
+        """See `LLMEngine.wake_up`; runs between two steps."""
+        await self._steps.call(partial(self._engine.wake_up, new_weights=new_weights))
+
+    async def is_sleeping(self) -> bool:
+        """See `LLMEngine.is_sleeping`; asked between two steps."""
+        return await self._steps.call(self._engine.is_sleeping)
+
+    async def cache_statistics(self) -> KVStatistics:
+        """See `LLMEngine.cache_statistics`; runs between two steps."""
+        return await self._steps.call(self._engine.cache_statistics)
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """Stops after the step that runs, and waits for that; streams that are open end with an error. Idempotent.
+
+        A step that lasts longer than `timeout_s` seconds is ended where workers are processes of their own. A step in
+        this process goes on in its thread; a warning is logged, and the engine is closed once the step is done.
+        """
+        self._steps.end(timeout_s)
+        self._tokenizing.shutdown(wait=False)
+
+    def __enter__(self) -> AsyncLLMEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()

@@ -1,0 +1,505 @@
+"""The step loop: schedule, execute, commit. It knows sequences, blocks and plans; text and prompts are others'
+business."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.contracts.executor import Executor
+from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
+from dovetail.contracts.step import NewRequest, StepPlan, StepResult
+from dovetail.engine.flight import Flight, live_part
+from dovetail.engine.kv.manager import KVCacheManager
+from dovetail.engine.schedule_check import ask_scheduler, check_live, scheduler_raised
+from dovetail.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a sequence ended."""
+
+    finish_reason: str
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What one step changed. Tokens are in the sequences already."""
+
+    schedule: Schedule
+    result: StepResult
+    started: float
+    """time.monotonic() when scheduling began."""
+    ended: float = 0.0
+    first_scheduled: list[Sequence] = field(default_factory=list)
+    """Sequences that came, or came back, into the batch."""
+    first_tokens: list[Sequence] = field(default_factory=list)
+    """Sequences that got their first output token."""
+    endings: list[tuple[Sequence, Ending]] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    """Tokens computed before the first output token of their sequence."""
+
+
+class EngineCore:
+    """Sequences in, tokens out. A step ends before the one after it is planned, unless two may be under way: then the
+    next is planned and handed over first, so that the device never waits for the host."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor, max_in_flight: int = 1):
+        self._flights: deque[Flight] = deque()
+        """Steps that were handed over and not committed."""
+        self._max_in_flight = max_in_flight
+        self._landed = 0.0
+        """When the last step was committed; time.monotonic()."""
+        self._scheduler = scheduler
+        self._kv = kv
+        self._executor = executor
+        self._step_id = 0
+        self._live: dict[int, Sequence] = {}
+        """Sequences that have not ended, by key."""
+        self._on_worker: set[int] = set()
+        self._reached_worker: set[int] = set()
+        """Keys that were on the workers at some time: whatever these keep of a sequence, they must hear of its end."""
+        self._gone: list[int] = []
+        """Keys that the workers may forget with the next plan."""
+        self._unheard: list[int] = []
+        """Keys that gave way in a plan of which nobody knows whether the workers heard it."""
+        self._awaiting_first: set[int] = set()
+        self._parked: dict[int, list[Sequence]] = {}
+        """Sequences that wait for the prompt of another, by its key: they share its blocks."""
+        self._pending_forks: dict[int, int] = {}
+        """Siblings that were not admitted yet, by the key of the sequence whose blocks they will share."""
+        self._retained: dict[int, Sequence] = {}
+        """Finished sequences whose blocks are kept for sequences forked from them."""
+        self._bad_words: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self.idle_drafters: frozenset[str] = frozenset()
+        """As the last step told."""
+        self.failure: WorkerError | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place, those that wait for a sibling's prompt included."""
+        return self._scheduler.num_waiting + sum(len(parked) for parked in self._parked.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._live or self._flights)
+
+    def add(self, sequence: Sequence, bad_word_ids: tuple[tuple[int, ...], ...] = ()) -> None:
+        """Takes in a sequence. Raises `PluginError` where the scheduler raises; nothing of it is kept then."""
+        self._enqueue(sequence)
+        if bad_word_ids:
+            self._bad_words[sequence.key] = bad_word_ids
+
+    def add_siblings(
+        self, first: Sequence, siblings: list[Sequence], bad_word_ids: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """Takes in sequences with the same prompt: one computes it, the others share its blocks afterwards. Raises as
+        `add` does."""
+        self.add(first, bad_word_ids)
+        if siblings:
+            first.retain_blocks = True
+            self._pending_forks[first.key] = len(siblings)
+            self._parked[first.key] = siblings
+        for sibling in siblings:
+            sibling.fork_parent = first
+            if bad_word_ids:
+                self._bad_words[sibling.key] = bad_word_ids
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        try:
+            self._scheduler.add(sequence)
+        except BaseException as error:
+            with suppress(Exception):  # it may know the sequence or not
+                self._scheduler.remove(sequence)
+            if not isinstance(error, Exception):
+                raise
+            raise scheduler_raised(self._scheduler, error) from error
+        self._live[sequence.key] = sequence
+        self._awaiting_first.add(sequence.key)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Ends a sequence, in whatever state it is. Its blocks are freed, unless `retain_blocks` asks to keep them.
+
+        Raises `PluginError` where the scheduler raises; the sequence has ended then too.
+        """
+        if sequence.status is RequestStatus.FINISHED:
+            return
+        try:
+            if not self._drop_parked(sequence):
+                self._unpark(sequence)
+                if sequence.key in self._live:
+                    self._remove(sequence)
+        finally:
+            self._forget(sequence)
+
+    def finish_all(self, sequences: Iterable[Sequence]) -> None:
+        """Ends each of `sequences`, and then raises the first error of `finish`."""
+        errors = []
+        for sequence in sequences:
+            try:
+                self.finish(sequence)
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _remove(self, sequence: Sequence) -> None:
+        try:
+            self._scheduler.remove(sequence)
+        except Exception as error:
+            raise scheduler_raised(self._scheduler, error) from error
+
+    def _forget(self, sequence: Sequence) -> None:
+        if sequence.fork_parent is not None:
+            self._note_fork(sequence)
+        sequence.status = RequestStatus.FINISHED
+        self._awaiting_first.discard(sequence.key)
+        self._bad_words.pop(sequence.key, None)
+        self._live.pop(sequence.key, None)
+        self._on_worker.discard(sequence.key)
+        if sequence.key in self._reached_worker:
+            self._reached_worker.remove(sequence.key)
+            self._gone.append(sequence.key)
+        if sequence.retain_blocks:
+            self._retained[sequence.key] = sequence
+        else:
+            self._kv.free(sequence)
+
+    def release_retained(self, sequences: Iterable[Sequence]) -> None:
+        """Frees the blocks of retained sequences."""
+        for sequence in sequences:
+            if self._retained.pop(sequence.key, None) is not None:
+                self._kv.free(sequence)
+
+    def step(self) -> StepOutcome | None:
+        """Commits one step; None where there was nothing to do.
+
+        Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of the workers fails
+        the sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that raises or
+        that breaks its contract.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if not self._flights and not self._launch():
+            return None
+        if len(self._flights) < self._max_in_flight and self._flights[-1].allows_another:
+            self._launch()
+        return self._land()
+
+    def settle(self) -> None:
+        """Commits the steps that are under way although every sequence of theirs ended."""
+        while self._flights:
+            self._land()
+
+    def _launch(self) -> bool:
+        """Schedules a step and hands it over; False where there is nothing to do."""
+        started = time.monotonic()
+        for flight in self._flights:
+            flight.lift()
+        try:
+            schedule = self._schedule()
+            check_live(self._scheduler, schedule, self._live)
+            if not schedule.requests:
+                if self.has_work and not self._flights:
+                    raise PluginError(
+                        f"{type(self._scheduler).__name__} breaks the scheduler's contract: it schedules nothing,"
+                        f" although {self.num_running} sequences run and {self.num_waiting} wait; choose another"
+                        " scheduler.name"
+                    )
+                return False
+            plan, entered = self._build_plan(schedule)
+        finally:
+            for flight in self._flights:
+                flight.lower()
+        try:
+            future = self._executor.execute(plan)
+        except Exception as error:
+            future = Future()
+            future.set_exception(error)
+        except BaseException as error:
+            # Ctrl-C: nobody knows how far the workers came with this step.
+            self._fail_step(schedule, plan, error, started)
+            raise
+        self._flights.append(Flight(schedule, plan, future, entered, started))
+        return True
+
+    def _land(self) -> StepOutcome:
+        """Waits for the oldest step and commits its tokens."""
+        flight = self._flights.popleft()
+        entered = [sequence for sequence in flight.entered if sequence.key in self._live]
+        # Before the step before it was committed, this one did not have the device.
+        started = max(flight.started, self._landed)
+        try:
+            result = flight.future.result()
+        except WorkerError as error:
+            self.failure = error
+            self._flights.clear()
+            raise
+        except Exception as error:
+            outcome = self._fail_step(flight.schedule, flight.plan, error, started)
+        except BaseException as error:
+            for each in (flight, *self._flights):
+                self._fail_step(each.schedule, each.plan, error, started)
+            self._flights.clear()
+            raise
+        else:
+            schedule, plan = flight.schedule, flight.plan
+            if self._max_in_flight > 1:
+                schedule, plan, result = live_part(schedule, plan, result)
+            outcome = StepOutcome(schedule, result, started)
+            self._commit(plan, outcome)
+        outcome.first_scheduled = entered
+        self._landed = outcome.ended = time.monotonic()
+        return outcome
+
+    def _schedule(self) -> Schedule:
+        schedule = ask_scheduler(self._scheduler, self._kv)
+        if not schedule.requests and self._retained and self.has_work:
+            # Retained blocks are a convenience; nobody may starve for them.
+            gave_way = schedule.preempted
+            self.release_retained(list(self._retained.values()))
+            schedule = ask_scheduler(self._scheduler, self._kv)
+            schedule.preempted = [*gave_way, *schedule.preempted]
+        return schedule
+
+    def _build_plan(self, schedule: Schedule) -> tuple[StepPlan, list[Sequence]]:
+        """The plan, and the sequences that it brings to the workers."""
+        self._step_id += 1
+        changes = self._kv.drain()
+        known = self._on_worker
+        preempted, self._unheard = self._unheard, []
+        for key in changes.given_up:
+            if key in self._live:
+                self._live[key].num_preemptions += 1
+            if key in known:
+                known.remove(key)
+                preempted.append(key)
+        entered = []
+        new_blocks = [change for change in changes.new_blocks if change[0] in known] if changes.new_blocks else []
+        keys = [sequence.key for sequence in schedule.requests]
+        for sequence in schedule.requests:
+            if sequence.key not in known:
+                if any(sequence in flight.schedule.requests for flight in self._flights):
+                    raise PluginError(
+                        f"{type(self._scheduler).__name__} breaks the scheduler's contract: in one schedule it preempts"
+                        f" request {sequence.request_id} and admits it again; choose another scheduler.name"
+                    )
+                known.add(sequence.key)
+                self._reached_worker.add(sequence.key)
+                entered.append(sequence)
+                if sequence.fork_parent is not None:
+                    self._note_fork(sequence)
+        finished, self._gone = self._gone, []
+        plan = StepPlan(
+            step_id=self._step_id,
+            keys=keys,
+            num_tokens=schedule.num_tokens,
+            num_drafts=_scheduled_drafts(schedule),
+            new_requests=[self._new_request(sequence) for sequence in entered],
+            new_blocks=new_blocks,
+            finished=finished,
+            preempted=preempted,
+            swap_out=changes.swap_out,
+            swap_in=changes.swap_in,
+            copies=changes.copies,
+        )
+        return plan, entered
+
+    def _new_request(self, sequence: Sequence) -> NewRequest:
+        return NewRequest(
+            key=sequence.key,
+            request_id=sequence.request_id,
+            token_ids=sequence.token_ids[:],
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_computed_tokens=sequence.num_computed_tokens,
+            block_ids=tuple(blocks[:] for blocks in sequence.block_ids),
+            sampling=sequence.sampling,
+            seed=sequence.seed,
+            eos_token_ids=sequence.eos_token_ids,
+            drafter=sequence.drafter,
+            bad_word_ids=self._bad_words.get(sequence.key, ()),
+        )
+
+    def _commit(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        result = outcome.result
+        self.idle_drafters = result.idle_drafters
+        for index in result.drafter_errors:
+            # Before blocks are shared, which lack the drafter's pages; or it would be back after a preemption.
+            self._leave_drafter(outcome.schedule.requests[index])
+        if self._awaiting_first:
+            self._count_prompt_tokens(outcome)
+        if result.counts is None and plan.num_drafts is None and not result.failed:
+            self._commit_decodes(outcome)
+        else:
+            self._commit_rows(plan, outcome)
+        for index, num_drafts in result.num_next_drafts.items():
+            outcome.schedule.requests[index].num_draft_tokens = num_drafts
+        if self._awaiting_first:
+            self._note_first_tokens(outcome)
+        for sequence, ending in outcome.endings:
+            if ending.error is not None:
+                self._distrust(sequence)
+            self.finish(sequence)
+
+    def _leave_drafter(self, sequence: Sequence) -> None:
+        """A drafter that failed a sequence may have left anything in its own pages of that sequence's blocks."""
+        if sequence.hash_seed != sequence.plain_hash_seed:
+            self._kv.forget_content(sequence)
+        sequence.leave_drafter()
+
+    def _distrust(self, sequence: Sequence) -> None:
+        """Nobody finds or shares the pages of a sequence that failed: NaN in a part of a prompt shows only when the
+        first token is drawn, and would fail every later request with that prefix."""
+        self._kv.forget_content(sequence)
+        sequence.retain_blocks = False
+
+    def _commit_decodes(self, outcome: StepOutcome) -> None:
+        """The common case: every request of the batch got one token."""
+        commit, endings = self._kv.commit, outcome.endings
+        schedule = outcome.schedule
+        for sequence, num_tokens, token in zip(
+            schedule.requests, schedule.num_tokens, outcome.result.token_ids, strict=True
+        ):
+            computed = sequence.num_computed_tokens + num_tokens
+            sequence.num_computed_tokens = computed
+            sequence.token_ids.append(token)
+            total = sequence.num_tokens + 1
+            sequence.num_tokens = total
+            if computed >= sequence.commit_at:
+                commit(sequence)
+            if total >= sequence.max_total_tokens or token in sequence.stop_ids:
+                endings.append((sequence, _ending(sequence, token)))
+
+    def _commit_rows(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Steps with incomplete prompts, drafts or failed requests."""
+        schedule, result = outcome.schedule, outcome.result
+        tokens = iter(result.token_ids)
+        counts = result.counts if result.counts is not None else [1] * len(schedule.requests)
+        for index, sequence in enumerate(schedule.requests):
+            if index in result.failed:
+                outcome.endings.append((sequence, Ending("error", error=result.failed[index])))
+                continue
+            new_tokens = [next(tokens) for _ in range(counts[index])]
+            num_drafts = plan.num_drafts[index] if plan.num_drafts is not None else 0
+            # Rejected drafts were computed for nothing: of d drafts, len(new_tokens) - 1 stand.
+            rejected = num_drafts - (len(new_tokens) - 1) if num_drafts else 0
+            sequence.num_computed_tokens += schedule.num_tokens[index] - rejected
+            sequence.num_draft_tokens = 0
+            ending = self._append(sequence, new_tokens)
+            self._kv.commit(sequence)
+            if num_drafts:
+                self._kv.trim(sequence)
+            if ending is not None:
+                outcome.endings.append((sequence, ending))
+
+    def _append(self, sequence: Sequence, tokens: list[int]) -> Ending | None:
+        """Appends tokens up to the first that ends the sequence; those after it are dropped."""
+        for token in tokens:
+            sequence.token_ids.append(token)
+            sequence.num_tokens += 1
+            if sequence.num_tokens >= sequence.max_total_tokens or token in sequence.stop_ids:
+                sequence.num_computed_tokens = min(sequence.num_computed_tokens, sequence.num_tokens - 1)
+                return _ending(sequence, token)
+        return None
+
+    def _count_prompt_tokens(self, outcome: StepOutcome) -> None:
+        schedule = outcome.schedule
+        outcome.num_prompt_tokens = sum(
+            num_tokens
+            for sequence, num_tokens in zip(schedule.requests, schedule.num_tokens, strict=True)
+            if sequence.key in self._awaiting_first
+        )
+
+    def _note_first_tokens(self, outcome: StepOutcome) -> None:
+        for sequence in outcome.schedule.requests:
+            if sequence.key in self._awaiting_first and sequence.num_tokens > sequence.num_prompt_tokens:
+                self._awaiting_first.remove(sequence.key)
+                outcome.first_tokens.append(sequence)
+                self._unpark(sequence)
+
+    def _unpark(self, sequence: Sequence) -> None:
+        """The siblings of a sequence enter the queue: its prompt is computed, or it is gone."""
+        for sibling in self._parked.pop(sequence.key, ()):
+            self._enqueue(sibling)
+
+    def _note_fork(self, sequence: Sequence) -> None:
+        """A sibling was admitted or dropped; after the last one, the first need not keep its blocks."""
+        parent, sequence.fork_parent = sequence.fork_parent, None
+        if parent is None or parent.key not in self._pending_forks:
+            return
+        self._pending_forks[parent.key] -= 1
+        if self._pending_forks[parent.key] == 0:
+            del self._pending_forks[parent.key]
+            parent.retain_blocks = False
+            self.release_retained([parent])
+
+    def _drop_parked(self, sequence: Sequence) -> bool:
+        """Forgets a sequence that still waits for a sibling's prompt; False if it does not."""
+        parked = self._parked.get(sequence.fork_parent.key, []) if sequence.fork_parent is not None else []
+        if sequence not in parked:
+            return False
+        parked.remove(sequence)
+        self._note_fork(sequence)
+        return True
+
+    def _fail_step(self, schedule: Schedule, plan: StepPlan, error: BaseException, started: float) -> StepOutcome:
+        """Ends every sequence that took part in a step that raised, and those whose pages the plan was to move, since
+        nobody knows whether it did. Siblings that waited to share such pages compute their own.
+
+        The workers are told once more what to forget.
+        """
+        message = f"{type(error).__name__}: {error}"
+        outcome = StepOutcome(schedule, StepResult(plan.step_id, []), started)
+        failed = {sequence.key: sequence for sequence in schedule.requests} | self._holders_of_moved_pages(plan)
+        for sequence in failed.values():
+            outcome.endings.append((sequence, Ending("error", error=message)))
+            self._distrust(sequence)
+            with suppress(PluginError):  # of the two errors, the step's is the cause
+                self.finish(sequence)
+        self._gone += plan.finished
+        self._unheard += [key for key in plan.preempted if key in self._live]
+        return outcome
+
+    def _holders_of_moved_pages(self, plan: StepPlan) -> dict[int, Sequence]:
+        """Sequences that hold a block, on the device or on the host, into which the plan moves a page; by key."""
+        device = {target for _, target in [*plan.swap_in, *plan.copies]}
+        host = {target for _, target in plan.swap_out}
+        if not device and not host:
+            return {}
+        return {
+            key: sequence
+            for key, sequence in self._live.items()
+            if any(not device.isdisjoint(table) for table in sequence.block_ids)
+            or any(not host.isdisjoint(table) for table in sequence.host_block_ids)
+        }
+
+
+def _ending(sequence: Sequence, token: int) -> Ending:
+    if token in sequence.stop_ids:
+        return Ending("stop", None if token in sequence.eos_token_ids else token)
+    return Ending("length")
+
+
+def _scheduled_drafts(schedule: Schedule) -> list[int] | None:
+    """How many of each request's scheduled tokens are drafts; None if no request has any."""
+    drafts = None
+    for index, sequence in enumerate(schedule.requests):
+        if sequence.num_draft_tokens:
+            if drafts is None:
+                drafts = [0] * len(schedule.requests)
+            reached = sequence.num_computed_tokens + schedule.num_tokens[index]
+            drafts[index] = max(0, reached - sequence.num_tokens)
+    return drafts

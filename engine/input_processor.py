@@ -1,0 +1,256 @@
+"""From a prompt and its parameters to a validated request: tokenized once, every option checked against the model and
+the chosen components. Whatever cannot be served is refused here, before it costs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, NotRequired, TypedDict, cast
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.sampling import SamplingParams, as_token_ids
+from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.engine.request_fields import check_salt
+from dovetail.engine.tokenization import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+    """Only requests with the same salt share prefix-cache entries."""
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; a `prompt` beside them is what outputs show."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt
+"""What `generate` takes as one prompt."""
+
+
+def as_prompts(given: object) -> list[Prompt]:
+    """One prompt or many: a list of integers, or a flat array, is one prompt of token ids. Raises `RequestError` for
+    what is neither."""
+    if isinstance(given, str | Mapping):
+        return [cast("Prompt", given)]
+    if isinstance(given, list | tuple):
+        return [cast("Prompt", given)] if _is_flat(given) else list(given)
+    if isinstance(given, bytes | bytearray | memoryview | Set) or not isinstance(given, Iterable):
+        raise RequestError(f"prompts are text, token ids, mappings, or a list of those, got {given!r}")
+    items = list(given)  # an array, a tensor, a range, a generator
+    return [cast("Prompt", items)] if _is_flat(items) else items
+
+
+def _is_flat(items: Sequence[object]) -> bool:
+    """Whether these are numbers (of torch too, whose scalars are tensors) and no prompts."""
+    return bool(items) and all(isinstance(item, Integral) or _is_scalar(item) for item in items)
+
+
+def _is_scalar(item: object) -> bool:
+    if isinstance(item, str | bytes | Mapping | list | tuple):
+        return False
+    import numpy as np  # for what is none of the usual prompts
+
+    return np.ndim(cast("Any", item)) == 0
+
+
+@dataclass(frozen=True)
+class ProcessedInput:
+    """A request that can be served."""
+
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    max_total_tokens: int
+    """Prompt and output together end here."""
+    eos_token_ids: tuple[int, ...]
+    """Empty where the request ignores them."""
+    stop_ids: frozenset[int]
+    """Tokens that end the output: end-of-sequence and the request's own."""
+    bad_word_ids: tuple[tuple[int, ...], ...]
+    drafter: str | None
+    cache_salt: str | None
+    shows_logprobs: bool
+    """Whether outputs carry log probabilities; they may be computed for ranking alone."""
+
+
+class InputProcessor:
+    """Validates and tokenizes requests for one engine."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        tokenizer: Tokenizer | None,
+        processors: Mapping[str, LogitsProcessor],
+        acceptance: type[AcceptanceRule] | None,
+    ):
+        self._model = config.model
+        self._speculation = config.speculation
+        self._tokenizer = tokenizer
+        self._processors = processors
+        self._acceptance = acceptance
+
+    def process(self, prompt: Prompt, params: SamplingParams) -> ProcessedInput:
+        """Raises `RequestError` for whatever cannot be served, saying what to change."""
+        params = params.snapshot()
+        text, token_ids = self._tokens(prompt)
+        cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        check_salt(cache_salt)
+        shows_logprobs = params.logprobs is not None
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        self._check_prompt(token_ids)
+        self._check_params(params)
+        drafter = self._drafter(params)
+        self._check_min_tokens(params.min_tokens, len(token_ids))
+        if params.best_of is not None and params.best_of > params.n and params.logprobs is None:
+            params = replace(params, logprobs=0)  # ranking needs the cumulative log probability
+        limit = self._model.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(token_ids) + params.max_tokens)
+        eos = () if params.ignore_eos else self._model.eos_token_ids
+        return ProcessedInput(
+            prompt=text,
+            token_ids=token_ids,
+            params=params,
+            max_total_tokens=limit,
+            eos_token_ids=eos,
+            stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            bad_word_ids=self._bad_word_ids(params),
+            drafter=drafter,
+            cache_salt=cache_salt,
+            shows_logprobs=shows_logprobs,
+        )
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            if unknown:
+                raise RequestError(
+                    f"unknown prompt key {sorted(map(str, unknown))[0]!r}; give 'prompt' (text) or 'prompt_token_ids',"
+                    " and 'cache_salt' if need be"
+                )
+            ids: Any = prompt.get("prompt_token_ids")
+            text: Any = prompt.get("prompt")
+            if ids is not None:
+                if text is not None and not isinstance(text, str):
+                    raise RequestError(f"prompt, beside prompt_token_ids, must be text, got {text!r}")
+                return text, list(as_token_ids("prompt_token_ids", ids))
+            prompt = text
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise RequestError("this engine has no tokenizer (tokenizer_mode none): pass prompt_token_ids")
+            return prompt, self._tokenizer.encode(prompt)
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Set):
+            raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
+        return None, list(as_token_ids("prompt_token_ids", prompt))
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise RequestError("the prompt is empty: it needs at least one token")
+        self._check_ids("prompt_token_ids", token_ids)
+        longest = self._model.max_model_len - 1
+        if len(token_ids) > longest:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._model.max_model_len} and one is"
+                f" needed for the output: shorten it to {longest} tokens, set truncate_prompt_tokens, or raise"
+                " model.max_model_len"
+            )
+
+    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not 0 <= token < self._model.vocab_size:
+                raise RequestError(
+                    f"{what} holds {token!r}, which is no token id: they are integers of 0 to"
+                    f" {self._model.vocab_size - 1}"
+                )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.num_sequences > self._model.max_completions:
+            raise RequestError(
+                f"{params.num_sequences} completions of one prompt were asked for (n, best_of), and"
+                f" model.max_completions allows {self._model.max_completions}: ask for fewer, or raise it"
+            )
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("logit_bias", list(params.logit_bias or ()))
+        for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if value is None:
+                continue
+            if value > self._model.vocab_size:
+                raise RequestError(
+                    f"{name} is {value}, but the vocabulary has {self._model.vocab_size} tokens: ask for fewer, or -1"
+                    " for all"
+                )
+            asked = self._model.vocab_size if value == -1 else value
+            limit = self._model.max_logprobs
+            if 0 <= limit < asked:
+                raise RequestError(
+                    f"{name} is {value}, but model.max_logprobs allows {limit}: ask for fewer, or raise it (-1: all)"
+                )
+        if params.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
+        for name, options in params.processors.items():
+            if name not in self._processors:
+                known = ", ".join(sorted(self._processors)) or "none"
+                raise RequestError(f"no logits processor {name!r} is configured (configured: {known})")
+            self._processors[name].validate(options)
+
+    def _check_min_tokens(self, min_tokens: int, num_prompt_tokens: int) -> None:
+        room = self._model.max_model_len - num_prompt_tokens
+        if min_tokens > room:
+            raise RequestError(
+                f"min_tokens is {min_tokens}, but max_model_len is {self._model.max_model_len} and the prompt has"
+                f" {num_prompt_tokens} tokens: ask for at most {room}, shorten the prompt, or raise"
+                " model.max_model_len"
+            )
+
+    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of each bad word, at the start of a word and inside one."""
+        if not params.bad_words:
+            return ()
+        if self._tokenizer is None:
+            raise RequestError("bad_words need a tokenizer, and this engine has none: use logit_bias")
+        spellings: list[tuple[int, ...]] = []
+        for word in params.bad_words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                if ids and ids not in spellings:
+                    spellings.append(ids)
+        return tuple(spellings)
+
+    def _drafter(self, params: SamplingParams) -> str | None:
+        speculation = self._speculation
+        asked = params.speculation
+        if speculation is None:
+            if asked not in (None, "off"):
+                raise RequestError(f"speculation {asked!r} was asked for, but the config has no speculative section")
+            return None
+        name = speculation.default if asked is None else (None if asked == "off" else asked)
+        if name is None:
+            return None
+        if name not in speculation.drafters:
+            known = ", ".join(sorted(speculation.drafters))
+            raise RequestError(f"no drafter {name!r} is configured (configured: {known}, or off)")
+        if self._acceptance is not None and self._acceptance.greedy_only and not params.is_greedy:
+            raise RequestError(
+                f"acceptance rule {speculation.acceptance.name!r} serves temperature 0 only: set temperature=0,"
+                " speculation='off', or another speculative.acceptance"
+            )
+        ranks = params.best_of is not None and params.best_of > params.n
+        if speculation.disable_logprobs and (params.logprobs is not None or ranks):
+            what = "logprobs were asked for" if params.logprobs is not None else "best_of ranks by log probabilities"
+            raise RequestError(
+                f"{what}, and speculative.disable_logprobs leaves them out: set speculation='off', or"
+                " speculative.disable_logprobs to false"
+            )
+        return name

@@ -1,0 +1,440 @@
+"""The KV cache manager: which sequence holds which blocks, on the device and on the host.
+
+One owner for all block bookkeeping. Schedulers see it through the `KVMemory` protocol; the engine calls `commit` and
+`trim` after a step's tokens are committed, `free` when a sequence ends, and `drain` once per step plan. It moves no
+data itself: workers do, from the `BlockChanges` of each plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.contracts.kv import KVLayout
+from dovetail.engine.kv.pool import NULL_BLOCK, BlockPool, HostPool, PrefixCacheReset
+from dovetail.engine.kv.prefix import extend_hashes_of, find_cached_prefix, find_fork_prefix, first_live_block
+from dovetail.engine.kv.transfers import BlockChanges, PendingTransfers
+from dovetail.engine.kv.under_way import ContentUnderWay
+from dovetail.engine.sequence import Sequence
+
+_NEVER = 1 << 60
+_NO_HOST_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KVStatistics:
+    """Usage now, and counts since the manager was made. The null block is left out."""
+
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    """Free blocks whose content can still be found."""
+    num_host_blocks: int
+    num_used_host_blocks: int
+    prefix_query_tokens: int
+    """Known tokens of the requests that were admitted."""
+    prefix_hit_tokens: int
+    """Of these, the tokens that were found in the cache or shared with a fork parent."""
+    num_evictions: int
+    num_copied_blocks: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+
+
+class KVCacheManager:
+    """Blocks of all sequences of one engine; implements `KVMemory`.
+
+    All groups' tables of a sequence have equal length. A fork may share the last, partly filled block of its parent: it
+    copies before it writes, while the parent goes on in place, since it writes behind all that the fork sees.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        *,
+        num_host_blocks: int = 0,
+        prefix_caching: bool = True,
+    ) -> None:
+        """`num_blocks` counts the null block 0. Raises `CapacityError` for fewer than 2 blocks."""
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks, len(layout.groups))
+        self.host_pool = HostPool(num_host_blocks)
+        self._transfers = PendingTransfers(self.pool, self.host_pool)
+        self._windowed = [group for group in layout.groups if group.window is not None]
+        self._capacity: dict[int, int] = {}
+        """Key -> tokens that its blocks hold, or 0 for a fork that may have to copy before it writes."""
+        self._num_registered: dict[int, int] = {}
+        """Key -> leading blocks whose content is findable or never shall be."""
+        self._under_way = ContentUnderWay()
+        self._unsent: set[int] = set()
+        """Sequences that got their first blocks since the last drain."""
+        self._new_blocks: dict[int, list[tuple[int, int, list[int]]]] = {}
+        self._given_up: list[int] = []
+        """Sequences that held blocks at the last drain and gave way since."""
+        self._attached: dict[int, tuple[int, int]] = {}
+        self._query_tokens = self._hit_tokens = 0
+        self._num_copied = self._num_swapped_out = self._num_swapped_in = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the device pool, the null block included."""
+        return self.pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, those with cached content included."""
+        return self.pool.num_free
+
+    def awaits_prefix(self, request: Sequence) -> bool:
+        """Whether the next block of the request's prompt, behind those that `attach_prefix` finds, is under way."""
+        if not self._under_way or request.fork_parent is not None or not self._may_search(request):
+            return False
+        index = len(find_cached_prefix(self.layout, self.pool, request)[0])
+        if (index + 1) * self.block_size >= request.num_tokens:
+            return False
+        extend_hashes_of(request, index + 1, self.block_size)
+        return request.block_hashes[index] in self._under_way
+
+    def attach_prefix(self, request: Sequence) -> int:
+        """Takes the longest cached prefix, or what the fork parent has computed if that is longer, and sets
+        `num_computed_tokens` to its length. Also sets `num_cached_tokens` while the request was never preempted.
+
+        Raises `ValueError` for a request that holds blocks.
+        """
+        if request.block_ids or request.host_block_ids:
+            raise ValueError(f"request {request.request_id} holds blocks already; release it before attach_prefix")
+        tables = find_cached_prefix(self.layout, self.pool, request) if self._may_search(request) else [[]]
+        num_registered = len(tables[0])
+        num_tokens = num_registered * self.block_size
+        parent, num_forked = request.fork_parent, find_fork_prefix(self.layout, request)
+        if parent is not None and num_forked > num_tokens:
+            num_tokens = num_forked
+            tables = self._fork_tables(parent, num_tokens)
+            is_hidden = self._num_registered[parent.key] == _NEVER
+            num_registered = _NEVER if is_hidden else num_tokens // self.block_size
+        if num_tokens:
+            for table in tables:
+                for block in table:
+                    if block != NULL_BLOCK:
+                        self.pool.share(block)
+            self._begin(request, tables, num_registered)
+            if num_tokens % self.block_size == 0:
+                self._capacity[request.key] = num_tokens
+        request.num_computed_tokens = num_tokens
+        self._attached[request.key] = (request.num_tokens, num_tokens)
+        if not request.num_preemptions:
+            request.num_cached_tokens = min(num_tokens, request.num_prompt_tokens)
+        return num_tokens
+
+    def allocate(self, request: Sequence, num_new_tokens: int, reserve: int = 0) -> bool:
+        """Makes the request's tables hold its computed tokens, `num_new_tokens` more, and those that its drafter looks
+        ahead; False: nothing changed."""
+        end = request.num_computed_tokens + num_new_tokens
+        if request.num_lookahead_tokens:
+            end = max(end, min(end + request.num_lookahead_tokens, request.max_total_tokens))
+        fits = (not reserve and end <= self._capacity.get(request.key, 0)) or self._grow(request, end, reserve)
+        if fits and num_new_tokens > 1 and self.prefix_caching:
+            self._announce(request, request.num_computed_tokens + num_new_tokens)
+        return fits
+
+    def release(self, request: Sequence) -> None:
+        """Gives back all blocks of the request; its tokens must be computed anew."""
+        self._note_given_up(request)
+        self.free(request)
+        request.num_computed_tokens = 0
+        request.num_draft_tokens = 0
+        request.commit_at = 0
+
+    def free(self, sequence: Sequence) -> None:
+        """Gives back all blocks of a sequence that ended, whatever its status. Idempotent; leaves its counts."""
+        self._free_device(sequence)
+        host_blocks = [block for table in sequence.host_block_ids for block in table if block != _NO_HOST_BLOCK]
+        self._transfers.free_host(host_blocks)
+        sequence.host_block_ids = []
+        self._num_registered.pop(sequence.key, None)
+        self._attached.pop(sequence.key, None)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Takes note of computed tokens: full blocks become findable, blocks behind a window become free.
+
+        Call it when `num_computed_tokens` has reached `commit_at`, after the tokens themselves are committed to
+        `token_ids`; sets `commit_at` to where it is needed next. Drafts never count.
+        """
+        tables = sequence.block_ids
+        if not tables:
+            return
+        computed = sequence.num_computed_tokens
+        if self.prefix_caching:
+            self._register(sequence, computed // self.block_size)
+        commit_at = (computed // self.block_size + 1) * self.block_size if self.prefix_caching else _NEVER
+        for group in self._windowed:
+            num_dead = first_live_block(group, computed, self.block_size)
+            self._free_dead(sequence, group.group_id, min(num_dead, len(tables[group.group_id])))
+            commit_at = min(commit_at, (num_dead + 1) * self.block_size + (group.window or 0) - 1)
+        sequence.commit_at = commit_at
+
+    def forget_content(self, sequence: Sequence) -> None:
+        """Makes what a sequence computed or found unfindable, whoever holds it: its pages are not to be trusted.
+
+        Pages that a sliding window freed and those that another sequence filled with the same content are forgotten
+        with them. A sequence that goes on registers its blocks anew, by the hashes that it has then.
+        """
+        if not self.prefix_caching:
+            return
+        num_full = sequence.num_computed_tokens // self.block_size
+        extend_hashes_of(sequence, num_full, self.block_size)
+        for content in sequence.block_hashes[:num_full]:
+            for group in self.layout.groups:
+                self.pool.forget(group.group_id, content)
+        self._under_way.forget(sequence.key)
+        if self._num_registered.get(sequence.key, _NEVER) != _NEVER:
+            self._num_registered[sequence.key] = 0
+            sequence.commit_at = 0
+
+    def trim(self, sequence: Sequence) -> None:
+        """Frees blocks beyond those that the computed tokens and one more need, or that the sequence's drafter has
+        written to for its next guesses: the blocks of rejected drafts."""
+        tables = sequence.block_ids
+        keep = sequence.num_computed_tokens // self.block_size + 1
+        if sequence.num_lookahead_tokens:
+            ahead = min(sequence.num_tokens + sequence.num_lookahead_tokens - 1, sequence.max_total_tokens)
+            keep = max(keep, self.layout.blocks_for(ahead))
+        if not tables or len(tables[0]) <= keep:
+            return
+        rows = zip(*(table[: keep - 1 : -1] for table in tables), strict=True)
+        self._free_blocks([block for row in rows for block in row])
+        for table in tables:
+            del table[keep:]
+        if self._capacity[sequence.key]:
+            self._capacity[sequence.key] = keep * self.block_size
+
+    def swap_out(self, request: Sequence) -> bool:
+        """Moves the computed tokens' blocks to host memory and gives up all device blocks.
+
+        Drafts are forgotten. False: no room on the host, nothing is computed, or a block waits for its own content.
+        """
+        num_used = self.layout.blocks_for(request.num_computed_tokens)
+        used = [table[:num_used] for table in request.block_ids]
+        blocks = [block for table in used for block in table if block != NULL_BLOCK]
+        transfers = self._transfers
+        if not blocks or not num_used or len(blocks) > self.host_pool.num_free:
+            return False
+        if transfers.has_incoming and any(map(transfers.is_incoming, blocks)):
+            return False
+        request.host_block_ids = [
+            [_NO_HOST_BLOCK if block == NULL_BLOCK else transfers.swap_out(block) for block in table] for table in used
+        ]
+        self._note_given_up(request)
+        self._free_device(request)
+        request.num_draft_tokens = 0
+        return True
+
+    def swap_in(self, request: Sequence) -> bool:
+        """Brings swapped blocks back, sharing those whose content is still on the device. False: nothing changed.
+
+        Raises `ValueError` for a request that is not swapped out.
+        """
+        if not request.host_block_ids:
+            raise ValueError(f"request {request.request_id} is not swapped out, so it cannot be swapped in")
+        hits = self._find_swapped(request)
+        refs = self.pool.refs
+        num_blocks = sum(block != _NO_HOST_BLOCK for table in request.host_block_ids for block in table)
+        num_needed = num_blocks - len(hits) + sum(refs[block] == 0 for block in hits.values())
+        if num_needed > self.pool.num_free:
+            return False
+        for block in hits.values():
+            self.pool.share(block)
+        tables: list[list[int]] = []
+        for group_id, host_table in enumerate(request.host_block_ids):
+            tables.append([self._bring(hits.get((group_id, i)), block) for i, block in enumerate(host_table)])
+        request.host_block_ids = []
+        num_registered = self._num_registered[request.key]
+        self._begin(request, tables, _NEVER if num_registered == _NEVER else 0)
+        self._capacity[request.key] = len(tables[0]) * self.block_size
+        return True
+
+    def drain(self) -> BlockChanges:
+        """What changed since the last drain, for the next step plan. Call it once per plan, after `schedule`."""
+        new_blocks = [(key, *entry) for key, entries in self._new_blocks.items() for entry in entries]
+        self._new_blocks = {}
+        self._unsent.clear()
+        given_up, self._given_up = self._given_up, []
+        changes = self._transfers.drain(new_blocks, given_up)
+        self._num_copied += len(changes.copies)
+        self._num_swapped_out += len(changes.swap_out)
+        self._num_swapped_in += len(changes.swap_in)
+        return changes
+
+    def reset_prefix_cache(self) -> PrefixCacheReset:
+        """Forgets all cached content. Requests go on, and what they have and will compute is not cached either."""
+        for key in self._num_registered:
+            self._num_registered[key] = _NEVER
+        self._under_way.clear()
+        return self.pool.reset_prefix_cache()
+
+    def statistics(self) -> KVStatistics:
+        """Usage and counts."""
+        usage = self.pool.usage()
+        return KVStatistics(
+            num_blocks=self.pool.num_blocks - 1,
+            num_used_blocks=usage.num_used,
+            num_cached_blocks=usage.num_cached,
+            num_host_blocks=self.host_pool.num_blocks,
+            num_used_host_blocks=self.host_pool.num_blocks - self.host_pool.num_free,
+            prefix_query_tokens=self._query_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            num_evictions=self.pool.num_evictions,
+            num_copied_blocks=self._num_copied,
+            num_swapped_out_blocks=self._num_swapped_out,
+            num_swapped_in_blocks=self._num_swapped_in,
+        )
+
+    def _may_search(self, request: Sequence) -> bool:
+        # The log probabilities of a prompt come from computing it: a cached part would have none.
+        return self.prefix_caching and request.sampling.prompt_logprobs is None
+
+    def _announce(self, sequence: Sequence, end: int) -> None:
+        """Blocks that will be full of known tokens when those before `end` are computed are under way."""
+        first = max(self._num_registered[sequence.key], sequence.num_computed_tokens // self.block_size)
+        last = min(end, len(sequence.token_ids) - sequence.hash_ahead) // self.block_size
+        if first < last:
+            extend_hashes_of(sequence, last, self.block_size)
+            self._under_way.begin(sequence.key, sequence.block_hashes[first:last])
+
+    def _grow(self, request: Sequence, end: int, reserve: int) -> bool:
+        key, tables = request.key, request.block_ids
+        have = len(tables[0]) if tables else 0
+        count = max(0, self.layout.blocks_for(end) - have)
+        is_fork = have > 0 and self._capacity[key] == 0
+        shared = self._shared_groups(request) if is_fork else []
+        if count * len(self.layout.groups) + len(shared) + reserve > self.pool.num_free:
+            return False
+        if not tables:
+            tables = [[] for _ in self.layout.groups]
+            self._begin(request, tables, 0)
+        if is_fork:
+            self._own_last_block(request, shared)
+        if count:
+            for group_id, table in enumerate(tables):
+                blocks = self.pool.take(count)
+                table.extend(blocks)
+                self._record(key, group_id, have, blocks)
+        self._capacity[key] = len(tables[0]) * self.block_size
+        num_known, num_attached = self._attached.pop(key, (0, 0))
+        self._query_tokens += num_known
+        self._hit_tokens += num_attached
+        return True
+
+    def _shared_groups(self, fork: Sequence) -> list[int]:
+        """Groups in which someone else holds the fork's last block. References of pending copies do not count."""
+        refs, num_pins = self.pool.refs, self._transfers.num_pins
+        last_blocks = [table[-1] for table in fork.block_ids]
+        return [group_id for group_id, block in enumerate(last_blocks) if refs[block] - num_pins(block) > 1]
+
+    def _own_last_block(self, fork: Sequence, shared: list[int]) -> None:
+        """Makes the fork's partly filled last block writable: copies it where it is shared, and hides the content that
+        is overwritten where it is not. The fork was in no batch yet, so its `NewRequest` tells of the change."""
+        for group_id, table in enumerate(fork.block_ids):
+            source = table[-1]
+            if group_id in shared:
+                table[-1:] = self.pool.take(1)
+                self._transfers.copy(source, table[-1])
+                self.pool.free((source,))
+            else:
+                self.pool.unregister(source)
+
+    def _begin(self, request: Sequence, tables: list[list[int]], num_registered: int) -> None:
+        """The request, which held no device blocks, has these now."""
+        request.block_ids = tables
+        request.commit_at = 0
+        self._num_registered[request.key] = num_registered
+        self._capacity[request.key] = 0
+        self._unsent.add(request.key)
+
+    def _note_given_up(self, request: Sequence) -> None:
+        if request.block_ids and request.key not in self._unsent:
+            self._given_up.append(request.key)
+
+    def _fork_tables(self, parent: Sequence, num_tokens: int) -> list[list[int]]:
+        num_blocks = self.layout.blocks_for(num_tokens)
+        tables: list[list[int]] = []
+        for group, table in zip(self.layout.groups, parent.block_ids, strict=True):
+            num_dead = first_live_block(group, num_tokens, self.block_size)
+            tables.append([NULL_BLOCK] * num_dead + table[num_dead:num_blocks])
+        return tables
+
+    def _register(self, sequence: Sequence, num_full: int) -> None:
+        done = self._num_registered[sequence.key]
+        if num_full <= done:
+            return
+        extend_hashes_of(sequence, num_full, self.block_size)
+        hashes = sequence.block_hashes
+        for group_id, table in enumerate(sequence.block_ids):
+            for index in range(done, num_full):
+                if table[index] != NULL_BLOCK:
+                    self.pool.register(table[index], group_id, hashes[index])
+        self._under_way.end(sequence.key, hashes[done:num_full])
+        self._num_registered[sequence.key] = num_full
+
+    def _free_dead(self, sequence: Sequence, group_id: int, num_dead: int) -> None:
+        table = sequence.block_ids[group_id]
+        start = num_dead
+        while start > 0 and table[start - 1] != NULL_BLOCK:
+            start -= 1
+        if start < num_dead:
+            self._free_blocks(table[start:num_dead][::-1])
+            zeros = [NULL_BLOCK] * (num_dead - start)
+            table[start:num_dead] = zeros
+            self._record(sequence.key, group_id, start, zeros)
+
+    def _find_swapped(self, request: Sequence) -> dict[tuple[int, int], int]:
+        """(group, index) of swapped full blocks whose content is on the device -> the block that has it."""
+        if not self.prefix_caching or self._num_registered[request.key] == _NEVER:
+            return {}
+        num_full = request.num_computed_tokens // self.block_size
+        extend_hashes_of(request, num_full, self.block_size)
+        hashes = request.block_hashes
+        hits: dict[tuple[int, int], int] = {}
+        for group_id, host_table in enumerate(request.host_block_ids):
+            for index in range(num_full):
+                block = self.pool.find(group_id, hashes[index])
+                if block != NULL_BLOCK and host_table[index] != _NO_HOST_BLOCK:
+                    hits[group_id, index] = block
+        return hits
+
+    def _bring(self, hit: int | None, host_block: int) -> int:
+        """The device block that takes the place of a swapped one."""
+        if host_block == _NO_HOST_BLOCK:
+            return NULL_BLOCK
+        if hit is not None:
+            self._transfers.free_host((host_block,))
+            return hit
+        (block,) = self.pool.take(1)
+        self._transfers.swap_in(host_block, block)
+        return block
+
+    def _free_device(self, sequence: Sequence) -> None:
+        tables = sequence.block_ids
+        if len(tables) == 1:
+            self._free_blocks(tables[0][::-1])
+        else:
+            # Row by row from the tail, so that in every group tails are evicted before their parents.
+            self._free_blocks([block for row in zip(*map(reversed, tables), strict=True) for block in row])
+        sequence.block_ids = []
+        self._under_way.forget(sequence.key)
+        self._capacity.pop(sequence.key, None)
+        self._new_blocks.pop(sequence.key, None)
+        self._unsent.discard(sequence.key)
+
+    def _free_blocks(self, blocks: list[int]) -> None:
+        if NULL_BLOCK in blocks:
+            blocks = [block for block in blocks if block != NULL_BLOCK]
+        self.pool.free(blocks)
+        if self._transfers.has_incoming:
+            self._transfers.cancel_into(blocks)
+
+    def _record(self, key: int, group_id: int, index: int, blocks: list[int]) -> None:
+        if key not in self._unsent:
+            self._new_blocks.setdefault(key, []).append((group_id, index, blocks))

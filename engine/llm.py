@@ -1,0 +1,207 @@
+"""`LLM`: a model in this process, prompts in, finished outputs out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, cast
+
+from dovetail.config.layers import LayeredConfig
+from dovetail.contracts.errors import GenerationError, RequestError
+from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
+from dovetail.engine.beam import BeamSearch
+from dovetail.engine.engine import LLMEngine
+from dovetail.engine.input_processor import Prompt, as_prompts
+from dovetail.engine.joint_run import JointCall, JointRun
+from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.outputs import BeamSearchOutput, RequestOutput
+from dovetail.engine.progress import GenerationProgress
+from dovetail.engine.tokenization import Tokenizer
+
+Message = Mapping[str, Any]
+"""One chat message: "role" and "content", as chat templates take them."""
+
+
+class LLM:
+    """A model and an engine, for offline use. Several threads may use one: their requests are batched together, and
+    what needs the engine for itself waits for its turn.
+
+    `LLM("engine.yaml")`-style configs go in `config`; `model` and every other section of the file is also a
+    keyword, as are the names that vLLM users know::
+
+        LLM(config="engine.yaml")
+        LLM(model="./my-model", attention="sdpa", scheduler={"name": "priority"})
+        LLM(model="hf:org/name", dtype="bfloat16", max_model_len=4096, tensor_parallel_size=2)
+
+    Raises `ConfigError`, `PluginError`, `ModelError` or `CapacityError`.
+    """
+
+    engine_class: ClassVar[type[LLMEngine]] = LLMEngine
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any] | None = None,
+        *,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
+        options: Iterable[str] = (),
+        **keywords: Any,
+    ):
+        if model is not None:
+            keywords["model"] = model
+        self.engine = self.engine_class.from_config(config, options=options, **keywords)
+        self._joint = JointRun(self.engine)
+        self._request_ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes prompts and returns their outputs in order.
+
+        One `SamplingParams` serves all prompts, or a list gives each its own. `use_tqdm` shows a progress bar with
+        input and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed.
+        Where some fail later, `GenerationError` is raised once all are done; its `outputs` are those of all prompts.
+        """
+        items = as_prompts(prompts)
+        params = self._params_per_prompt(sampling_params, len(items))
+        if priority is not None and len(priority) != len(items):
+            raise RequestError(f"priority has {len(priority)} entries for {len(items)} prompts")
+        inputs = [self.engine.process_input(prompt, p) for prompt, p in zip(items, params, strict=True)]
+        ids = [str(next(self._request_ids)) for _ in items]
+        with self._joint.joined(ids) as call:
+            for index, (request_id, processed) in enumerate(zip(ids, inputs, strict=True)):
+                self.engine.add_request(request_id, processed, priority=priority[index] if priority else 0)
+            return self._run(call, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Renders one conversation, or several, with the model's chat template and completes them."""
+        if isinstance(messages, str):
+            raise RequestError("messages is text: give a list of {'role': ..., 'content': ...}, or use generate")
+        if not isinstance(messages, Sequence) or isinstance(messages, bytes | bytearray | memoryview):
+            raise RequestError(f"messages must be a list of {{'role': ..., 'content': ...}}, got {messages!r}")
+        if not messages:
+            raise RequestError("messages is empty: give at least one message")
+        conversations = (
+            [cast("Sequence[Message]", messages)]
+            if isinstance(messages[0], Mapping)
+            else list(cast("Sequence[Sequence[Message]]", messages))
+        )
+        prompts = [
+            self.render_chat(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def render_chat(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
+        """The prompt that `chat` would complete: its text and its token ids. Raises `RequestError`."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("chat needs a tokenizer with a chat template, and this engine has no tokenizer")
+        text, token_ids = tokenizer.chat_prompt(messages, **template_options)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """Beam search for each prompt; beams share the KV blocks of what they have in common. Waits until no other
+        thread has a request."""
+        search = BeamSearch(self.engine, params)
+        items = as_prompts(prompts)
+        with GenerationProgress(len(items), enabled=use_tqdm) as progress:
+            return [progress.track_prompt(self._search_alone(search, prompt)) for prompt in items]
+
+    def encode(self, *_: object, **__: object) -> NoReturn:
+        """Refused: Dovetail serves no pooling or embedding model yet."""
+        raise RequestError(
+            "encode needs an embedding or pooling model, and Dovetail serves generative models only so far; use"
+            " generate, or another library for embeddings"
+        )
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None with tokenizer_mode none."""
+        return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation config recommends."""
+        return self.engine.default_sampling_params()
+
+    def reset_prefix_cache(self) -> PrefixCacheReset:
+        """See `LLMEngine.reset_prefix_cache`."""
+        return self.engine.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> int:
+        """See `LLMEngine.sleep`."""
+        return self.engine.sleep(level)
+
+    def wake_up(self, *, new_weights: bool = False) -> None:
+        """See `LLMEngine.wake_up`."""
+        self.engine.wake_up(new_weights=new_weights)
+
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` must come before requests."""
+        return self.engine.is_sleeping()
+
+    def shutdown(self) -> None:
+        """Stops the engine. Idempotent."""
+        self.engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _params_per_prompt(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [_final_only(given)] * count
+        if len(given) != count:
+            raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
+        return [_final_only(params) for params in given]
+
+    def _search_alone(self, search: BeamSearch, prompt: Prompt) -> BeamSearchOutput:
+        with self._joint.alone():
+            return search.run(prompt)
+
+    def _run(self, call: JointCall, show_progress: bool) -> list[RequestOutput]:
+        with GenerationProgress(len(call.request_ids), enabled=show_progress) as progress:
+            outputs = self._joint.run(call, progress)
+        failures = [output for output in outputs if output.error is not None]
+        if failures:
+            first = failures[0]
+            raise GenerationError(
+                f"{len(failures)} of {len(outputs)} requests failed; {first.request_id}: {first.error}", outputs
+            )
+        return outputs
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    """The same parameters, without outputs on the way: nobody would see them."""
+    return replace(params, output_kind="final_only")

@@ -1,0 +1,100 @@
+"""Outputs on their way from the engine's thread to one coroutine. What the coroutine has not read yet is merged, so
+that a slow reader, or none, costs no more memory than the request itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+
+from dovetail.engine.outputs import CompletionOutput, RequestOutput
+
+
+class OutputStream:
+    """One request's outputs. `put` and `fail` are the engine's to call, `get` and `wake` the event loop's."""
+
+    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop, *, are_deltas: bool):
+        """`are_deltas`: an output has only what is new, otherwise everything so far."""
+        self.request_id = request_id
+        self.loop = loop
+        self._are_deltas = are_deltas
+        self._news = asyncio.Event()
+        self._lock = threading.Lock()
+        """Guards the three below."""
+        self._unread: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._is_waking = False
+        """A call of `wake` is on its way to the loop."""
+
+    def put(self, item: RequestOutput | Exception) -> bool:
+        """Adds an output, or the error that ends the stream. True: the loop has to be asked to call `wake`."""
+        with self._lock:
+            if isinstance(item, Exception):
+                self._error = item
+            elif self._unread is not None and self._are_deltas:
+                self._unread = merge_deltas(self._unread, item)
+            else:
+                self._unread = item
+            asks, self._is_waking = not self._is_waking, True
+            return asks
+
+    def wake(self) -> None:
+        """There is something to read."""
+        self._news.set()
+
+    async def get(self) -> RequestOutput:
+        """All that came since the last call, as one output. Raises the error that ended the stream after that."""
+        while True:
+            with self._lock:
+                output, self._unread = self._unread, None
+                if output is not None:
+                    return output
+                if self._error is not None:
+                    raise self._error
+                if self._news.is_set():
+                    self._news.clear()
+                    self._is_waking = False
+            await self._news.wait()
+
+
+def put_all(items: Iterable[tuple[OutputStream, RequestOutput | Exception]]) -> list[OutputStream]:
+    """Puts each item into its stream, with one wake-up per event loop. Returns the streams to which nobody listens any
+    more, because their loop was closed."""
+    asleep: dict[asyncio.AbstractEventLoop, list[OutputStream]] = {}
+    lost = []
+    for stream, item in items:
+        if stream.loop.is_closed():
+            lost.append(stream)
+        elif stream.put(item):
+            asleep.setdefault(stream.loop, []).append(stream)
+    for loop, streams in asleep.items():
+        try:
+            loop.call_soon_threadsafe(_wake_all, streams)
+        except RuntimeError:  # asyncio has no other word for a loop that was closed meanwhile
+            lost += streams
+    return lost
+
+
+def _wake_all(streams: list[OutputStream]) -> None:
+    for stream in streams:
+        stream.wake()
+
+
+def merge_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
+    """Two consecutive outputs of kind "delta" as one. Takes both over."""
+    unread = {completion.index: completion for completion in older.outputs}
+    for completion in newer.outputs:
+        before = unread.get(completion.index)
+        unread[completion.index] = completion if before is None else _joined(before, completion)
+    newer.outputs = [unread[index] for index in sorted(unread)]
+    return newer
+
+
+def _joined(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
+    newer.text = older.text + newer.text
+    older.token_ids += newer.token_ids
+    newer.token_ids = older.token_ids
+    if older.logprobs is not None and newer.logprobs is not None:
+        older.logprobs += newer.logprobs
+        newer.logprobs = older.logprobs
+    return newer

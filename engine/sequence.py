@@ -1,0 +1,114 @@
+"""One sequence as the engine holds it: what schedulers see, and its tokens and blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.scheduler import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlocks:
+    """What a drafter with pages of its own asks of the blocks of its sequences."""
+
+    seed: bytes
+    """What block hashes start from (`dovetail.engine.kv.hashing.drafter_seed`)."""
+    hash_ahead: int
+    """Tokens behind a block that its content depends on; see `dovetail.engine.kv.hashing.extend_block_hashes`."""
+    num_lookahead_tokens: int
+    """Tokens beyond the wanted ones for which the drafter needs slots."""
+
+
+class Sequence(RequestState):
+    """A request's tokens and blocks.
+
+    The engine writes tokens and counts; the KV manager writes `block_ids`, `host_block_ids` and `block_hashes`.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_ids",
+        "commit_at",
+        "drafter",
+        "eos_token_ids",
+        "fork_parent",
+        "hash_ahead",
+        "hash_seed",
+        "host_block_ids",
+        "key",
+        "max_total_tokens",
+        "num_lookahead_tokens",
+        "plain_hash_seed",
+        "retain_blocks",
+        "sampling",
+        "seed",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        hash_seed: bytes = b"",
+        fork_parent: Sequence | None = None,
+        max_total_tokens: int = 1 << 30,
+        stop_ids: frozenset[int] = frozenset(),
+        eos_token_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        drafter: str | None = None,
+        draft_blocks: DraftBlocks | None = None,
+    ):
+        super().__init__(request_id, len(prompt_token_ids), priority, arrival_time)
+        self.key = key
+        self.token_ids = list(prompt_token_ids)
+        self.sampling = sampling
+        self.plain_hash_seed = hash_seed
+        """What the block hashes start from where no drafter fills pages of its own; see
+        `dovetail.engine.kv.hashing.prefix_seed`."""
+        self.hash_seed = hash_seed if draft_blocks is None else draft_blocks.seed
+        """What they start from as things stand."""
+        self.hash_ahead = 0 if draft_blocks is None else draft_blocks.hash_ahead
+        self.num_lookahead_tokens = 0 if draft_blocks is None else draft_blocks.num_lookahead_tokens
+        self.fork_parent = fork_parent
+        """A sequence with the same prompt whose blocks this one may share when it is admitted."""
+        self.block_ids: list[list[int]] = []
+        """Per KV group; empty while the sequence holds no device blocks. 0 stands for a freed window block."""
+        self.host_block_ids: list[list[int]] = []
+        """Per KV group, while swapped out."""
+        self.block_hashes: list[bytes] = []
+        """Content hashes of the leading full blocks, computed on demand; valid as long as the tokens stand."""
+        self.commit_at = 0
+        """num_computed_tokens at which the KV manager has something to commit; the engine compares, so that most
+        steps skip the call."""
+        self.max_total_tokens = max_total_tokens
+        """The sequence ends when it has this many tokens."""
+        self.stop_ids = stop_ids
+        """Tokens that end the sequence."""
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        """Root of the sequence's random streams."""
+        self.drafter = drafter
+        self.retain_blocks = False
+        """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
+
+    def leave_drafter(self) -> None:
+        """Goes on without its drafter. Blocks that are filled from now on lack the drafter's pages, so they are found
+        by other hashes."""
+        self.drafter = None
+        self.num_lookahead_tokens = 0
+        if self.hash_seed != self.plain_hash_seed:
+            self.hash_seed = self.plain_hash_seed
+            self.hash_ahead = 0
+            self.block_hashes = []
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed tokens after the prompt."""
+        return self.num_tokens - self.num_prompt_tokens

@@ -1,0 +1,193 @@
+"""Builds what an engine is made of, in order: plugins, tokenizer, workers with their weights, KV memory, scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+
+from dovetail.activity import activity
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.config.rules_run import more_than_host
+from dovetail.contracts.errors import CapacityError, ConfigError, PluginError
+from dovetail.contracts.executor import Executor, ExecutorNeed, WorkerReport
+from dovetail.contracts.kv import KVLayout
+from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.scheduler import Scheduler
+from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.engine.kv.hashing import PagesIdentity
+from dovetail.engine.kv.manager import KVCacheManager
+from dovetail.engine.logits_setup import logits_setup
+from dovetail.engine.tokenization import Tokenizer, load_tokenizer_of
+from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
+from dovetail.registry.environment import host_memory
+from dovetail.registry.hooks import HookCaller, create_hook_caller
+from dovetail.registry.registry import Registry
+from dovetail.worker.kv_layout import build_layout, check_capacity
+from dovetail.worker.spec import ModelWorkerSpec
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The components of one engine."""
+
+    tokenizer: Tokenizer | None
+    executor: Executor
+    kv: KVCacheManager
+    scheduler: Scheduler
+    processors: Mapping[str, LogitsProcessor]
+    """Instances that validate requests; those that change logits live in the workers."""
+    acceptance: type[AcceptanceRule] | None
+    sinks: list[TelemetrySink]
+    hooks: HookCaller
+
+
+def create_parts(config: ResolvedConfig) -> EngineParts:
+    """Raises `ConfigError`, `PluginError`, `ModelError`, `CapacityError`; nothing is left running then."""
+    plugins = bootstrap(config.components(), config.plugin_hash)
+    # The tokenizer leaves this interpreter's lock to others for most of its time.
+    with ThreadPoolExecutor(1, "dovetail-tokenizer") as pool:
+        tokenizer = pool.submit(_load_tokenizer, config, plugins)
+        executor = _create_executor(config, plugins, tokenizer)
+        try:
+            with activity(
+                f"loading weights of {_size_of(config.model.files.path) / 2**30:.2f} GiB from {config.model.files.path}"
+            ):
+                executor.start()
+            with activity("reading the tokenizer"):
+                tokenizer.result()
+            _compare_plugin_sets(config, executor)
+            return _parts(config, plugins, executor, tokenizer.result())
+        except BaseException:
+            executor.shutdown()
+            raise
+
+
+def _create_executor(config: ResolvedConfig, plugins: LoadedPlugins, tokenizer: Future[Tokenizer | None]) -> Executor:
+    need = ExecutorNeed(
+        config.device_type,
+        config.tensor_parallel,
+        enforce_eager=config.enforce_eager,
+        max_num_seqs=config.limits.max_num_seqs,
+    )
+    # Only logits processors have the workers wait for the tokenizer.
+    logits = logits_setup(config, tokenizer.result()) if config.logits_processors else None
+    executor: Executor = plugins.create(config.executor, ModelWorkerSpec(config, logits), need)
+    return executor
+
+
+def _parts(
+    config: ResolvedConfig, plugins: LoadedPlugins, executor: Executor, tokenizer: Tokenizer | None
+) -> EngineParts:
+    setup = logits_setup(config, tokenizer)
+    return EngineParts(
+        tokenizer=tokenizer,
+        executor=executor,
+        kv=create_kv(config, executor),
+        scheduler=plugins.create(config.scheduler, config.limits),
+        processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
+        acceptance=_acceptance(config, plugins),
+        sinks=[plugins.create(component) for component in config.telemetry],
+        hooks=create_hook_caller(Registry.scan()),
+    )
+
+
+def pages_identity(config: ResolvedConfig, layout: KVLayout, weight_version: int) -> PagesIdentity:
+    """What the KV pages of an engine follow from, its weights having been replaced `weight_version` times."""
+    used = (config.model_family, config.weight_format, config.quantization, config.attention, config.operators)
+    status = [(file.name, file.stat()) for file in _files_of(config.model.files.path)]
+    return PagesIdentity(
+        weights=tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in status),
+        weight_version=weight_version,
+        plugins=plugin_hash([component for component in used if component is not None]),
+        dtype=config.model.dtype,
+        kv_dtype=config.cache.dtype,
+        layout=layout,
+        tensor_parallel=config.tensor_parallel,
+    )
+
+
+def _files_of(path: Path) -> list[Path]:
+    """A model's file, or those of its directory."""
+    return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+
+
+def _size_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in _files_of(path))
+
+
+def _acceptance(config: ResolvedConfig, plugins: LoadedPlugins) -> type[AcceptanceRule] | None:
+    if config.speculation is None:
+        return None
+    rule, _ = plugins.get(config.speculation.acceptance)
+    assert issubclass(rule, AcceptanceRule)
+    return rule
+
+
+def _load_tokenizer(config: ResolvedConfig, plugins: LoadedPlugins) -> Tokenizer | None:
+    model = config.model
+    weight_format = plugins.create(config.weight_format)
+    return load_tokenizer_of(weight_format, model.files, model.tokenizer_mode, model.tokenizer)
+
+
+def _compare_plugin_sets(config: ResolvedConfig, executor: Executor) -> None:
+    for rank, found in enumerate(executor.call("plugin_hash")):
+        if found != config.plugin_hash:
+            raise PluginError(
+                f"rank {rank} runs other plugins than this process (plugin set {found[:12]}, here"
+                f" {config.plugin_hash[:12]}): install the same distributions on every node"
+            )
+
+
+def create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
+    """The KV memory that the config asks for, or that the device holds."""
+    reports: list[WorkerReport] = executor.call("describe")
+    layout = build_layout(reports[0].caches, config.cache.block_size, reports[0].draft_caches)
+    num_blocks = config.cache.num_blocks
+    if num_blocks is None:
+        num_blocks = min(report.available_bytes for report in reports) // layout.block_bytes
+    num_host_blocks = config.cache.swap_bytes // layout.block_bytes
+    _check_host_blocks(config, layout, num_host_blocks)
+    return allocate_kv(config, executor, layout, num_blocks, num_host_blocks)
+
+
+def allocate_kv(
+    config: ResolvedConfig, executor: Executor, layout: KVLayout, num_blocks: int, num_host_blocks: int
+) -> KVCacheManager:
+    """KV memory of so many blocks, in place of what the workers have. Raises `CapacityError` before anything is done
+    for fewer blocks than a sequence of full length takes, and for more than host memory holds."""
+    drafters = config.speculation.drafters.values() if config.speculation is not None else ()
+    lookahead = max((drafter.num_tokens for drafter in drafters if drafter.kv_cache), default=0)
+    num_tokens = config.limits.max_num_batched_tokens + lookahead
+    check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)
+    in_host = num_host_blocks + (num_blocks if config.device_type == "cpu" else 0)
+    num_bytes, host_bytes = in_host * layout.block_bytes * config.tensor_parallel, host_memory()
+    if num_bytes > host_bytes:
+        what = f"{num_blocks} KV blocks and {num_host_blocks} on the host"
+        raise CapacityError(more_than_host(what, num_bytes, config.tensor_parallel, host_bytes))
+    with activity(f"setting up {num_blocks * layout.block_bytes / 2**30:.2f} GiB of KV cache"):
+        executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
+    return KVCacheManager(
+        layout,
+        num_blocks,
+        num_host_blocks=num_host_blocks,
+        prefix_caching=config.cache.prefix_caching,
+    )
+
+
+def check_block_counts(**counts: object) -> None:
+    """Raises `ConfigError` for what is no number of blocks, by the argument's name."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
+            raise ConfigError(f"{name} must be an integer of 0 or more, got {count!r}")
+
+
+def _check_host_blocks(config: ResolvedConfig, layout: KVLayout, num_host_blocks: int) -> None:
+    if config.cache.swap_bytes and not num_host_blocks:
+        raise CapacityError(
+            f"cache.swap_gib gives {config.cache.swap_bytes} bytes, less than one KV block"
+            f" ({layout.block_bytes} bytes): raise it, or set it to 0"
+        )

@@ -1,0 +1,113 @@
+"""Tells sinks what was measured, and hooks what happened to the engine. One that raises is reported once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
+from dovetail.engine.core import StepOutcome
+from dovetail.engine.kv.manager import KVCacheManager
+from dovetail.engine.outputs import RequestOutput
+from dovetail.registry.hooks import HookCaller
+
+logger = logging.getLogger(__name__)
+
+
+class Telemetry:
+    """Fans measurements out. Costs nothing per step where no sink listens."""
+
+    def __init__(self, sinks: list[TelemetrySink], hooks: HookCaller, kv: KVCacheManager):
+        self._sinks = sinks
+        self._hooks = hooks
+        self._kv = kv
+
+    def add_sink(self, sink: TelemetrySink) -> None:
+        """One more listener, told of what happens from now on."""
+        self._sinks.append(sink)
+
+    def engine_started(self, config: ResolvedConfig) -> None:
+        """The engine is ready."""
+        chosen = {component.kind: component.reference for component in config.components()}
+        self._hooks.call("dovetail_engine_started", config=dict(config.values), plugins=chosen)
+
+    def weights_changed(self, version: int) -> None:
+        """The weights were replaced, so many times by now."""
+        self._hooks.call("dovetail_weights_changed", version=version)
+
+    def step_done(self, outcome: StepOutcome, outputs: list[RequestOutput], num_running: int, num_waiting: int) -> None:
+        """A step's tokens are committed and its outputs made."""
+        for output in outputs:
+            if output.finished:
+                self.request_finished(output)
+        if self._sinks:
+            stats = self._step_stats(outcome, num_running, num_waiting)
+            self._tell(lambda sink: sink.on_step(stats))
+
+    def request_finished(self, output: RequestOutput) -> None:
+        """A request ended."""
+        if self._sinks:
+            stats = _request_stats(output, output.outputs[0].finish_reason or "abort")
+            self._tell(lambda sink: sink.on_request(stats))
+
+    def close(self) -> None:
+        """The engine shuts down."""
+        self._tell(lambda sink: sink.close())
+        self._sinks = []
+        self._hooks.call("dovetail_engine_stopped")
+
+    def _tell(self, call: Callable[[TelemetrySink], None]) -> None:
+        for sink in list(self._sinks):
+            try:
+                call(sink)
+            except Exception:
+                logger.exception("telemetry sink %s raised and is switched off", type(sink).__name__)
+                self._sinks.remove(sink)
+                with contextlib.suppress(Exception):  # one report is enough
+                    sink.close()
+
+    def _step_stats(self, outcome: StepOutcome, num_running: int, num_waiting: int) -> StepStats:
+        result, kv = outcome.result, self._kv.statistics()
+        return StepStats(
+            step_id=result.step_id,
+            time=outcome.ended,
+            duration=outcome.ended - outcome.started,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_prompt_tokens=outcome.num_prompt_tokens,
+            num_generated_tokens=len(result.token_ids),
+            num_preempted=len(outcome.schedule.preempted),
+            num_drafted=sum(counts.drafted for counts in result.draft_counts.values()),
+            num_accepted=sum(counts.accepted for counts in result.draft_counts.values()),
+            kv_blocks_used=kv.num_used_blocks,
+            kv_blocks_total=kv.num_blocks,
+            prefix_query_tokens=kv.prefix_query_tokens,
+            prefix_hit_tokens=kv.prefix_hit_tokens,
+            times=result.times,
+            num_draft_rounds=len(result.draft_counts),
+        )
+
+
+def _request_stats(output: RequestOutput, finish_reason: str) -> RequestStats:
+    metrics = output.metrics
+    return RequestStats(
+        request_id=output.request_id,
+        arrival_time=metrics.arrival_time,
+        first_scheduled_time=metrics.first_scheduled_time or metrics.arrival_time,
+        first_token_time=metrics.first_token_time,
+        finish_time=metrics.finished_time or metrics.arrival_time,
+        finish_reason=finish_reason,
+        num_prompt_tokens=len(output.prompt_token_ids),
+        num_cached_tokens=metrics.num_cached_tokens,
+        num_generated_tokens=metrics.num_generated_tokens,
+        num_preemptions=metrics.num_preemptions,
+        drafter=metrics.drafter,
+        num_draft_rounds=metrics.num_draft_rounds,
+        num_drafted=metrics.num_drafted,
+        num_accepted=metrics.num_accepted,
+        drafted_per_position=tuple(metrics.drafted_per_position),
+        accepted_per_position=tuple(metrics.accepted_per_position),
+        drafter_error=metrics.drafter_error,
+    )

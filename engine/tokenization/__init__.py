@@ -1,0 +1,8 @@
+"""Text to tokens and back: tokenizers, chat templates, incremental detokenization, stop strings."""
+
+from dovetail.engine.tokenization.detokenizer import IncrementalDetokenizer
+from dovetail.engine.tokenization.load import load_tokenizer, load_tokenizer_of
+from dovetail.engine.tokenization.stop_strings import StopChecker
+from dovetail.engine.tokenization.tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer", "StopChecker", "Tokenizer", "load_tokenizer", "load_tokenizer_of"]

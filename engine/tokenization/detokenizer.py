@@ -1,0 +1,138 @@
+"""Tokens to text while they are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from dovetail.engine.tokenization.pieces import PieceTable, decode_utf8
+from dovetail.engine.tokenization.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_CHAR_BYTES = 4
+_NUM_CONTEXT = 8
+"""Tokens before the new ones that are decoded with them, where text depends on neighbours."""
+
+
+class IncrementalDetokenizer:
+    """The text of one sequence of output tokens, as far as later tokens cannot change it.
+
+    The text is what the output adds to the prompt: a first token with a leading space keeps it. Characters come out
+    whole; bytes that turn out not to be UTF-8 become U+FFFD.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+    ):
+        table = tokenizer.piece_table(skip_special_tokens)
+        self._stream: _Stream
+        if table is not None:
+            self._stream = _ByteStream(table, prompt_token_ids)
+        else:
+            self._stream = _WindowStream(lambda ids: tokenizer.decode(ids, skip_special_tokens), prompt_token_ids)
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """Everything that was returned so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next tokens; returns the text that is new and final, "" if there is none."""
+        new = self._stream.push(token_ids)
+        if new:
+            self._parts.append(new)
+        return new
+
+    def finish(self) -> str:
+        """No more tokens: returns what was held back, with U+FFFD for a character that was never completed."""
+        new = self._stream.finish()
+        if new:
+            self._parts.append(new)
+        return new
+
+
+class _Stream(Protocol):
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class _ByteStream:
+    """Where each token stands for bytes: concatenate and decode."""
+
+    def __init__(self, table: PieceTable, prompt_token_ids: Sequence[int]):
+        self._table = table
+        before = _last_bytes(table, prompt_token_ids)
+        _, self._pending = decode_utf8(before, final=False)
+        self._strips_space = table.strips_space and not before
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        text, self._pending = decode_utf8(self._pending + self._table.join(token_ids), final=False)
+        return self._stripped(text) if self._strips_space else text
+
+    def finish(self) -> str:
+        text, self._pending = decode_utf8(self._pending, final=True)
+        return self._stripped(text) if self._strips_space else text
+
+    def _stripped(self, text: str) -> str:
+        if not text:
+            return text
+        self._strips_space = False
+        return text.removeprefix(" ")
+
+
+def _last_bytes(table: PieceTable, token_ids: Sequence[int]) -> bytes:
+    """The prompt's last bytes, enough to hold a character that it leaves unfinished; b"" if it has no text."""
+    found = b""
+    for token in reversed(token_ids):
+        found = table[token] + found
+        if len(found) >= _CHAR_BYTES:
+            break
+    return found
+
+
+class _WindowStream:
+    """For any other decoder: decodes the new tokens behind a few that came before them.
+
+    Exact where a token's text depends on at most `_NUM_CONTEXT` tokens before it.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int]):
+        self._decode = decode
+        self._ids = list(prompt_token_ids[-_NUM_CONTEXT:])
+        self._num_done = len(self._ids)
+        """Leading tokens of `_ids` whose text is out."""
+        # A character that the prompt began belongs to the output.
+        self._prefix = decode(self._ids).rstrip(_REPLACEMENT) if self._ids else ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        new = ""
+        # One at a time, so that the result does not depend on how tokens were grouped.
+        for token in token_ids:
+            self._ids.append(token)
+            new += self._advance()
+        return new
+
+    def finish(self) -> str:
+        return self._take(self._decode(self._ids)) if self._num_done < len(self._ids) else ""
+
+    def _advance(self) -> str:
+        text = self._decode(self._ids)
+        # A character has at most four bytes: three tokens may be waiting for a fourth, more are no character.
+        is_open = text.endswith(_REPLACEMENT) and len(self._ids) - self._num_done < _CHAR_BYTES
+        return "" if is_open else self._take(text)
+
+    def _take(self, text: str) -> str:
+        # A decoder may change its mind about what is out already: then only what stands beyond it is new.
+        new = text[len(self._prefix) :]
+        self._ids = self._ids[-_NUM_CONTEXT:]
+        self._num_done = len(self._ids)
+        self._prefix = self._decode(self._ids)
+        return new

@@ -1,0 +1,73 @@
+"""Building blocks for model families, public and versioned like a contract.
+
+A family builds its module from these blocks, giving each the context and its name in the checkpoint, and gets
+tensor parallelism, quantization and paged attention for nothing. Weights are plain tensors that blocks own, created
+on the context's device and filled by `load_weights`.
+"""
+
+from __future__ import annotations
+
+from dovetail.contracts.model import Communicator, ModelContext
+from dovetail.nn.attention import Attention
+from dovetail.nn.communicator import SingleProcess, TorchDistributed
+from dovetail.nn.context import BuildContext
+from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.kernels import PackedLinear, TiledLinear, TorchLinear, plain_kernel
+from dovetail.nn.linear import (
+    ColumnLinear,
+    Linear,
+    LinearPart,
+    MergedColumnLinear,
+    QKVLinear,
+    ReplicatedLinear,
+    RowLinear,
+)
+from dovetail.nn.loading import WeightHolder, WeightRules, expected_shapes, load_weights, num_parameters
+from dovetail.nn.mlp import GatedMLP, PlainMLP, activation, gated_activation
+from dovetail.nn.moe import ExpertNames, SparseMoE, SparseShape
+from dovetail.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
+from dovetail.nn.operators import TorchOperators, torch_operators
+from dovetail.nn.rope import RopeSpec, RotaryEmbedding, Rotation, halves_from_pairs
+
+__all__ = [
+    "Attention",
+    "BuildContext",
+    "ColumnLinear",
+    "Communicator",
+    "ExpertNames",
+    "GatedMLP",
+    "LMHead",
+    "LayerNorm",
+    "Linear",
+    "LinearPart",
+    "MergedColumnLinear",
+    "ModelContext",
+    "OffsetRMSNorm",
+    "PackedLinear",
+    "PlainMLP",
+    "QKVLinear",
+    "RMSNorm",
+    "ReplicatedLinear",
+    "RopeSpec",
+    "RotaryEmbedding",
+    "Rotation",
+    "RowLinear",
+    "SingleProcess",
+    "SparseMoE",
+    "SparseShape",
+    "TiledLinear",
+    "TorchDistributed",
+    "TorchLinear",
+    "TorchOperators",
+    "VocabEmbedding",
+    "WeightHolder",
+    "WeightRules",
+    "activation",
+    "expected_shapes",
+    "gated_activation",
+    "halves_from_pairs",
+    "load_weights",
+    "num_parameters",
+    "plain_kernel",
+    "torch_operators",
+]

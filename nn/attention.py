@@ -1,0 +1,112 @@
+"""The attention layer of a model: where the module meets the attention backend and the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer
+from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.model import ModelContext
+from dovetail.nn.rope import Rotation
+
+
+class Attention(torch.nn.Module):
+    """Attention over the KV cache of one layer.
+
+    Creating one registers it in `context.attention_layers`. The runner hands it a backend and its cache with `bind`
+    before the first forward pass. Head counts are those of this rank. A window that no sequence of the context
+    outgrows is dropped, since it is the same as full attention. `key_scale` and `value_scale` are those of
+    `AttentionLayer`, from checkpoints that bring them. With `has_sinks`, `layer.sinks` is there to be filled when
+    weights are loaded (`AttentionLayer.sinks`). `chunk` is that of `AttentionLayer`, and is dropped as a window is.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Sequence[float] | None = None,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+        has_sinks: bool = False,
+        chunk: int | None = None,
+    ):
+        super().__init__()
+        if window is not None and window >= context.max_model_len:
+            window = None
+        if chunk is not None and chunk >= context.max_model_len:
+            chunk = None
+        self.layer = AttentionLayer(
+            layer_id=len(context.attention_layers),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            alibi_slopes=None if alibi_slopes is None else tuple(alibi_slopes),
+            key_scale=key_scale,
+            value_scale=value_scale,
+            first_head=context.tp_rank * num_heads,
+            total_heads=context.tp_size * num_heads,
+            sinks=torch.zeros(num_heads, dtype=torch.float32, device=context.device) if has_sinks else None,
+            chunk=chunk,
+        )
+        self.cache = KVSpec(num_kv_heads, head_size, context.kv_dtype, window if chunk is None else chunk)
+        """What the layer keeps between steps."""
+        self._backend: AttentionBackend | None = None
+        self._kv_cache: torch.Tensor | None = None
+        self._backend_rotates = False
+        context.attention_layers.append(self)
+
+    def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
+        """Uses `backend`, with `kv_cache` of its `kv_cache_shape`, from now on."""
+        self._backend = backend
+        self._kv_cache = kv_cache
+        self._backend_rotates = kv_cache.device.type in backend.capabilities.rotates_on
+
+    def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies cached keys and values of single tokens, as `AttentionBackend.move_slots`."""
+        if self._backend is None or self._kv_cache is None:
+            raise RuntimeError("the attention layer has no backend yet: call bind() first")
+        self._backend.move_slots(self._kv_cache, source, target)
+
+    def rotate_and_forward(self, queries_keys: torch.Tensor, value: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """`forward` of queries and keys that are not rotated yet.
+
+        They stand side by side, so that one rotation turns both, and are given up: [T, num_heads + num_kv_heads,
+        head_size]. The backend turns them where it does so while it writes the pages
+        (`AttentionCapabilities.rotates_on`), else the operators of the model do.
+        """
+        left: Rotation | None = rotation
+        if not self._backend_rotates:
+            queries_keys, left = rotation.apply(queries_keys), None
+        num_heads = self.layer.num_heads
+        # Through `forward`, which torch.compile is kept out of; what stands here it may fuse with what came before.
+        output: torch.Tensor = self(queries_keys[:, :num_heads], queries_keys[:, num_heads:], value, left)
+        return output
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotation: Rotation | None = None
+    ) -> torch.Tensor:
+        """query [T, num_heads * head_size] or [T, num_heads, head_size], key and value likewise with num_kv_heads ->
+        [T, num_heads * head_size]. Rotated already, but for a `rotation` that `rotate_and_forward` leaves to the
+        backend."""
+        if self._backend is None or self._kv_cache is None:
+            raise RuntimeError("the attention layer has no backend yet: call bind() first")
+        layer, kv_cache = self.layer, self._kv_cache
+        num_tokens = query.shape[0]
+        query = query.view(num_tokens, layer.num_heads, layer.head_size)
+        key = key.view(num_tokens, layer.num_kv_heads, layer.head_size)
+        value = value.view(num_tokens, layer.num_kv_heads, layer.head_size)
+        if rotation is None:
+            output = self._backend.forward(layer, query, key, value, kv_cache)
+        else:
+            output = self._backend.rotate_and_forward(layer, query, key, value, rotation.cos, rotation.sin, kv_cache)
+        return output.reshape(num_tokens, layer.num_heads * layer.head_size)

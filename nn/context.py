@@ -1,0 +1,82 @@
+"""What a model family is handed to build its module with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail.contracts.attention import AttentionModule
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import Communicator
+from dovetail.contracts.operators import Operators
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
+from dovetail.nn.communicator import SingleProcess
+from dovetail.nn.kernels import plain_kernel
+from dovetail.nn.native.kept_kernels import KernelKeeper
+from dovetail.nn.operators import torch_operators
+
+
+@dataclass
+class BuildContext:
+    """The `ModelContext` of one module on one rank."""
+
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    """Longest sequence that will be computed; sizes the tables of position embeddings."""
+    kv_dtype: str
+    """dtype of cached keys and values, in torch's spelling."""
+    communicator: Communicator = field(default_factory=SingleProcess)
+    quantization: QuantizationMethod | None = None
+    batch_invariant: bool = False
+    """Whether a row's result bits must not depend on the rows beside it; linear layers see to it."""
+    operators: Operators = field(default_factory=torch_operators)
+    """What norms, gated activations and rotations are computed with."""
+    keeper: KernelKeeper | None = None
+    """Keeps the quantization method's kernels on disk; None: they are packed at every start."""
+    attention_layers: list[AttentionModule] = field(default_factory=list, init=False)
+    """Every attention layer of the module, in the order of creation, which is the order of `layer_id`."""
+
+    @property
+    def tp_rank(self) -> int:
+        """This process's rank in the tensor-parallel group."""
+        return self.communicator.rank
+
+    @property
+    def tp_size(self) -> int:
+        """Ranks that share the model."""
+        return self.communicator.size
+
+    def divide(self, total: int, what: str) -> int:
+        """`total` / `tp_size`. Raises `ModelError` where that leaves a remainder."""
+        if total % self.tp_size:
+            raise ModelError(
+                f"{what} is {total}, which does not divide by tensor_parallel={self.tp_size}; "
+                f"choose a tensor_parallel that divides it"
+            )
+        return total // self.tp_size
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An uninitialised tensor on the context's device, in its dtype unless told otherwise."""
+        return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+
+    def create_kernel(self, shape: LinearShape) -> LinearKernel:
+        """The quantization method's kernel for a linear layer, or plain torch where it has none for it."""
+        kernel = self._create_quantized(shape)
+        return kernel if kernel is not None else self.create_plain_kernel(shape)
+
+    def create_embedding_kernel(self, shape: LinearShape) -> LinearKernel | None:
+        """The quantization method's kernel for a table of token embeddings; None: the table stays a plain tensor."""
+        if self.quantization is None or not self.quantization.embeddings:
+            return None
+        return self._create_quantized(shape)
+
+    def _create_quantized(self, shape: LinearShape) -> LinearKernel | None:
+        kernel = self.quantization.create_linear(shape, self.device) if self.quantization is not None else None
+        return kernel if kernel is None or self.keeper is None else self.keeper.wrap(shape, kernel)
+
+    def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
+        """Full precision, whatever the quantization method says."""
+        weight = self.empty(shape.out_features, shape.in_features)
+        return plain_kernel(weight, batch_invariant=self.batch_invariant)

@@ -1,0 +1,182 @@
+"""The decoder that Llama, Mistral, Qwen and their mixtures of experts share: pre-norm blocks with rotary attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dovetail.contracts.model import ModelContext
+from dovetail.nn.attention import Attention
+from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.hf_config import Config, head_size, num_kv_heads, required
+from dovetail.nn.linear import QKVLinear, RowLinear
+from dovetail.nn.loading import WeightRules, load_weights
+from dovetail.nn.norm import OffsetRMSNorm, RMSNorm
+from dovetail.nn.rope import Rotation
+
+
+@dataclass(frozen=True)
+class AttentionStyle:
+    """Where the relatives differ in their attention."""
+
+    windows: Sequence[int | None]
+    """Sliding window of each layer."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    head_norm: type[RMSNorm] | type[OffsetRMSNorm] | None = None
+    """Norm over each query and key head before the rotation (Qwen3, Gemma 3); None: none."""
+    scale: float | None = None
+    """Factor on the dot products; None: head_size ** -0.5."""
+    soft_cap: float | None = None
+
+
+MakeMLP = Callable[[ModelContext, str, int], torch.nn.Module]
+"""From the context, the layer's dotted name and its number to the block after the attention."""
+MakeAttention = Callable[[ModelContext, str, int], torch.nn.Module]
+"""From the context, the block's dotted name and the layer's number to the attention."""
+
+
+class SelfAttention(torch.nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, context: ModelContext, config: Config, style: AttentionStyle, name: str, window: int | None):
+        super().__init__()
+        hidden_size, size = int(required(config, "hidden_size")), head_size(config)
+        num_heads = int(required(config, "num_attention_heads"))
+        self.qkv_proj = QKVLinear(
+            context,
+            f"{name}.qkv_proj",
+            hidden_size,
+            num_heads,
+            num_kv_heads(config),
+            size,
+            (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"),
+            style.qkv_bias,
+        )
+        self.o_proj = RowLinear(context, f"{name}.o_proj", num_heads * size, hidden_size, style.output_bias)
+        self.q_norm: torch.nn.Module | None = None
+        self.k_norm: torch.nn.Module | None = None
+        if style.head_norm is not None:
+            eps = float(required(config, "rms_norm_eps"))
+            self.q_norm = style.head_norm(context, f"{name}.q_norm", size, eps)
+            self.k_norm = style.head_norm(context, f"{name}.k_norm", size, eps)
+        self._heads, self._kv_heads, self._head_size = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, size
+        scale = size**-0.5 if style.scale is None else style.scale
+        self.attention = Attention(context, self._heads, self._kv_heads, size, scale, window, style.soft_cap)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        heads = self.qkv_proj(x).view(x.shape[0], -1, self._head_size)
+        num_rotated = self._heads + self._kv_heads
+        queries_keys, value = heads[:, :num_rotated], heads[:, num_rotated:]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(heads[:, : self._heads]), self.k_norm(heads[:, self._heads : num_rotated])
+            queries_keys = torch.cat((query, key), dim=1)
+        output: torch.Tensor = self.o_proj(self.attention.rotate_and_forward(queries_keys, value, rotation))
+        return output
+
+
+def self_attention(config: Config, style: AttentionStyle) -> MakeAttention:
+    """The attention of every layer, by one style."""
+
+    def make(context: ModelContext, name: str, index: int) -> torch.nn.Module:
+        return SelfAttention(context, config, style, name, style.windows[index])
+
+    return make
+
+
+class DecoderLayer(torch.nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), where each sum is left to the norm that follows it."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        config: Config,
+        make_attention: MakeAttention,
+        make_mlp: MakeMLP,
+        name: str,
+        index: int,
+    ):
+        super().__init__()
+        hidden_size, eps = int(required(config, "hidden_size")), float(required(config, "rms_norm_eps"))
+        self.input_layernorm = RMSNorm(context, f"{name}.input_layernorm", hidden_size, eps)
+        self.self_attn = make_attention(context, f"{name}.self_attn", index)
+        self.post_attention_layernorm = RMSNorm(context, f"{name}.post_attention_layernorm", hidden_size, eps)
+        self.mlp = make_mlp(context, name, index)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's input is residual + x, both [T, hidden_size] and given up (None: x alone); so is its output."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(self.self_attn(x, rotation), residual)
+        return self.mlp(x), residual
+
+
+class DecoderModel(torch.nn.Module):
+    """The whole causal language model; a `CausalLM`. What `rotary` makes of the positions is handed to all layers."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        config: Config,
+        rotary: torch.nn.Module,
+        make_attention: MakeAttention,
+        make_mlp: MakeMLP,
+        rules: WeightRules | None = None,
+    ):
+        super().__init__()
+        vocab_size, hidden_size = int(required(config, "vocab_size")), int(required(config, "hidden_size"))
+        self.embed_tokens = VocabEmbedding(context, "model.embed_tokens", vocab_size, hidden_size)
+        self.rotary = rotary
+        self.layers = torch.nn.ModuleList(
+            DecoderLayer(context, config, make_attention, make_mlp, f"model.layers.{index}", index)
+            for index in range(int(required(config, "num_hidden_layers")))
+        )
+        self.norm = RMSNorm(context, "model.norm", hidden_size, float(required(config, "rms_norm_eps")))
+        is_tied = bool(config.get("tie_word_embeddings", False))
+        self.lm_head = LMHead(context, "lm_head", vocab_size, hidden_size, self.embed_tokens if is_tied else None)
+        tied = {"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {}
+        self._rules = replace(rules or WeightRules(), tied=tied)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.embed`."""
+        x: torch.Tensor = self.embed_tokens(input_ids)
+        return x
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.forward`."""
+        x, residual = self.embed(input_ids), None
+        rotation = self.rotary(positions)
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotation)
+        hidden, _ = self.norm.add(x, residual)
+        return hidden
+
+    def forward_with_layers(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `LayeredCausalLM.forward_with_layers`."""
+        x, residual = self.embed(input_ids), None
+        rotation = self.rotary(positions)
+        states = []
+        for index, layer in enumerate([*self.layers, None]):
+            if index in layers:
+                # A copy in any case: layers write their results where their arguments stood.
+                states.append(x.clone() if residual is None else residual + x)
+            if layer is not None:
+                x, residual = layer(x, residual, rotation)
+        hidden, _ = self.norm.add(x, residual)
+        return hidden, torch.cat(states, dim=-1)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.compute_logits`."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
+
+    def load_weights(self, weights: Any) -> None:
+        """As `CausalLM.load_weights`."""
+        load_weights(self, weights, self._rules)

@@ -1,0 +1,147 @@
+"""Which layers a model has and what they take, counted on a module that takes no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from dovetail.contracts.layer_plan import LayerPlan, PlannedLayer
+from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import TensorInfo
+from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.kernels import PackedLinear
+from dovetail.nn.linear import Linear
+from dovetail.nn.loading import num_parameters
+from dovetail.nn.planning import planning_context
+
+
+class _Note(LinearKernel):
+    """Stands where a kernel would, and knows which layer that is."""
+
+    def __init__(self, shape: LinearShape):
+        self.shape = shape
+
+    def load(self, rows: slice, weight: Any) -> None:
+        raise RuntimeError("a planned model has no weights")
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        raise RuntimeError("a planned model cannot run")
+
+
+class _Recorder(QuantizationMethod):
+    """Puts a note in every place that a method is asked about."""
+
+    contract = (1, 0)
+    embeddings = True
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        return _Note(shape)
+
+    def bytes_per_weight(self) -> float:
+        return 0.0
+
+
+def plan_layers(
+    family: ModelFamily,
+    config: Mapping[str, Any],
+    *,
+    tensor_parallel: int = 1,
+    kv_dtype: str = "float32",
+    max_model_len: int = 1,
+) -> LayerPlan:
+    """Builds the model on the meta device, as the first rank has it. For families that take quantization; raises
+    `ModelError` as `ModelFamily.create`."""
+    recorder = _Recorder(PluginOptions(), QuantizationNeed("cpu", "float32"))
+    context = replace(
+        planning_context(tensor_parallel), quantization=recorder, kv_dtype=kv_dtype, max_model_len=max_model_len
+    )
+    module = family.create(config, context)
+    assert isinstance(module, torch.nn.Module)
+    layers = tuple(_layers(module))
+    tables = tuple(_tables(module, {layer.shape.name for layer in layers}))
+    return LayerPlan(
+        layers=layers,
+        rest=max(0, num_parameters(module) // tensor_parallel - sum(layer.weights for layer in (*layers, *tables))),
+        caches=tuple(layer.cache for layer in context.attention_layers),
+        active_experts=_active_experts(config, layers),
+        tables=tables,
+    )
+
+
+def bytes_held(
+    plan: LayerPlan, method: QuantizationMethod | None, device_type: str, plain: int, infos: Sequence[TensorInfo]
+) -> dict[str, float]:
+    """Bytes per weight of each layer by name, under "" that of everything else.
+
+    `plain`: bytes of a weight in full precision; `infos`: the checkpoint's tensors, whose blocks a method may hold.
+    """
+    held = {"": float(plain)} | {layer.shape.name: float(plain) for layer in (*plan.layers, *plan.tables)}
+    if method is None:
+        return held
+    served = plan.ask(method, device_type).names
+    by_name = {info.name: info for info in infos}
+    for layer in plan.offered(method):
+        if layer.shape.name in served:
+            parts = [by_name[source] for source in layer.sources if source in by_name]
+            held[layer.shape.name] = _held(layer.shape, parts, method, plain)
+    return held
+
+
+def second_copies(plan: LayerPlan, method: QuantizationMethod | None, device_type: str, dtype: torch.dtype) -> int:
+    """Bytes of tables in full precision that an output layer is tied to, where it multiplies with a copy in another
+    layout: rows are looked up in one, and multiplied with the other."""
+    if not PackedLinear.serves(torch.device(device_type), dtype):
+        return 0
+    served = plan.ask(method, device_type).names if method is not None else frozenset()
+    tied = (layer for layer in plan.layers if layer.is_table and layer.shape.name not in served)
+    return sum(layer.weights for layer in tied) * dtype.itemsize
+
+
+def _held(shape: LinearShape, parts: Sequence[TensorInfo], method: QuantizationMethod, plain: int) -> float:
+    """Bytes per weight of a layer that is served. Methods that hold packed blocks leave numbers as they are."""
+    packed = [info for info in parts if info.dtype in method.holds]
+    if not packed:
+        return plain if method.holds and parts else method.layer_bytes_per_weight(shape)
+    rest = sum(prod(info.shape) for info in parts) - sum(prod(info.shape) for info in packed)
+    held = sum(_held_bytes(info, method) for info in packed)
+    return (held + rest * plain) / sum(prod(info.shape) for info in parts)
+
+
+def _held_bytes(info: TensorInfo, method: QuantizationMethod) -> float:
+    """What a tensor takes that comes packed."""
+    per_weight = method.held_bytes_per_weight(info.dtype)
+    return info.num_bytes if per_weight is None else per_weight * prod(info.shape)
+
+
+def _layers(module: torch.nn.Module) -> list[PlannedLayer]:
+    layers: list[PlannedLayer] = []
+    for child in module.modules():
+        if isinstance(child, Linear | LMHead) and isinstance(child.kernel, _Note):
+            sources = tuple(name for name, shape in child.expected().items() if len(shape) == 2)
+            is_head = isinstance(child, LMHead)
+            # A tied output layer expects nothing of its own: its kernel is the embedding's.
+            is_table = is_head and not sources
+            if is_table:
+                sources = (f"{child.kernel.shape.name}.weight",)
+            layers.append(PlannedLayer(child.kernel.shape, sources, is_table, is_head))
+    return layers
+
+
+def _tables(module: torch.nn.Module, tied: Collection[str]) -> list[PlannedLayer]:
+    return [
+        PlannedLayer(child.kernel.shape, tuple(child.expected()), is_table=True)
+        for child in module.modules()
+        if isinstance(child, VocabEmbedding) and isinstance(child.kernel, _Note) and child.name not in tied
+    ]
+
+
+def _active_experts(config: Mapping[str, Any], layers: Sequence[PlannedLayer]) -> float:
+    numbers = {layer.shape.name.partition(".experts.")[2].partition(".")[0] for layer in layers if layer.is_expert}
+    chosen = config.get("num_experts_per_tok")
+    return min(1.0, int(chosen) / len(numbers)) if chosen and numbers else 1.0

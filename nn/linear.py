@@ -1,0 +1,192 @@
+"""Linear layers that know fusion, sharding and quantization.
+
+A layer is named by its dotted path in the checkpoint, and so are the parts of a fused one. "Column" layers give each
+rank some of the output features, "row" layers some of the input features (Megatron-LM, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import ModelContext
+from dovetail.contracts.quantization import LinearShape
+from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.kernels import share_of, unpacked
+from dovetail.nn.loading import WeightHolder
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """One linear layer of the checkpoint inside a, possibly fused, layer on one rank."""
+
+    source: str
+    """Its dotted name in the checkpoint."""
+    shape: tuple[int, int]
+    """Its full (out_features, in_features)."""
+    take: tuple[slice, slice]
+    """Rows and columns that this rank keeps."""
+    rows: slice
+    """Rows of the fused weight where they go."""
+
+
+class Linear(WeightHolder):
+    """y = x W^T + b over parts that stand one below the other; the subclasses say which."""
+
+    takes_packed = True
+
+    def __init__(
+        self, context: ModelContext, name: str, parts: Sequence[LinearPart], bias: bool, quantize: bool = True
+    ):
+        super().__init__()
+        out_features = parts[-1].rows.stop
+        columns = parts[0].take[1]
+        shape = LinearShape(name, columns.stop - columns.start, out_features, bias)
+        self.kernel = context.create_kernel(shape) if quantize else context.create_plain_kernel(shape)
+        self.bias = context.empty(out_features) if bias else None
+        self._weights = {f"{part.source}.weight": part for part in parts}
+        self._biases = {f"{part.source}.bias": part for part in parts} if bias else {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in_features] -> [T, out_features], both of this rank."""
+        return self.kernel.apply(x, self.bias)
+
+    def expected(self) -> Mapping[str, tuple[int, ...]]:
+        """Weight, and bias where the layer has one, of each part."""
+        weights: dict[str, tuple[int, ...]] = {name: part.shape for name, part in self._weights.items()}
+        return weights | {name: (part.shape[0],) for name, part in self._biases.items()}
+
+    def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None:
+        """Keeps this rank's rows and columns."""
+        if name in self._weights:
+            part = self._weights[name]
+            self.kernel.load(part.rows, share_of(self.kernel, tensor, part.take))
+        elif self.bias is not None:
+            part = self._biases[name]
+            self.bias[part.rows].copy_(unpacked(tensor)[part.take[0]])
+
+    def finish(self) -> None:
+        """Lets the kernel pack its weights."""
+        self.kernel.finish()
+
+
+class ReplicatedLinear(Linear):
+    """The whole layer on every rank, never quantized: routers and gates, which are small and sensitive."""
+
+    def __init__(self, context: ModelContext, name: str, in_features: int, out_features: int, bias: bool = False):
+        everything = (slice(0, out_features), slice(0, in_features))
+        part = LinearPart(name, (out_features, in_features), everything, everything[0])
+        super().__init__(context, name, [part], bias, quantize=False)
+
+
+class MergedColumnLinear(Linear):
+    """Several layers over one input as one multiplication, each sharded by output features.
+
+    `parts` maps the checkpoint name of each to its full out_features; the output holds them side by side.
+    """
+
+    def __init__(
+        self, context: ModelContext, name: str, in_features: int, parts: Mapping[str, int], bias: bool = False
+    ):
+        slices: list[LinearPart] = []
+        start = 0
+        for source, out_features in parts.items():
+            share = context.divide(out_features, f"the output size of {source}")
+            take = slice(context.tp_rank * share, (context.tp_rank + 1) * share)
+            rows = slice(start, start + share)
+            slices.append(LinearPart(source, (out_features, in_features), (take, slice(0, in_features)), rows))
+            start += share
+        super().__init__(context, name, slices, bias)
+
+
+class ColumnLinear(MergedColumnLinear):
+    """One layer, sharded by output features."""
+
+    def __init__(self, context: ModelContext, name: str, in_features: int, out_features: int, bias: bool = False):
+        super().__init__(context, name, in_features, {name: out_features}, bias)
+
+
+class RowLinear(Linear):
+    """One layer, sharded by input features; the ranks' partial results are summed unless `reduce` is False."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        reduce: bool = True,
+    ):
+        share = context.divide(in_features, f"the input size of {name}")
+        columns = slice(context.tp_rank * share, (context.tp_rank + 1) * share)
+        rows = slice(0, out_features)
+        super().__init__(context, name, [LinearPart(name, (out_features, in_features), (rows, columns), rows)], bias)
+        self._communicator = context.communicator
+        self._sums = reduce and context.tp_size > 1
+        # Summed over the ranks a bias must count once, so only one of them may add it.
+        self._own_bias = self.bias if context.tp_rank == 0 else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in_features of this rank] -> [T, out_features]."""
+        y = self.kernel.apply(x, self._own_bias)
+        return self._communicator.all_reduce(y) if self._sums else y
+
+
+class QKVLinear(Linear):
+    """Queries, keys and values as one multiplication, sharded by heads.
+
+    The output row is [num_heads | num_kv_heads | num_kv_heads] x head_size of this rank. With fewer key heads than
+    ranks, neighbouring ranks hold copies of the same one. `names` are the checkpoint names of q, k and v.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        names: tuple[str, str, str],
+        bias: bool = False,
+    ):
+        heads = context.divide(num_heads, "the number of attention heads")
+        kv_heads, first_kv_head = _kv_share(context, num_heads, num_kv_heads)
+        parts: list[LinearPart] = []
+        start = 0
+        for source, total, first, count in (
+            (names[0], num_heads, context.tp_rank * heads, heads),
+            (names[1], num_kv_heads, first_kv_head, kv_heads),
+            (names[2], num_kv_heads, first_kv_head, kv_heads),
+        ):
+            take = slice(first * head_size, (first + count) * head_size)
+            rows = slice(start, start + count * head_size)
+            shape = (total * head_size, hidden_size)
+            parts.append(LinearPart(source, shape, (take, slice(0, hidden_size)), rows))
+            start = rows.stop
+        super().__init__(context, name, parts, bias)
+        self.num_heads = heads
+        """Query heads of this rank."""
+        self.num_kv_heads = kv_heads
+        """Key-value heads of this rank."""
+        self.head_size = head_size
+
+
+def _kv_share(context: ModelContext, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+    """(number, first) of this rank's key-value heads."""
+    size, rank = context.tp_size, context.tp_rank
+    if num_heads % num_kv_heads:
+        raise ModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly")
+    if size <= num_kv_heads:
+        count = context.divide(num_kv_heads, "the number of key-value heads")
+        return count, rank * count
+    if size % num_kv_heads:
+        raise ModelError(
+            f"{num_kv_heads} key-value heads cannot be copied evenly to tensor_parallel={size} ranks; "
+            f"choose a tensor_parallel that divides {num_kv_heads} or is a multiple of it"
+        )
+    return 1, rank // (size // num_kv_heads)

@@ -1,0 +1,175 @@
+"""Sparse mixture of experts (Shazeer et al. 2017; Mixtral, Jiang et al. 2024, section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from dovetail.contracts.model import ModelContext
+from dovetail.contracts.quantization import LinearKernel
+from dovetail.nn.kernels import TorchLinear
+from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
+from dovetail.nn.mlp import GatedMLP, gated_activation
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """How a checkpoint calls the parts of a sparse block, below the block's own name."""
+
+    router: str = "gate"
+    experts: str = "experts"
+    """Followed by the expert's number."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True)
+class SparseShape:
+    """Sizes and routing rule of one sparse block."""
+
+    hidden_size: int
+    intermediate_size: int
+    """Of one expert."""
+    num_experts: int
+    top_k: int
+    normalize: bool
+    """Whether the weights of the chosen experts are scaled to sum to 1."""
+    hidden_act: str
+    shared_intermediate_size: int = 0
+    """Size of an expert that every token visits, gated by a sigmoid (Qwen2-MoE); 0: there is none."""
+    has_sigmoid: bool = False
+    """Whether experts are weighted by the sigmoid of their own logit, in place of the softmax over all. Since
+    model_family 1.5."""
+    weighs_inputs: bool = False
+    """Whether the weight multiplies what an expert is given, in place of what it gives (Llama 4). Since model_family
+    1.5."""
+    shared_gate: bool = True
+    """Whether the shared expert has its gate."""
+
+
+class Expert(torch.nn.Module):
+    """One expert; each rank computes part of its hidden units and returns its partial sum."""
+
+    def __init__(self, context: ModelContext, name: str, shape: SparseShape, names: ExpertNames):
+        super().__init__()
+        size = shape.intermediate_size
+        parts = {f"{name}.{names.gate}": size, f"{name}.{names.up}": size}
+        self.gate_up_proj = MergedColumnLinear(context, f"{name}.gate_up_proj", shape.hidden_size, parts)
+        self.down_proj = RowLinear(context, f"{name}.{names.down}", size, shape.hidden_size, reduce=False)
+        self._activation = gated_activation(context, shape.hidden_act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] -> [n, hidden_size], to be summed over ranks."""
+        partial: torch.Tensor = self.down_proj(self._activation(self.gate_up_proj(x)))
+        return partial
+
+
+class SparseMoE(torch.nn.Module):
+    """Each token visits its top_k experts, weighted by softmax or sigmoid of the router's logits.
+
+    Tokens are sorted by expert, so that every expert that was chosen runs once and the others not at all. The order
+    costs one synchronisation with the device per layer, unless the operator set multiplies groups: then the experts'
+    weights stand side by side, and nothing waits. Quantized experts run one by one.
+    """
+
+    def __init__(self, context: ModelContext, name: str, shape: SparseShape, names: ExpertNames | None = None):
+        super().__init__()
+        names = names or ExpertNames()
+        self._shape = shape
+        self._communicator = context.communicator
+        self.router = ReplicatedLinear(context, f"{name}.{names.router}", shape.hidden_size, shape.num_experts)
+        self.experts = torch.nn.ModuleList(
+            Expert(context, f"{name}.{names.experts}.{index}", shape, names) for index in range(shape.num_experts)
+        )
+        self._runs = cast(list[Expert], list(self.experts))
+        self._operators = context.operators
+        self._activation = gated_activation(context, shape.hidden_act)
+        self._stacked: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Of all experts, gate and up, and down; made when the block first runs."""
+        first = self._runs[0]
+        kernels = first.gate_up_proj.kernel, first.down_proj.kernel
+        self._is_grouped = context.operators.groups and all(isinstance(kernel, TorchLinear) for kernel in kernels)
+        self.shared = _shared_expert(context, name, shape) if shape.shared_intermediate_size else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        weights, chosen = self.route(x)
+        by_expert = chosen.flatten().argsort(stable=True)
+        tokens = by_expert // self._shape.top_k
+        run = self._run_grouped if self._is_grouped else self._run_each
+        shares = weights.flatten()[by_expert, None]
+        if self._shape.weighs_inputs:
+            contributions = run(x[tokens] * shares, chosen)
+        else:
+            contributions = run(x[tokens], chosen) * shares
+        output = torch.zeros_like(x).index_add_(0, tokens, contributions.to(x.dtype))
+        if self.shared is not None:
+            output = output + self.shared(x)
+        return self._communicator.all_reduce(output)
+
+    def _run_each(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        counts = chosen.flatten().bincount(minlength=self._shape.num_experts).tolist()
+        inputs = torch.split(x, counts)
+        return torch.cat([run(part) for run, part in zip(self._runs, inputs, strict=True) if part.shape[0]])
+
+    def _run_grouped(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        if self._stacked is None:
+            self._stacked = (
+                _stack([expert.gate_up_proj.kernel for expert in self._runs]),
+                _stack([expert.down_proj.kernel for expert in self._runs]),
+            )
+        numbers = torch.arange(self._shape.num_experts + 1, dtype=chosen.dtype, device=chosen.device)
+        starts = torch.searchsorted(chosen.flatten().sort().values, numbers).int()
+        gate_up = self._operators.grouped_linear(x, self._stacked[0], starts)
+        return self._operators.grouped_linear(self._activation(gate_up), self._stacked[1], starts)
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights (x's dtype) and numbers (int64) of each token's experts, both [T, top_k]."""
+        if self._shape.has_sigmoid:
+            weights, chosen = self.router(x).float().topk(self._shape.top_k, dim=-1)
+            return _sigmoid(weights).to(x.dtype), chosen
+        probabilities = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self._shape.top_k, dim=-1)
+        if self._shape.normalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(x.dtype), chosen
+
+
+def _stack(kernels: Sequence[LinearKernel]) -> torch.Tensor:
+    """The weights of kernels side by side; the kernels keep them there from now on."""
+    plain = [kernel for kernel in kernels if isinstance(kernel, TorchLinear)]
+    stacked = torch.stack([kernel.weight for kernel in plain])
+    for kernel, weight in zip(plain, stacked, strict=True):
+        kernel.weight = weight
+    return stacked
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """As the softmax of (x, 0): torch's loops over single numbers end with other bits than they begin."""
+    return torch.softmax(torch.stack((x, torch.zeros_like(x)), dim=-1), dim=-1)[..., 0]
+
+
+def _shared_expert(context: ModelContext, name: str, shape: SparseShape) -> torch.nn.Module:
+    if shape.shared_gate:
+        return SharedExpert(context, name, shape)
+    size = shape.shared_intermediate_size
+    return GatedMLP(context, f"{name}.shared_expert", shape.hidden_size, size, shape.hidden_act, reduce=False)
+
+
+class SharedExpert(torch.nn.Module):
+    """sigmoid(g x) * MLP(x), beside the routed experts; partial sums like theirs."""
+
+    def __init__(self, context: ModelContext, name: str, shape: SparseShape):
+        super().__init__()
+        size = shape.shared_intermediate_size
+        self.gate = ReplicatedLinear(context, f"{name}.shared_expert_gate", shape.hidden_size, 1)
+        self.mlp = GatedMLP(context, f"{name}.shared_expert", shape.hidden_size, size, shape.hidden_act, reduce=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden_size] -> [T, hidden_size]."""
+        output: torch.Tensor = _sigmoid(self.gate(x)) * self.mlp(x)
+        return output

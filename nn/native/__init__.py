@@ -1,0 +1,37 @@
+"""Small C kernels that a plugin brings as source, and the disk cache that keeps what was compiled."""
+
+from __future__ import annotations
+
+from dovetail.nn.native.loader import (
+    FLAGS,
+    INCLUDE,
+    TEAM,
+    Kernel,
+    NativeError,
+    SelfTestError,
+    address_fields,
+    announce_compiling,
+    built,
+    find_compilers,
+    load,
+    reasons_against,
+    recorded_calls,
+    torch_alone,
+)
+
+__all__ = [
+    "FLAGS",
+    "INCLUDE",
+    "TEAM",
+    "Kernel",
+    "NativeError",
+    "SelfTestError",
+    "address_fields",
+    "announce_compiling",
+    "built",
+    "find_compilers",
+    "load",
+    "reasons_against",
+    "recorded_calls",
+    "torch_alone",
+]

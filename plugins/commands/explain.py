@@ -1,0 +1,175 @@
+"""`dovetail explain`: what a configuration comes to, and why."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.commands import (
+    Decision,
+    Explanation,
+    LayeredConfig,
+    MemoryEstimate,
+    Value,
+    as_data,
+    create_console,
+    exit_code,
+    explain,
+    print_error,
+    print_warning,
+    takes_config,
+    write_manifest,
+)
+from dovetail.contracts.command import Command
+from dovetail.contracts.errors import ConfigError
+
+app = typer.Typer(help="Show what a config resolves to, and why, without loading weights.", rich_markup_mode=None)
+
+
+class ExplainCommand(Command):
+    """Show what a config resolves to, and why, without loading weights."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+
+    def app(self) -> typer.Typer:
+        """What this module defines."""
+        return app
+
+
+@app.command("explain")
+@takes_config
+def explain_config(
+    layered: LayeredConfig,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    manifest: Annotated[
+        Path | None, typer.Option("--manifest", help="Write a file from which the run can be repeated.")
+    ] = None,
+) -> None:
+    """Show what a config resolves to, and why, without loading weights.
+
+    Exit code 0: an engine would start; 2: the config is refused; 1: its model or a plugin cannot be used.
+    """
+    if manifest is not None and not (manifest.absolute().parent.is_dir() and not manifest.is_dir()):
+        raise ConfigError(f"--manifest {manifest}: a file cannot be written there; give a path in a folder that exists")
+    explanation = explain(layered)
+    if explanation.refusal is not None and not as_json:
+        print_error(explanation.refusal)
+    if as_json:
+        typer.echo(json.dumps(as_data(explanation), indent=2, ensure_ascii=False))
+    else:
+        _print(explanation)
+    if explanation.refusal is not None:
+        raise typer.Exit(exit_code(explanation.refusal))
+    if manifest is not None and explanation.resolved is not None:
+        origins = {value.key: value.origin for value in explanation.values}
+        write_manifest(explanation.resolved, manifest, origins)
+
+
+def _print(explanation: Explanation) -> None:
+    console = create_console()
+    decided = {decision.key: decision for decision in explanation.decisions}
+    _print_values(console, explanation, decided)
+    _print_choices(console, explanation, decided)
+    if explanation.estimate is not None:
+        _print_memory(console, explanation.estimate)
+    if explanation.refused_requests:
+        _heading(console, "requests that would be refused")
+        for line in explanation.refused_requests:
+            console.print(f"  - {line}", markup=False)
+    for warning in explanation.warnings:
+        print_warning(warning)
+    if explanation.refusal is not None:
+        reason = str(explanation.refusal).partition("\n")[0]
+        console.print(Text(f"\nrefused: {reason}"), soft_wrap=True)
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print(Text(f"\n{text}", style="bold"))
+
+
+def _print_values(console: Console, explanation: Explanation, decided: dict[str, Decision]) -> None:
+    for section, values in groupby(explanation.values, key=lambda value: value.key.partition(".")[0]):
+        _heading(console, section)
+        table = Table.grid(padding=(0, 2))
+        for value in values:
+            notes = [f"over {old!r} ({origin})" for origin, old in value.overrides]
+            decision = decided.get(value.key) or decided.get(_name_of_none(value))
+            if decision is not None:
+                notes.append(f"asked {_plain(decision.asked)}: {decision.reason}")
+            if value.key in explanation.remarks:
+                notes.append(f"warning: {explanation.remarks[value.key]}")
+            key = value.key.partition(".")[2] or section
+            table.add_row(*map(Text, (f"  {key}", _plain(value.value), value.origin, "; ".join(notes))))
+        console.print(table)
+    shown = {key for value in explanation.values for key in (value.key, _name_of_none(value))}
+    dropped = [d for d in explanation.decisions if d.key not in shown]
+    if dropped:
+        _heading(console, "left out")
+        for decision in dropped:
+            console.print(f"  {decision.key} = {_plain(decision.asked)}: {decision.reason}", markup=False)
+
+
+def _name_of_none(value: Value) -> str:
+    """The key under which the choice of a component was decided that came out as none."""
+    return f"{value.key}.name" if value.value is None else value.key
+
+
+def _print_choices(console: Console, explanation: Explanation, decided: dict[str, Decision]) -> None:
+    chosen = [decision for decision in decided.values() if decision.candidates]
+    if chosen:
+        _heading(console, "choices of auto")
+    for decision in chosen:
+        console.print(f"  {decision.key}: {_plain(decision.got)} ({decision.reason})", markup=False)
+        for name, reasons in decision.candidates:
+            verdict = "chosen" if name == decision.got else "; ".join(reasons) or "would do"
+            console.print(f"    {name}: {verdict}", markup=False)
+    if explanation.resolved is not None:
+        _heading(console, "plugins")
+        table = Table.grid(padding=(0, 2))
+        for component in explanation.resolved.components():
+            where = f"{component.distribution} {component.version}" if component.distribution else "local"
+            table.add_row(*map(Text, (f"  {component.kind}", component.name, where, component.reference)))
+        console.print(table)
+
+
+def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
+    _heading(console, "memory, estimated per rank")
+    notes = [] if estimate.served_layers is None else [estimate.served_layers]
+    if estimate.copied_bytes:
+        notes.append(f"{_size(estimate.copied_bytes)} of them the embedding's table once more, for the output layer")
+    about = f" ({'; '.join(notes)})" if notes else ""
+    rows = [
+        ("parameters", f"{estimate.num_parameters:,} ({_size(estimate.checkpoint_bytes)} on disk)"),
+        ("weights", f"{_size(estimate.weight_bytes)}{about}"),
+        ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes"),
+    ]
+    if estimate.draft_weight_bytes:
+        rows.append(("draft models", _size(estimate.draft_weight_bytes)))
+    if estimate.draft_bytes_per_token:
+        share = estimate.draft_bytes_per_token / estimate.kv_bytes_per_token
+        text = f"{estimate.draft_bytes_per_token:,} bytes of these per token ({share:.1%} of the KV memory)"
+        rows.append(("KV of drafters", text))
+    if estimate.kv_bytes is None or estimate.kv_tokens is None or estimate.max_concurrency is None:
+        rows.append(("KV memory", "known when the weights are loaded"))
+    else:
+        rows.append(("KV memory", f"{_size(estimate.kv_bytes)}, {estimate.kv_tokens:,} tokens"))
+        rows.append(("concurrency", f"{estimate.max_concurrency:.1f} requests of max_model_len tokens"))
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(f"  {name}"), Text(value))
+    console.print(table)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

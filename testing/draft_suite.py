@@ -1,0 +1,369 @@
+"""Conformance suite of draft workers. A third party's test is a subclass::
+
+    from dovetail.testing.draft_suite import DraftWorkerSuite
+
+    class TestMyDrafter(DraftWorkerSuite):
+        worker_class = MyDrafter
+
+The statistical checks are deterministic: every random number comes from a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.speculation import (
+    Draft,
+    DraftBatch,
+    DraftRequest,
+    DraftSetup,
+    DraftWorker,
+    SpeculationNeed,
+)
+from dovetail.testing.acceptance_suite import SIGNIFICANCE, uniform_pair_p
+from dovetail.testing.draft_rounds import (
+    HostBatch,
+    RequestStep,
+    Talk,
+    as_lists,
+    assert_same_draft,
+    first_path,
+    places_in,
+    text,
+)
+from dovetail.testing.side_effects import leaves_alone
+from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
+
+MAX_SEQS = 8
+"""Requests of the largest batch of draft workers."""
+MAX_MODEL_LEN = 256
+"""Tokens of the longest request of draft workers."""
+
+DRAWS = 1600
+"""Drafts per check that nodes are drawn as reported, over `CELLS` times `CELLS` cells for each pair of nodes (35
+degrees of freedom). A fault that moves a share d of probability between two halves of the cells has noncentrality
+1600 * (2 d)**2: from d = 0.11 on it is found at `SIGNIFICANCE` with a power of 0.99."""
+
+
+class DraftWorkerSuite:
+    """What every draft worker must do."""
+
+    worker_class: ClassVar[type[DraftWorker]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    vocab_size: ClassVar[int] = 50
+    hidden_size: ClassVar[int] = 8
+    num_tokens: ClassVar[int] = 4
+    num_layers: ClassVar[int] = 4
+    """Of the target, for drafters that look between its layers."""
+    num_draws: ClassVar[int] = DRAWS
+    """Drafts per check of what they are drawn from; see `DRAWS`."""
+
+    def setup(self) -> DraftSetup:
+        """A random target's embeddings."""
+        torch.manual_seed(0)
+        return DraftSetup(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=MAX_SEQS,
+            num_tokens=self.num_tokens,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            embed=torch.nn.Embedding(self.vocab_size, self.hidden_size).requires_grad_(False),
+            compute_logits=torch.nn.Linear(self.hidden_size, self.vocab_size, bias=False).requires_grad_(False),
+            num_layers=self.num_layers,
+            distributions=draft_distributions,
+            draw=draft_draw,
+            wants_confidence=self.worker_class.capabilities.confidence,
+        )
+
+    def create(self) -> DraftWorker:
+        """A fresh worker."""
+        return self.worker_class(self._options(), self.setup())
+
+    def _options(self) -> PluginOptions:
+        return self.worker_class.Options.model_validate(dict(self.options))
+
+    def need(self) -> SpeculationNeed:
+        """What the suite asks of the drafter."""
+        return SpeculationNeed(
+            device_type="cpu",
+            dtype="float32",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            tensor_parallel=1,
+            num_tokens=self.num_tokens,
+            num_layers=self.num_layers,
+            kv_dtype="float32",
+            gives_hidden_layers=True,
+        )
+
+    def batch(
+        self,
+        num_requests: int,
+        max_drafts: int | None = None,
+        num_known: int = 40,
+        first: int = 0,
+        end: int | None = None,
+        known: NDArray[np.int32] | None = None,
+    ) -> DraftBatch:
+        """Requests whose tokens repeat themselves, `num_known` of them known, or those of `known`. The step has
+        computed the positions from `first` to `end` (without it: all but the last known token), each of which has the
+        same states in any batch."""
+        steps = []
+        for key in range(num_requests):
+            phrase = np.random.default_rng(key).integers(0, self.vocab_size, 7, dtype=np.int32)
+            tokens = np.resize(phrase, num_known) if known is None else known
+            count = self.num_tokens if max_drafts is None else max_drafts
+            steps.append(RequestStep(key, tokens.tolist(), first, num_known - 1 if end is None else end, count))
+        return self.batch_of(steps).batch
+
+    def batch_of(self, steps: Sequence[RequestStep]) -> HostBatch:
+        """A batch in arrays of its own."""
+        requests: list[DraftRequest] = []
+        states: list[torch.Tensor] = []
+        longest = max((step.end for step in steps), default=0)
+        shape, num_rows = (max(128, longest), self.num_layers + 1, self.hidden_size), 0
+        for step in steps:
+            tokens = np.array(step.token_ids, dtype=np.int32)
+            count = step.end - step.first
+            view = tokens[:]
+            view.flags.writeable = False
+            requests.append(
+                DraftRequest(
+                    key=step.key,
+                    token_ids=view,
+                    num_prompt_tokens=step.num_prompt_tokens or max(1, len(tokens) - 5),
+                    max_drafts=step.max_drafts,
+                    sampling=step.sampling(),
+                    hidden_rows=np.arange(num_rows, num_rows + count),
+                    uniforms=step.stream(),
+                    first_position=step.first,
+                )
+            )
+            num_rows += count
+            # numpy's rows do not depend on how many are drawn, torch's do.
+            drawn = np.random.default_rng(step.chosen_seed).standard_normal(shape, np.float32)
+            states.append(torch.from_numpy(drawn)[step.first : step.end])
+        whole = torch.cat(states)
+        layers = list(self.worker_class.hidden_layers(self._options(), self.need()))
+        batch = DraftBatch(
+            requests,
+            whole[:, -1].contiguous() if self.worker_class.capabilities.needs_hidden_states else None,
+            whole[:, layers].flatten(1) if layers else None,
+        )
+        return HostBatch(batch)
+
+    def test_declares_its_contract(self) -> None:
+        """The host can tell which contract the class was written for."""
+        assert self.worker_class.contract[0] == 1
+
+    def test_answers_every_request_with_a_well_formed_draft(self) -> None:
+        """One answer per request; token ids, parents and probabilities as the capabilities promise."""
+        batch = self.batch(3)
+        drafts = self.create().propose(batch)
+        assert len(drafts) == 3
+        for draft in drafts:
+            self.check(draft, self.num_tokens)
+
+    def test_keeps_to_max_drafts(self) -> None:
+        """A request near its end gets no more nodes than it can use."""
+        for count in (0, 1, 2):
+            for draft in self.create().propose(self.batch(2, max_drafts=count)):
+                self.check(draft, count)
+
+    def test_serves_short_requests(self) -> None:
+        """The shortest prompt is one token; what follows it is known as well when guesses are wanted."""
+        for num_known in (2, 3, 6):
+            for draft in self.create().propose(self.batch(2, num_known=num_known)):
+                self.check(draft, self.num_tokens)
+
+    def test_serves_as_many_requests_as_run_at_a_time(self) -> None:
+        """A batch of `max_num_seqs`."""
+        drafts = self.create().propose(self.batch(MAX_SEQS))
+        assert len(drafts) == MAX_SEQS
+        for draft in drafts:
+            self.check(draft, self.num_tokens)
+
+    def test_serves_requests_up_to_max_model_len(self) -> None:
+        """All drafts where they fit just so, and one where no more does."""
+        for count in (self.num_tokens, 1):
+            # One token comes after the drafts.
+            for draft in self.create().propose(self.batch(2, count, num_known=MAX_MODEL_LEN - count - 1)):
+                self.check(draft, count)
+
+    def test_leaves_alone_what_is_not_its_own(self) -> None:
+        """The batch, which the host and other drafters look at, and the random generators of the process."""
+        worker, batch = self.create(), self.batch(3)
+        with leaves_alone(batch):
+            worker.propose(batch)
+
+    def test_repeats_itself(self) -> None:
+        """The same requests with the same uniforms give the same drafts."""
+        workers = [self.create() for _ in range(2)]
+        first, second = (worker.propose(self.batch(3)) for worker in workers)
+        assert [as_lists(draft) for draft in first] == [as_lists(draft) for draft in second]
+
+    def test_gives_a_request_the_same_draft_in_any_batch(self) -> None:
+        """Other requests in the batch change nothing."""
+        together = self.create().propose(self.batch(3))
+        for key in range(3):
+            request = self.batch(3).requests[key]
+            step = RequestStep(key, request.token_ids.tolist(), 0, len(request.token_ids) - 1, self.num_tokens)
+            assert_same_draft(together[key], self.create().propose(self.batch_of([step]).batch)[0])
+
+    def test_requests_that_run_side_by_side_do_not_meet(self) -> None:
+        """Rounds of three requests that share text, with verdicts of every kind, and some left out of some batches:
+        each gets the drafts that it gets alone. What a batch held is overwritten before the next call."""
+        together = self._converse(range(3))
+        for key in range(3):
+            alone = self._converse([key], overwrites=False)[key]
+            for round_id, (draft, expected) in enumerate(zip(together[key], alone, strict=True)):
+                assert draft == expected, f"request {key} in its round {round_id}"
+
+    def _converse(self, keys: Sequence[int], overwrites: bool = True) -> dict[int, list[Any]]:
+        """Drafts of each request, round by round: the second writes what the first has written, the third its own."""
+        worker = self.create()
+        talks = {key: Talk(key, self.text(7 if key == 2 else None, seed=key // 2), 30 - 8 * key) for key in keys}
+        for present in ((0, 1, 2), (0, 2), (0, 1, 2), (1,), (0, 1, 2), (2, 1, 0)):
+            rows = [talks[key] for key in present if key in talks]
+            if not rows:
+                continue
+            for talk in rows:
+                talk.advance(worker)
+            host = self.batch_of([talk.step(self.num_tokens) for talk in rows])
+            for talk, draft in zip(rows, worker.propose(host.batch), strict=True):
+                self.check(draft, self.num_tokens)
+                talk.take(draft)
+            if overwrites:
+                host.overwrite()
+        return {key: talk.drafts for key, talk in talks.items()}
+
+    def text(self, period: int | None = None, seed: int = 0) -> list[int]:
+        """120 tokens, see `draft_rounds.text`."""
+        return text(self.vocab_size, period, seed)
+
+    def test_takes_in_prompts_that_are_not_complete(self) -> None:
+        """Steps that compute part of a prompt, after which nothing is to be guessed, and then the rest."""
+        if self.worker_class.capabilities.stateless:
+            pytest.skip(f"{self.worker_class.__name__} is stateless: it is asked for drafts only")
+        worker, tokens = self.create(), self.text(7)[:40]
+        for first, end in ((0, 11), (11, 30)):
+            steps = [RequestStep(key, tokens, first, end, 0, num_prompt_tokens=40) for key in range(2)]
+            for draft in worker.propose(self.batch_of(steps).batch):
+                self.check(draft, 0)
+        tokens.append(3)
+        steps = [RequestStep(key, tokens, 30, 40, self.num_tokens, num_prompt_tokens=40) for key in range(2)]
+        for draft in worker.propose(self.batch_of(steps).batch):
+            self.check(draft, self.num_tokens)
+
+    def test_a_key_may_come_again(self) -> None:
+        """Once its request ended, it names another one, which is new: it drafts as it would under any other key."""
+        for tokens in (self.text()[:20], self.text(7)[:30]):
+            drafts = []
+            for key in (0, 6):
+                step = RequestStep(key, tokens, 0, len(tokens) - 1, self.num_tokens, seed=0, is_sampled=True)
+                drafts.append(self._taught().propose(self.batch_of([step]).batch)[0])
+            assert_same_draft(*drafts)
+
+    def _taught(self) -> DraftWorker:
+        """A worker that has seen a request to its end, under key 0, and another that goes on."""
+        worker = self.create()
+        steps = [RequestStep(key, self.text(seed=key)[:60], 0, 59, self.num_tokens) for key in range(2)]
+        worker.propose(self.batch_of(steps).batch)
+        worker.on_finished(0, self.text()[:60])
+        return worker
+
+    def test_goes_on_after_verification_and_finish(self) -> None:
+        """A round, its outcome (nothing stands, or the whole path), another round, the end, and the tokens again."""
+        for stands in (False, True):
+            worker = self.create()
+            batch = self.batch(2)
+            for draft, request in zip(worker.propose(batch), batch.requests, strict=True):
+                if draft is not None and len(draft.token_ids):
+                    worker.on_verified(request.key, first_path(draft) if stands else [], len(draft.token_ids))
+            worker.propose(batch)
+            for request in batch.requests:
+                worker.on_finished(request.key, request.token_ids.tolist())
+            assert len(worker.propose(batch)) == 2
+
+    def test_forgets_finished_requests(self) -> None:
+        """What a request taught it is gone, so that it drafts like a new one, of texts that repeat themselves and of
+        those that only a finished request could continue."""
+        worker = self._taught()
+        worker.on_finished(1, self.text(seed=1)[:60])
+        worker.forget_finished()
+        fresh = self.create()
+        texts = [self.text(7)[:40], self.text()[:20]]
+        steps = [RequestStep(key, tokens, 0, len(tokens) - 1, self.num_tokens) for key, tokens in enumerate(texts)]
+        drafts, expected = (each.propose(self.batch_of(steps).batch) for each in (worker, fresh))
+        assert [as_lists(draft) for draft in drafts] == [as_lists(draft) for draft in expected]
+
+    def test_drafts_are_drawn_from_the_distributions_that_come_with_them(self) -> None:
+        """Each node with a uniform of its own. By a chi-square test; `DRAWS` says what it finds."""
+        if not self.worker_class.capabilities.probabilities:
+            pytest.skip(f"{self.worker_class.__name__} does not declare probabilities")
+        places = self.drawn_places(self.num_draws)
+        for one in range(places.shape[1]):
+            for other in range(one):
+                p_value = uniform_pair_p(places[:, other], places[:, one])
+                assert p_value > SIGNIFICANCE, f"nodes {other} and {one}: p = {p_value:.2g}"
+
+    def drawn_places(self, num_draws: int, num_nodes: int = 3) -> NDArray[np.float64]:
+        """[num_draws, num_nodes]: where each of a request's first drafts lies in its distribution, likely tokens first,
+        as a number that is uniform in [0, 1) if it was drawn from it; NaN where there was no such node."""
+        worker, tokens = self.create(), self.text(7)[:20]
+        random = np.random.default_rng(5)
+        places = np.full((num_draws, min(num_nodes, self.num_tokens)), np.nan)
+        for start in range(0, num_draws, MAX_SEQS):
+            steps = [
+                RequestStep(key, tokens, 0, 19, self.num_tokens, seed=0, is_sampled=True, uniforms=uniforms)
+                for key, uniforms in enumerate(random.random((MAX_SEQS, self.num_tokens)))
+            ]
+            for row, draft in enumerate(worker.propose(self.batch_of(steps).batch), start):
+                if draft is None or row >= num_draws:
+                    continue
+                count = min(len(draft.token_ids), places.shape[1])
+                probs = torch.eye(self.vocab_size)[list(draft.token_ids)] if draft.probs is None else draft.probs
+                places[row, :count] = places_in(probs[:count].double().numpy(), draft.token_ids[:count], random)
+        return places
+
+    def test_hears_of_the_end_of_a_request_that_it_never_saw(self) -> None:
+        """A request may end before its first proposal, and changes nothing for the others."""
+        worker = self.create()
+        worker.on_finished(99, [1, 2])
+        assert as_lists(worker.propose(self.batch(1))[0]) == as_lists(self.create().propose(self.batch(1))[0])
+
+    def check(self, draft: Draft | None, max_drafts: int) -> None:
+        """Asserts that a draft is one that the runner can use."""
+        if draft is None:
+            return
+        count = len(draft.token_ids)
+        assert count <= max_drafts, f"{count} drafts where {max_drafts} are used"
+        assert all(0 <= token < self.vocab_size for token in draft.token_ids), "token id outside the vocabulary"
+        if draft.parents is not None:
+            assert len(draft.parents) == count
+            assert all(-1 <= parent < i for i, parent in enumerate(draft.parents)), "parents come before children"
+        assert self.worker_class.capabilities.trees or not draft.is_tree, "a tree, but `trees` is not declared"
+        declares = self.worker_class.capabilities
+        if draft.confidence is not None:
+            assert declares.confidence, "confidence, but `confidence` is not declared"
+            assert len(draft.confidence) == count
+            assert all(0 <= confidence <= 1 for confidence in draft.confidence)
+        if draft.probs is None:
+            assert draft.confidence is not None or not declares.confidence, "`confidence` is declared, but not given"
+            return
+        assert declares.probabilities, "probs, but `probabilities` is not declared"
+        assert draft.probs.shape == (count, self.vocab_size)
+        assert draft.probs.dtype == torch.float32
+        assert bool((draft.probs >= 0).all())
+        torch.testing.assert_close(draft.probs.sum(-1), torch.ones(count))
+        chosen = draft.probs.gather(1, torch.as_tensor(draft.token_ids, dtype=torch.int64)[:, None])
+        assert bool((chosen > 0).all()), "a draft that its own distribution cannot give"

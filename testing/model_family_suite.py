@@ -1,0 +1,316 @@
+"""The conformance suite of model families. A third party's test is a subclass::
+
+    from dovetail.testing.model_family_suite import ModelFamilySuite
+
+    class TestMyFamily(ModelFamilySuite):
+        family_class = MyFamily
+
+Its model is a random one of a few thousand parameters, its oracle the transformers model of the family's first
+architecture. For others set `model_type`; for what transformers does not know override `create_checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from dovetail.contracts.attention import AttentionLayer
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.model import ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.nn import Communicator
+from dovetail.nn.operators import TorchOperators
+from dovetail.testing.model_harness import ModelHarness
+from dovetail.testing.plain_attention import PlainAttention
+from dovetail.testing.thread_ranks import run_in_threads
+from dovetail.testing.tiny_models import read_config, read_weights, save_tiny_model, tiny_config
+
+
+@dataclass(frozen=True)
+class FamilyCheckpoint:
+    """A small model, and what it computes."""
+
+    config: Mapping[str, Any]
+    """The keys of config.json."""
+    weights: Mapping[str, torch.Tensor]
+    """As the checkpoint's files have them."""
+    num_parameters: int
+    compute: Callable[[Sequence[int]], tuple[torch.Tensor, Sequence[torch.Tensor]]]
+    """Token ids of a sequence -> float32 logits [T, vocab_size], and the residual stream [T, hidden_size] that enters
+    each layer."""
+
+
+class CountingOperators(TorchOperators):
+    """Torch's, and how often they were asked for anything."""
+
+    def __init__(self) -> None:
+        super().__init__(PluginOptions())
+        self.names: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("rms_norm", "add_rms_norm", "silu_mul", "rotate"):
+            self.names.add(name)
+        return super().__getattribute__(name)
+
+
+class AskedMethod(QuantizationMethod):
+    """Serves no layer, and keeps which it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(PluginOptions(), QuantizationNeed("cpu", "float32"))
+        self.shapes: list[LinearShape] = []
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        """None."""
+        self.shapes.append(shape)
+        return None
+
+    def bytes_per_weight(self) -> float:
+        """Of float32."""
+        return 4.0
+
+
+class CountedAttention(PlainAttention):
+    """Keeps in which order layers were computed."""
+
+    order: ClassVar[list[int]] = []
+
+    def forward(self, layer: AttentionLayer, *tensors: torch.Tensor) -> torch.Tensor:
+        """Notes the layer."""
+        self.order.append(layer.layer_id)
+        return super().forward(layer, *tensors)
+
+
+class ModelFamilySuite:
+    """What every model family must do. A plugin author sets `family_class`, and the rest where it differs."""
+
+    family_class: ClassVar[type[ModelFamily]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    model_type: ClassVar[str | None] = None
+    """As transformers calls it; None: that of the family's first architecture."""
+    overrides: ClassVar[Mapping[str, Any]] = {}
+    """Keys of the config beside those of `dovetail.testing.tiny_models`."""
+    max_model_len: ClassVar[int] = 256
+    """What the config declares."""
+    tolerance: ClassVar[float] = 2e-5
+    """How far a logit may be from the oracle's, in float32."""
+    needs_operators: ClassVar[bool] = True
+    """False for an architecture without anything that `Operators` computes: no RMSNorm, gate or rotation."""
+
+    # --- hooks and helpers ---------------------------------------------------------------------------------
+
+    def create_checkpoint(self, directory: Path, is_tied: bool) -> FamilyCheckpoint:
+        """A model whose output layer has the weights of the token embedding, or weights of its own. Here transformers
+        makes it, in `directory`."""
+        config = tiny_config(
+            self.model_type or _model_type(self.family_class.architectures[0]),
+            **{"tie_word_embeddings": is_tied, "max_position_embeddings": self.max_model_len, **self.overrides},
+        )
+        oracle = save_tiny_model(directory, config)
+
+        def compute(token_ids: Sequence[int]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+            with torch.no_grad():
+                output = oracle(torch.tensor([list(token_ids)]), output_hidden_states=True)
+            # The last is behind the final norm.
+            return output.logits[0], [state[0] for state in output.hidden_states[:-1]]
+
+        return FamilyCheckpoint(read_config(directory), dict(read_weights(directory)), oracle.num_parameters(), compute)
+
+    @pytest.fixture(scope="class", params=[False, True], ids=["untied", "tied"])
+    @classmethod
+    def checkpoint(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyCheckpoint:
+        """With an output layer of its own, and with that of the embedding."""
+        return cls().create_checkpoint(tmp_path_factory.mktemp("family"), request.param)
+
+    def family(self) -> ModelFamily:
+        """The family, made as the host makes it."""
+        return self.family_class(self.family_class.Options.model_validate(dict(self.options)))
+
+    def check(self, config: Mapping[str, Any], tensor_parallel: int = 1) -> list[str]:
+        """What the family has against a config."""
+        need = ModelNeed(config, tensor_parallel, "cpu", "float32")
+        options = self.family_class.Options.model_validate(dict(self.options))
+        return self.family_class.check(need, options, Environment("cpu", num_cpus=2, memory_bytes=2**34))
+
+    def harness(self, checkpoint: FamilyCheckpoint, **settings: Any) -> ModelHarness:
+        """The family's model with the checkpoint's weights, over pages."""
+        backend = settings.pop("backend_class", PlainAttention)
+        return ModelHarness(self.family(), checkpoint.config, checkpoint.weights.items(), backend, **settings)
+
+    def prompt(self, checkpoint: FamilyCheckpoint, num_tokens: int = 30, seed: int = 1) -> list[int]:
+        """Random tokens of the vocabulary."""
+        size = self.size(checkpoint).vocab_size
+        drawn = torch.randint(3, size, (num_tokens,), generator=torch.Generator().manual_seed(seed))
+        return [int(token) for token in drawn]
+
+    def size(self, checkpoint: FamilyCheckpoint) -> ModelSize:
+        """What the family says of the config."""
+        return self.family().size(checkpoint.config)
+
+    def assert_close(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
+        """Within `tolerance`."""
+        torch.testing.assert_close(actual, expected, rtol=0, atol=self.tolerance)
+
+    # --- what is computed ----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("chunk", [None, 1, 7], ids=["whole", "token by token", "in chunks"])
+    def test_logits_equal_the_oracle(self, checkpoint: FamilyCheckpoint, chunk: int | None) -> None:
+        """A prompt at once and in parts, over pages out of order."""
+        prompt = self.prompt(checkpoint)
+        self.assert_close(self.harness(checkpoint).logits(prompt, chunk), checkpoint.compute(prompt)[0])
+
+    def test_requests_of_a_batch_do_not_meet(self, checkpoint: FamilyCheckpoint) -> None:
+        """Three prompts of different lengths, generated side by side, get the tokens that the oracle gives to each."""
+        prompts = [self.prompt(checkpoint, num_tokens, seed=num_tokens) for num_tokens in (17, 1, 5)]
+        expected = []
+        for prompt in prompts:
+            tokens = list(prompt)
+            for _ in range(6):
+                tokens.append(int(checkpoint.compute(tokens)[0][-1].argmax()))
+            expected.append(tokens[len(prompt) :])
+        assert self.harness(checkpoint).generate(prompts, 6) == expected
+
+    def test_embeddings_are_what_enters_the_first_layer(self, checkpoint: FamilyCheckpoint) -> None:
+        """Scaled, where the model scales them."""
+        ids = self.prompt(checkpoint)
+        embedded = self.harness(checkpoint).model.embed(torch.tensor(ids))
+        assert embedded.shape[0] == len(ids)
+        self.assert_close(embedded, self.embeddings(checkpoint, ids))
+
+    def embeddings(self, checkpoint: FamilyCheckpoint, token_ids: Sequence[int]) -> torch.Tensor:
+        """The oracle's. Override it where positions are added to them, as drafters want tokens alone."""
+        return checkpoint.compute(token_ids)[1][0]
+
+    def test_layers_are_computed_once_and_in_order(self, checkpoint: FamilyCheckpoint) -> None:
+        """Each attention layer, by its id."""
+        harness = self.harness(checkpoint, backend_class=CountedAttention)
+        CountedAttention.order.clear()
+        harness.logits(self.prompt(checkpoint, 4))
+        assert CountedAttention.order == [layer.layer.layer_id for layer in harness.context.attention_layers]
+        assert CountedAttention.order == list(range(self.size(checkpoint).num_layers))
+
+    # --- ranks ---------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("tensor_parallel", [2, 4])
+    def test_ranks_together_equal_the_oracle(self, checkpoint: FamilyCheckpoint, tensor_parallel: int) -> None:
+        """On every rank the whole vocabulary, with key heads that are shared out and key heads that are copied."""
+        if reasons := self.check(checkpoint.config, tensor_parallel):
+            pytest.skip(f"{self.family_class.__name__}: {' '.join(reasons)}")
+        prompt = self.prompt(checkpoint)
+
+        def work(communicator: Communicator) -> torch.Tensor:
+            return self.harness(checkpoint, communicator=communicator).logits(prompt, chunk=11)
+
+        expected = checkpoint.compute(prompt)[0]
+        for logits in run_in_threads(tensor_parallel, work):
+            self.assert_close(logits, expected)
+
+    # --- declarations --------------------------------------------------------------------------------------
+
+    def test_rows_do_not_depend_on_the_batch(self, checkpoint: FamilyCheckpoint) -> None:
+        """Where the family declares it: the same bits alone, among others, and in chunks."""
+        if not self.family_class.batch_invariant:
+            pytest.skip(f"{self.family_class.__name__} is not batch_invariant")
+        prompts = [self.prompt(checkpoint, num_tokens, seed=num_tokens) for num_tokens in (19, 33, 2)]
+        harness = self.harness(checkpoint, batch_invariant=True)
+        together = harness.step([(number, prompt, 0) for number, prompt in enumerate(prompts)])
+        start = 0
+        for prompt in prompts:
+            rows = together[start : start + len(prompt)]
+            start += len(prompt)
+            for chunk in (len(prompt), 5):
+                alone = [harness.step([(3, prompt[i : i + chunk], i)]) for i in range(0, len(prompt), chunk)]
+                assert torch.equal(torch.cat(alone), rows)
+            logits = torch.cat([harness.model.compute_logits(row[None]) for row in rows])
+            assert torch.equal(harness.model.compute_logits(rows), logits)
+
+    def test_states_between_the_layers_are_given(self, checkpoint: FamilyCheckpoint) -> None:
+        """Where the family declares it: what enters each layer, beside the states of `forward`."""
+        if not self.family_class.gives_hidden_layers:
+            pytest.skip(f"{self.family_class.__name__} does not declare gives_hidden_layers")
+        harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
+        states = checkpoint.compute(prompt)[1]
+        model: Any = harness.model
+        with torch.inference_mode():
+            for layers in ([0], list(range(len(states))), [len(states) - 1, len(states)]):
+                hidden, between = model.forward_with_layers(*harness.plan([(0, prompt, 0)]), layers)
+                assert torch.equal(hidden, harness.step([(1, prompt, 0)]))
+                parts = between.split(between.shape[1] // len(layers), dim=1)
+                assert len(parts) == len(layers)
+                for layer, part in zip(layers, parts, strict=True):
+                    if layer < len(states):
+                        self.assert_close(part, states[layer])
+
+    def test_quantization_is_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
+        """A method is asked for the linear layers, or refused."""
+        method = AskedMethod()
+        if not self.family_class.takes_quantization:
+            with pytest.raises(ModelError):
+                self.harness(checkpoint, quantization=method)
+            return
+        self.harness(checkpoint, quantization=method)
+        assert len(method.shapes) >= 2 * self.size(checkpoint).num_layers, "layers that no method was asked for"
+        assert len({shape.name for shape in method.shapes}) == len(method.shapes), "names that come twice"
+
+    def test_operators_are_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
+        """The model asks its context's operators for norms, activations or rotations."""
+        if not self.family_class.takes_operators:
+            pytest.skip(f"{self.family_class.__name__} does not declare takes_operators")
+        if not self.needs_operators:
+            pytest.skip(f"{self.model_type} has nothing that operators compute")
+        operators = CountingOperators()
+        self.harness(checkpoint, operators=operators).logits(self.prompt(checkpoint, 4))
+        assert operators.names, "takes_operators is declared, but none was used"
+
+    def test_the_size_is_that_of_the_model(self, checkpoint: FamilyCheckpoint) -> None:
+        """Parameters, layers, heads, vocabulary and the longest sequence."""
+        size, harness = self.size(checkpoint), self.harness(checkpoint)
+        assert size.num_parameters == checkpoint.num_parameters
+        assert size.max_model_len == self.max_model_len
+        caches = [layer.cache for layer in harness.context.attention_layers]
+        assert size.num_layers == len(caches)
+        assert (size.num_kv_heads, size.head_size) == (caches[0].num_kv_heads, caches[0].head_size)
+        assert harness.logits([3]).shape == (1, size.vocab_size)
+
+    def test_declares_its_contract(self) -> None:
+        """The host can tell which contract the class was written for."""
+        version = KINDS["model_family"].version
+        assert self.family_class.contract[0] == version.major
+        assert self.family_class.contract[1] <= version.minor
+
+    # --- refusals ------------------------------------------------------------------------------------------
+
+    def test_check_takes_what_is_served(self, checkpoint: FamilyCheckpoint) -> None:
+        """And what it refuses, it refuses in sentences."""
+        assert self.check(checkpoint.config) == []
+        reasons = self.check({**checkpoint.config, "architectures": ["NobodyForCausalLM"], "model_type": "nobody"})
+        assert reasons, "it has nothing against an architecture of nobody's"
+        assert all(reason.strip() for reason in reasons)
+
+    def test_a_missing_tensor_is_refused(self, checkpoint: FamilyCheckpoint) -> None:
+        """Whichever it is, with what is missing."""
+        for name in sorted(checkpoint.weights)[:: max(1, len(checkpoint.weights) // 4)]:
+            left = {other: tensor for other, tensor in checkpoint.weights.items() if other != name}
+            with pytest.raises(ModelError) as refusal:
+                ModelHarness(self.family(), checkpoint.config, left.items(), PlainAttention)
+            assert str(refusal.value).strip()
+
+
+def _model_type(architecture: str) -> str:
+    """What transformers calls the type of an architecture's config."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = {name: model_type for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+    if architecture not in names:
+        raise ValueError(f"transformers does not know {architecture}: set model_type, or override create_checkpoint")
+    return names[architecture]
+
+
+__all__ = ["FamilyCheckpoint", "ModelFamilySuite"]

@@ -1,0 +1,320 @@
+"""An engine without a model around a scheduler: real KV memory, simulated pages, and every rule checked each step.
+
+The next token of a sequence is a fixed function of its tokens and its seed, so what it should say is known in advance
+and no token can be lost, repeated or computed from wrong pages without notice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from typing import TypeVar
+
+from dovetail.contracts.kv import KVLayout, KVSpec
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler, SchedulerLimits
+from dovetail.engine.kv.manager import KVCacheManager
+from dovetail.engine.sequence import Sequence
+from dovetail.testing.simulated_worker import Row, SimulatedWorker, states_of
+from dovetail.worker.kv_layout import blocks_per_request, build_layout
+
+VOCAB_SIZE = 3
+_SAMPLING = SamplingParams()
+_GIVEN = ("request_id", "num_prompt_tokens", "num_tokens", "num_preemptions", "priority", "arrival_time")
+
+Answer = TypeVar("Answer")
+
+
+class SchedulerSimulation:
+    """Drives one scheduler. Add requests, abort them, step; every method raises `AssertionError` for a broken rule."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        limits: SchedulerLimits,
+        *,
+        windows: tuple[int | None, ...] = (None,),
+        block_size: int = 2,
+        num_blocks: int = 32,
+        num_host_blocks: int = 0,
+        prefix_caching: bool = True,
+        max_drafts: int = 0,
+        rng: Random | None = None,
+    ):
+        """One layer, and so one KV group, per entry of `windows`; `num_blocks` counts the null block."""
+        self.scheduler = scheduler
+        self.limits = limits
+        self.layout: KVLayout = build_layout([KVSpec(1, 1, "float32", window) for window in windows], block_size)
+        self.kv = KVCacheManager(
+            self.layout, num_blocks, num_host_blocks=num_host_blocks, prefix_caching=prefix_caching
+        )
+        self.worker = SimulatedWorker(self.layout, num_blocks, num_host_blocks)
+        self.live: list[Sequence] = []
+        """Sequences that the scheduler has."""
+        self.finished: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._max_drafts = max_drafts
+        self._rng = rng or Random(0)
+        self._keys = count()
+        self._drafts: dict[int, list[int]] = {}
+        self._parked: dict[int, list[Sequence]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some sequence is not finished."""
+        return bool(self.live)
+
+    def longest_request(self) -> int:
+        """Tokens, prompt and output, that one request may have."""
+        fits = 0
+        while fits < self.limits.max_model_len and self._fits(fits + 1):
+            fits += 1
+        return fits
+
+    def add(
+        self, prompt: list[int], num_output_tokens: int, *, priority: int = 0, num_forks: int = 0, salt: bytes = b""
+    ) -> Sequence:
+        """Adds a request of `num_forks + 1` sequences; the forks enter once the first has an output token."""
+        total = len(prompt) + num_output_tokens
+        assert self._fits(total), f"a request of {total} tokens does not fit; see longest_request"
+        first, *forks = (
+            Sequence(
+                key := next(self._keys),
+                f"request-{key}",
+                prompt,
+                _SAMPLING,
+                priority=priority,
+                arrival_time=float(key),
+                hash_seed=salt,
+                max_total_tokens=total,
+                seed=seed,
+            )
+            for seed in range(num_forks + 1)
+        )
+        for fork in forks:
+            fork.fork_parent = first
+        self._parked[first.key] = forks
+        self._enter(first)
+        return first
+
+    def abort(self, sequence: Sequence) -> None:
+        """Ends a sequence at whatever point it is."""
+        self._end(sequence)
+        self._check_blocks()
+
+    def step(self) -> Schedule:
+        """Schedules, checks the schedule, computes it, and commits the tokens."""
+        self.num_steps += 1
+        schedule = self._ask(lambda: self.scheduler.schedule(self.kv), may_change_memory=True)
+        self._check_schedule(schedule)
+        for sequence in schedule.preempted:
+            sequence.num_preemptions += 1
+            self.num_preemptions += 1
+            self._drafts.pop(sequence.key, None)
+        changes = self.kv.drain()
+        unlisted = set(changes.given_up) - {sequence.key for sequence in schedule.preempted}
+        assert not unlisted, f"sequences {sorted(unlisted)} gave their blocks up and are not in Schedule.preempted"
+        for key in changes.given_up:
+            self.worker.forget(key)
+        self.worker.apply(changes)
+        self._check_blocks()
+        rows = [self._row(sequence, n) for sequence, n in zip(schedule.requests, schedule.num_tokens, strict=True)]
+        self.worker.forward(rows)
+        for sequence, num_tokens in zip(schedule.requests, schedule.num_tokens, strict=True):
+            self._commit(sequence, num_tokens)
+        return schedule
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Steps until all sequences are finished, then checks that no block is held."""
+        for _ in range(max_steps):
+            if not self.live:
+                break
+            self.step()
+        assert not self.live, f"{len(self.live)} sequences are not finished after {max_steps} steps"
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Asserts that nothing is held once nothing runs."""
+        self.kv.drain()
+        statistics = self.kv.statistics()
+        assert (statistics.num_used_blocks, statistics.num_used_host_blocks) == (0, 0)
+        assert self.kv.num_free_blocks == self.kv.num_blocks - 1
+        assert (self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0)
+
+    def _fits(self, num_tokens: int) -> bool:
+        needed = blocks_per_request(self.layout, num_tokens, self.limits.max_num_batched_tokens)
+        return num_tokens <= self.limits.max_model_len and needed < self.kv.num_blocks
+
+    def _enter(self, sequence: Sequence) -> None:
+        self.live.append(sequence)
+        self._ask(lambda: self.scheduler.add(sequence))
+
+    def _end(self, sequence: Sequence) -> None:
+        self._ask(lambda: self.scheduler.remove(sequence))
+        self.live.remove(sequence)
+        sequence.status = RequestStatus.FINISHED
+        self.kv.free(sequence)
+        self.worker.forget(sequence.key)
+        self._drafts.pop(sequence.key, None)
+        for fork in self._parked.pop(sequence.key, ()):
+            self._enter(fork)
+
+    def _ask(self, call: Callable[[], Answer], *, may_change_memory: bool = False) -> Answer:
+        """What the scheduler answers. It may write `status` and `extra`; the other fields are the engine's, whose
+        memory writes some of them while it is scheduled."""
+        before = []
+        for sequence in self.live:
+            names = [*_GIVEN] if may_change_memory else [*_GIVEN, "num_computed_tokens", "num_draft_tokens"]
+            if not may_change_memory or sequence.block_ids:
+                names.append("num_cached_tokens")
+            before.append((sequence, {name: getattr(sequence, name) for name in names}))
+        answer = call()
+        for sequence, values in before:
+            for name, value in values.items():
+                assert getattr(sequence, name) == value, f"the scheduler writes {name}, which is the engine's"
+        return answer
+
+    def _row(self, sequence: Sequence, num_tokens: int) -> Row:
+        if sequence.key not in self.worker.tables:
+            self.worker.install(sequence.key, sequence.block_ids)
+        end = sequence.num_computed_tokens + num_tokens
+        tokens = [*sequence.token_ids, *self._drafts.get(sequence.key, ())][:end]
+        return Row(sequence.key, sequence.num_computed_tokens, states_of(tokens, sequence.hash_seed))
+
+    def _commit(self, sequence: Sequence, num_tokens: int) -> None:
+        end = sequence.num_computed_tokens + num_tokens
+        drafts = self._drafts.pop(sequence.key, [])[: max(0, end - sequence.num_tokens)]
+        sequence.num_draft_tokens = 0
+        if end < sequence.num_tokens:
+            sequence.num_computed_tokens = end
+            self.kv.commit(sequence)
+            return
+        for draft in [*drafts, None]:
+            token = next_token(sequence.token_ids, sequence.seed)
+            sequence.token_ids.append(token)
+            sequence.num_tokens += 1
+            if token != draft or sequence.num_tokens == sequence.max_total_tokens:
+                break
+        sequence.num_computed_tokens = sequence.num_tokens - 1
+        if sequence.num_computed_tokens >= sequence.commit_at:
+            self.kv.commit(sequence)
+        self.kv.trim(sequence)
+        for fork in self._parked.pop(sequence.key, ()):
+            self._enter(fork)
+        if sequence.num_tokens == sequence.max_total_tokens:
+            self._finish(sequence)
+        else:
+            self._propose(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        expected = sequence.token_ids[: sequence.num_prompt_tokens]
+        while len(expected) < sequence.max_total_tokens:
+            expected.append(next_token(expected, sequence.seed))
+        assert sequence.token_ids == expected
+        self._end(sequence)
+        self.finished.append(sequence)
+
+    def _propose(self, sequence: Sequence) -> None:
+        """Guesses some tokens, right ones first."""
+        room = sequence.max_total_tokens - sequence.num_tokens - 1
+        num_drafts = self._rng.randint(0, max(0, min(self._max_drafts, room)))
+        tokens = sequence.token_ids[:]
+        num_right = self._rng.randint(0, num_drafts)
+        for index in range(num_drafts):
+            right = next_token(tokens, sequence.seed)
+            tokens.append(right if index < num_right else (right + 1) % VOCAB_SIZE)
+        self._drafts[sequence.key] = tokens[sequence.num_tokens :]
+        sequence.num_draft_tokens = num_drafts
+
+    def _check_schedule(self, schedule: Schedule) -> None:
+        limits, requests, counts = self.limits, schedule.requests, schedule.num_tokens
+        assert requests or not self.live, "requests wait, but nothing was scheduled"
+        assert len(requests) == len(counts) == len({sequence.key for sequence in requests})
+        assert sum(counts) <= limits.max_num_batched_tokens
+        running = [sequence for sequence in self.live if sequence.status is RequestStatus.RUNNING]
+        assert len(running) == self.scheduler.num_running <= limits.max_num_seqs
+        assert len(self.live) - len(running) == self.scheduler.num_waiting
+        partial = long = 0
+        for sequence, num_tokens in zip(requests, counts, strict=True):
+            assert sequence.status is RequestStatus.RUNNING, f"{sequence.request_id} is {sequence.status}"
+            assert 1 <= num_tokens <= sequence.num_wanted_tokens
+            num_known = sequence.num_tokens - sequence.num_computed_tokens
+            is_partial = num_tokens < num_known
+            partial += is_partial
+            if limits.enable_chunked_prefill:
+                if 0 < limits.long_prefill_token_threshold < num_known:
+                    assert num_tokens <= limits.long_prefill_token_threshold
+                    long += is_partial
+            else:
+                assert not is_partial or sequence.num_tokens > limits.max_num_batched_tokens
+        assert partial <= limits.max_num_partial_prefills
+        assert long <= limits.max_long_partial_prefills
+        for sequence in schedule.preempted:
+            assert sequence.status in (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
+            assert (sequence.status is RequestStatus.SWAPPED) == bool(sequence.host_block_ids)
+            assert not sequence.block_ids
+
+    def _check_blocks(self) -> None:
+        """Each block has as many references as block tables name it, and no host block stands twice."""
+        tables = [table for sequence in self.live for table in sequence.block_ids]
+        holders = Counter(block for table in tables for block in table if block)
+        refs = {block: num for block, num in enumerate(self.kv.pool.refs) if num}
+        assert refs == holders
+        hosts = Counter(b for s in self.live for table in s.host_block_ids for b in table if b >= 0)
+        assert all(num == 1 for num in hosts.values())
+
+
+def next_token(token_ids: list[int], seed: int) -> int:
+    """What follows these tokens in a sequence with this seed."""
+    return (states_of(token_ids)[-1] + seed * (len(token_ids) + 1)) % 1_009 % VOCAB_SIZE
+
+
+def random_simulation(
+    create_scheduler: Callable[[SchedulerLimits], Scheduler], rng: Random, *, num_host_blocks: int | None = None
+) -> SchedulerSimulation:
+    """A simulation with limits, memory and features drawn from `rng`: from roomy to barely enough for one request."""
+    limits = SchedulerLimits(
+        max_num_batched_tokens=rng.choice([4, 7, 16, 64]),
+        max_num_seqs=rng.choice([1, 2, 4, 8]),
+        max_model_len=24,
+        enable_chunked_prefill=rng.random() < 0.8,
+        max_num_partial_prefills=rng.choice([1, 2]),
+        max_long_partial_prefills=1,
+        long_prefill_token_threshold=rng.choice([0, 0, 3]),
+    )
+    return SchedulerSimulation(
+        create_scheduler(limits),
+        limits,
+        windows=rng.choice([(None,), (None,), (3,), (None, 4), (None, 2, 5)]),
+        block_size=rng.choice([1, 2, 4]),
+        num_blocks=rng.choice([13, 20, 40, 90]),
+        num_host_blocks=rng.choice([0, 8, 64]) if num_host_blocks is None else num_host_blocks,
+        prefix_caching=rng.random() < 0.7,
+        max_drafts=rng.choice([0, 0, 3]),
+        rng=rng,
+    )
+
+
+def run_random_traffic(simulation: SchedulerSimulation, rng: Random, *, num_requests: int = 12) -> None:
+    """Requests come, go and are aborted between steps, until all are done."""
+    longest = simulation.longest_request()
+    num_left = num_requests if longest >= 2 else 0
+    while num_left or simulation.has_work:
+        while num_left and (rng.random() < 0.4 or not simulation.has_work):
+            num_left -= 1
+            length = rng.randint(1, longest - 1)
+            # Few tokens and prompts that begin alike make prefixes meet.
+            prompt = [0] * (length // 2) + [rng.randrange(VOCAB_SIZE) for _ in range(length - length // 2)]
+            num_forks = rng.choice([0, 0, 0, 1, 2])
+            salt = rng.choice([b"", b"", b"salt"])
+            num_output = rng.randint(1, longest - length)
+            simulation.add(prompt, num_output, priority=rng.randint(0, 2), num_forks=num_forks, salt=salt)
+        if rng.random() < 0.05:
+            simulation.abort(rng.choice(simulation.live))
+        if simulation.has_work:
+            simulation.step()
+        assert simulation.num_steps < 10_000, "requests do not get done"
+    simulation.check_idle()

@@ -1,0 +1,185 @@
+"""Conformance suite for schedulers. Subclass `SchedulerSuite` in a test module and say how to create yours::
+
+    class TestMyScheduler(SchedulerSuite):
+        def create_scheduler(self, limits):
+            return MyScheduler(MyScheduler.Options(), limits)
+
+The tests drive it with real KV memory and simulated pages (`dovetail.testing.scheduler_simulation`), and check in each
+step every rule that the contract states.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.scheduler import RequestStatus, Scheduler, SchedulerLimits
+from dovetail.testing.scheduler_simulation import SchedulerSimulation, random_simulation, run_random_traffic
+from dovetail.testing.side_effects import leaves_alone
+
+LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=32)
+
+
+class SchedulerSuite(ABC):
+    """What every scheduler must do. Methods named test_* are collected from subclasses."""
+
+    @abstractmethod
+    def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
+        """A new scheduler."""
+
+    def test_speaks_this_contract(self) -> None:
+        scheduler = self.create_scheduler(LIMITS)
+        version = KINDS["scheduler"].version
+        assert isinstance(scheduler, Scheduler)
+        assert scheduler.contract[0] == version.major
+        assert scheduler.contract[1] <= version.minor
+
+    def test_empty_schedule_without_requests(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        assert simulation.step().requests == []
+
+    def test_one_request_runs_to_its_end(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        sequence = simulation.add([1, 2, 0, 1], 5)
+        simulation.run()
+        assert simulation.finished == [sequence]
+        assert simulation.num_steps == 5
+
+    @pytest.mark.parametrize("num_output", [1, 20])
+    def test_request_of_max_model_len_runs(self, num_output: int) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        sequence = simulation.add([1] * (LIMITS.max_model_len - num_output), num_output)
+        simulation.run()
+        assert simulation.finished == [sequence]
+
+    def test_schedulers_of_one_process_do_not_meet(self) -> None:
+        """Two of them, with requests of the same names, take as many steps as one by itself."""
+
+        def start() -> SchedulerSimulation:
+            simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=20)
+            for token in range(4):
+                simulation.add([token % 3, 1, 2, 0], 12)
+            return simulation
+
+        alone = start()
+        alone.run()
+        pair = [start(), start()]
+        while any(simulation.has_work for simulation in pair):
+            for simulation in pair:
+                if simulation.has_work:
+                    simulation.step()
+        for simulation in pair:
+            simulation.check_idle()
+        assert [simulation.num_steps for simulation in pair] == [alone.num_steps] * 2
+
+    def test_leaves_random_generators_alone(self) -> None:
+        """Those of the process, from which others draw."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        simulation.add([1, 2, 0, 1], 5)
+        with leaves_alone():
+            simulation.run()
+
+    def test_requests_share_steps(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        for _ in range(4):
+            simulation.add([1, 2, 0, 1], 4)
+        simulation.run()
+        assert simulation.num_steps < 16
+
+    def test_long_prompt_is_chunked(self) -> None:
+        limits = replace(LIMITS, max_num_batched_tokens=4)
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits)
+        simulation.add([1] * 11, 2)
+        simulation.run()
+
+    @pytest.mark.parametrize("most", [(1, 2), (2, 1), (2, 2)], ids=str)
+    def test_prompts_in_part_are_as_few_as_the_limits_say(self, most: tuple[int, int]) -> None:
+        """All of them long, in steps that have tokens for all."""
+        limits = replace(
+            LIMITS,
+            max_num_batched_tokens=64,
+            long_prefill_token_threshold=5,
+            max_num_partial_prefills=most[0],
+            max_long_partial_prefills=most[1],
+        )
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits, num_blocks=200, prefix_caching=False)
+        for token in range(4):
+            simulation.add([token % 3] * 12, 3)
+        simulation.run()
+        assert len(simulation.finished) == 4
+
+    def test_prompt_waits_or_is_whole_without_chunking(self) -> None:
+        limits = replace(LIMITS, enable_chunked_prefill=False)
+        # A prefix to share would have the second prompt wait for the first, whatever the limits say.
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits, num_blocks=200, prefix_caching=False)
+        for length in (9, 9, 16, 3):
+            simulation.add([1] * length, 3)
+        simulation.run()
+
+    def test_cached_prefix_is_not_computed_again(self) -> None:
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        simulation.add([1, 2, 0, 1, 1, 2], 2)
+        simulation.run()
+        simulation.add([1, 2, 0, 1, 2, 2], 2)
+        assert simulation.step().num_tokens == [2]
+        simulation.run()
+
+    def test_every_seat_is_taken(self) -> None:
+        """Where tokens and memory suffice for all, as many requests come to run as `max_num_seqs` allows."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200)
+        for token in range(2 * LIMITS.max_num_seqs):
+            simulation.add([token % 3, 1], 20)
+        for _ in range(LIMITS.max_num_seqs):
+            simulation.step()
+        assert simulation.scheduler.num_running == LIMITS.max_num_seqs
+        simulation.run()
+
+    def test_drafts_are_computed_where_they_fit(self) -> None:
+        """All of them, of a request that has the step and the memory to itself."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200, max_drafts=3)
+        sequence = simulation.add([1, 2, 0, 1], 20)
+        num_drafts = 0
+        while simulation.has_work:
+            num_drafts += sequence.num_draft_tokens
+            wanted = sequence.num_wanted_tokens
+            assert simulation.step().num_tokens == [wanted]
+        assert num_drafts > 0
+
+    @pytest.mark.parametrize("num_host_blocks", [0, 30], ids=["recompute", "swap"])
+    def test_finishes_in_memory_for_one(self, num_host_blocks: int) -> None:
+        simulation = SchedulerSimulation(
+            self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
+        )
+        longest = simulation.longest_request()
+        for token in range(3):
+            simulation.add([token, 1, 2, 0], longest - 4)
+        simulation.run()
+        assert len(simulation.finished) == 3
+
+    @pytest.mark.parametrize("num_host_blocks", [0, 10], ids=["recompute", "swap"])
+    def test_abort_in_every_status(self, num_host_blocks: int) -> None:
+        """Of those that the scheduler puts requests into where memory is short."""
+        simulation = SchedulerSimulation(
+            self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
+        )
+        seen: set[RequestStatus] = set()
+        for _ in range(40):
+            while len(simulation.live) < 3:
+                simulation.add([len(seen) % 3, 1, 2, 0], 12)
+            simulation.step()
+            fresh = [sequence for sequence in simulation.live if sequence.status not in seen]
+            if fresh:
+                seen.add(fresh[0].status)
+                simulation.abort(fresh[0])
+        simulation.run()
+        assert RequestStatus.RUNNING in seen
+        assert not simulation.num_preemptions or seen & {RequestStatus.PREEMPTED, RequestStatus.SWAPPED}
+
+    @pytest.mark.parametrize("seed", range(25))
+    def test_random_traffic(self, seed: int) -> None:
+        rng = Random(seed)
+        run_random_traffic(random_simulation(self.create_scheduler, rng), rng)

@@ -1,0 +1,217 @@
+"""The command line as users run it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.testing.local_plugins import write_distribution
+
+SINK = """
+from pydantic import Field
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.telemetry import TelemetrySink
+
+class Options(PluginOptions):
+    every: int = Field(10, ge=1, description="Steps between two lines.")
+
+class Sink(TelemetrySink):
+    "Prints a line now and then."
+
+    contract = (1, 0)
+    stability = "experimental"
+    Options = Options
+"""
+COMMAND = """
+import typer
+from dovetail.contracts.command import Command
+from dovetail.contracts.errors import ConfigError, ModelError
+
+class Greet(Command):
+    "Say hello."
+
+    contract = (1, 0)
+
+    def app(self):
+        app = typer.Typer()
+
+        @app.command()
+        def greet(name: str):
+            if name == "config":
+                raise ConfigError("unknown key [modle]")
+            if name == "model":
+                raise ModelError("no such model")
+            print(f"hello {name}")
+
+        return app
+"""
+RUN = "import sys; from dovetail.commands.main import main; main()"
+
+
+@pytest.fixture
+def dovetail(tmp_path: Path):
+    """Runs `dovetail ARGS` with `tmp_path` on the path of importable distributions."""
+
+    def run(*arguments: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "TERM": "dumb"},
+        )
+
+    return run
+
+
+@pytest.fixture
+def acme(tmp_path: Path) -> Path:
+    """A distribution with a sink, a command, and a sink that raises on import."""
+    write_distribution(
+        tmp_path,
+        "acme",
+        entry_points={
+            "dovetail.telemetry_sink.v1": {"acme": "acme_sink:Sink"},
+            "dovetail.command.v1": {"greet": "acme_greet:Greet"},
+        },
+        modules={"acme_sink.py": SINK, "acme_greet.py": COMMAND},
+    )
+    return tmp_path
+
+
+LOADED = """
+import sys
+from dovetail.commands.main import main
+try:
+    main()
+finally:
+    print("loaded:", sorted({"torch", "transformers", "acme_sink", "acme_greet"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["--version"], ["plugins", "list", "--json"]])
+def test_listing_commands_import_neither_torch_nor_plugins(dovetail, acme, arguments):
+    result = dovetail(*arguments, code=LOADED)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("loaded: []\n")
+
+
+def test_importing_dovetail_is_light(dovetail):
+    code = "import sys, dovetail; print(sorted({'torch', 'transformers', 'pydantic', 'numpy'} & set(sys.modules)))"
+    assert dovetail(code=code).stdout == "[]\n"
+
+
+def test_help_lists_plugin_commands_with_their_distribution(dovetail, acme):
+    output = dovetail("--help").stdout
+    assert re.search(r"greet\s+Say hello\. \(acme 1\.0\)", output)
+
+
+def test_help_survives_a_command_whose_source_is_gone(dovetail, tmp_path):
+    write_distribution(tmp_path, "acme", entry_points={"dovetail.command.v1": {"lost": "acme_gone.cli:Lost"}})
+    assert re.search(r"lost\s+A command \(acme 1\.0\)", dovetail("--help").stdout)
+
+
+def test_a_plugin_command_runs(dovetail, acme):
+    assert dovetail("greet", "you").stdout == "hello you\n"
+
+
+@pytest.mark.parametrize(("name", "code"), [("config", 2), ("model", 1)])
+def test_an_error_is_one_message_and_an_exit_code(dovetail, acme, name, code):
+    result = dovetail("greet", name)
+    assert result.returncode == code
+    expected = {"config": "unknown key [modle]", "model": "no such model"}[name]
+    assert result.stderr == f"error: {expected}\n"
+    assert "Traceback" in dovetail("--traceback", "greet", name).stderr
+
+
+def test_a_plugin_command_cannot_take_a_built_in_name(dovetail, tmp_path):
+    write_distribution(tmp_path, "acme", entry_points={"dovetail.command.v1": {"plugins": "acme_greet:Greet"}})
+    (tmp_path / "acme_greet.py").write_text(COMMAND)
+    assert "scheduler" in dovetail("plugins", "list").stdout
+    assert dovetail("acme:plugins", "you").stdout == "hello you\n"
+
+
+def test_list_shows_each_plugin_with_its_reference(dovetail, acme):
+    row = next(line for line in dovetail("plugins", "list").stdout.splitlines() if "acme_sink" in line)
+    for cell in ("telemetry_sink", "acme 1.0", "v1", "acme_sink:Sink"):
+        assert cell in row
+    listed = json.loads(dovetail("plugins", "list", "--kind", "command", "--json").stdout)
+    assert ("greet", "acme") in [(entry["name"], entry["distribution"]) for entry in listed]
+
+
+def test_an_unknown_kind_is_refused_with_the_kinds(dovetail):
+    result = dovetail("plugins", "list", "--kind", "sheduler")
+    assert result.returncode == 1
+    assert "scheduler" in result.stderr
+
+
+def test_info_shows_what_a_plugin_says_about_itself(dovetail, acme):
+    output = dovetail("plugins", "info", "acme").stdout
+    for text in ("Prints a line now and then.", "experimental", "acme 1.0", "every", "Ge(ge=1)", "Steps between"):
+        assert text in output
+
+
+def test_info_shows_capabilities_of_a_local_file_of_any_kind(dovetail, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dovetail.contracts.speculation import DraftCapabilities, DraftWorker\n"
+        "class Mine(DraftWorker):\n"
+        "    contract = (1, 0)\n"
+        "    capabilities = DraftCapabilities(trees=True)\n"
+        "    def propose(self, batch): return []\n"
+    )
+    output = dovetail("plugins", "info", "./mine.py:Mine").stdout
+    assert "draft_worker" in output
+    assert any(line.split() == ["capabilities.trees", "yes"] for line in output.splitlines())
+    assert "takes no options" in output
+
+
+def test_doctor_finds_nothing_wrong_with_the_bundled_plugins(dovetail):
+    result = dovetail("plugins", "doctor")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_doctor_examines_references_beside_what_is_installed(dovetail, tmp_path):
+    (tmp_path / "mine.py").write_text(SINK)
+    (tmp_path / "odd.py").write_text("class Odd: pass\n")
+    result = dovetail("plugins", "doctor", "./mine.py:Sink", "./odd.py:Odd")
+    [mine] = [line for line in result.stdout.splitlines() if "./mine.py:Sink" in line]
+    assert "telemetry_sink" in mine
+    assert "ok" in mine
+    [odd] = [line for line in result.stdout.splitlines() if "./odd.py:Odd" in line]
+    assert "broken" in odd
+    assert "it derives from no one plugin base class" in result.stderr
+
+
+def test_doctor_reports_every_broken_plugin_and_goes_on(dovetail, acme):
+    write_distribution(
+        acme,
+        "wreck",
+        entry_points={
+            "dovetail.telemetry_sink.v1": {"wreck": "wreck_sink:Sink", "acme": "acme_sink:Sink"},
+            "dovetail.scheduler.v2": {"later": "wreck_later:Later"},
+        },
+        modules={"wreck_sink.py": "raise RuntimeError('no luck')"},
+    )
+    result = dovetail("plugins", "doctor")
+    assert result.returncode == 1
+    rows = {line.split()[3]: line for line in result.stdout.splitlines() if len(line.split()) > 7}
+    assert "RuntimeError: no luck" in rows["wreck"]
+    assert "speaks scheduler contract 2" in rows["later"]
+    assert "ok" in rows["greet"]
+    assert "['acme:acme', 'wreck:acme']" in result.stderr
+    assert "raise RuntimeError('no luck')" in result.stderr
+
+
+def test_a_broken_plugin_that_nobody_chose_leaves_the_rest_alone(dovetail, acme):
+    write_distribution(acme, "wreck", entry_points={"dovetail.command.v1": {"wreck": "wreck_sink:Sink"}})
+    (acme / "wreck_sink.py").write_text("raise RuntimeError('no luck')")
+    assert dovetail("greet", "you").stdout == "hello you\n"
+    result = dovetail("wreck")
+    assert result.returncode == 1
+    assert "RuntimeError: no luck" in result.stderr

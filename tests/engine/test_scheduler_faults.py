@@ -1,0 +1,179 @@
+"""A scheduler that breaks its contract is named at once, whatever it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import LLM, LLMEngine, SamplingParams
+from dovetail.contracts.errors import PluginError, RequestError
+
+SOURCE = """
+from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
+
+
+class Faulty(Scheduler):
+    contract = (1, 0)
+    num_running = 0
+
+    @property
+    def num_waiting(self):
+        return len(self.requests)
+
+    def __init__(self, options, limits):
+        super().__init__(options, limits)
+        self.requests = []
+
+    def add(self, request):
+        self.requests.append(request)
+
+    def remove(self, request):
+        self.requests.remove(request)
+
+    def take(self, memory, blocks=True):
+        request = self.requests[0]
+        if blocks:
+            memory.attach_prefix(request)
+            memory.allocate(request, request.num_wanted_tokens)
+        request.status = RequestStatus.RUNNING
+        return request
+
+
+class Raises(Faulty):
+    def schedule(self, memory):
+        raise KeyError("x")
+
+
+class TooMany(Faulty):
+    def schedule(self, memory):
+        request = self.take(memory)
+        return Schedule([request], [request.num_wanted_tokens + 1])
+
+
+class Twice(Faulty):
+    def schedule(self, memory):
+        request = self.take(memory)
+        return Schedule([request, request], [1, 1])
+
+
+class NoBlocks(Faulty):
+    def schedule(self, memory):
+        return Schedule([self.take(memory, blocks=False)], [1])
+
+
+class Uneven(Faulty):
+    def schedule(self, memory):
+        return Schedule([self.take(memory)], [])
+
+
+class Nothing(Faulty):
+    def schedule(self, memory):
+        return None
+
+
+class Words(Faulty):
+    def schedule(self, memory):
+        return Schedule([self.take(memory)], ["all"])
+
+
+class Names(Faulty):
+    def schedule(self, memory):
+        return Schedule(["llm-0"], [1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Raises", "scheduler Raises raised KeyError: 'x'"),
+        ("TooMany", "wants 3 tokens and is scheduled with 4"),
+        ("Twice", "stands in one schedule twice"),
+        ("NoBlocks", "without blocks: allocate first"),
+        ("Uneven", "names 1 requests and 0 token counts"),
+        ("Nothing", "returned a NoneType, not a Schedule"),
+        ("Words", "its Schedule holds what cannot be there"),
+        ("Names", "its Schedule holds what cannot be there"),
+    ],
+)
+def test_the_fault_is_told(make_llm: Callable[..., LLM], tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "faulty.py").write_text(SOURCE)
+    llm = make_llm(scheduler={"name": f"{tmp_path}/faulty.py:{name}"})
+    with pytest.raises(PluginError, match=words):
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+
+
+CLINGING = """
+from dovetail.schedulers.fcfs import FCFSScheduler
+
+
+class Clinging(FCFSScheduler):
+    def remove(self, request):
+        if request.num_prompt_tokens == 3:
+            raise ValueError("no")
+        super().remove(request)
+"""
+
+NO = "^scheduler Clinging raised ValueError: no$"
+LONG = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+
+
+@pytest.fixture
+def clinging(tiny_llama: tuple[Path, Any], tmp_path: Path) -> Iterator[LLMEngine]:
+    """Its scheduler does not let go of prompts of three tokens."""
+    (tmp_path / "clinging.py").write_text(CLINGING)
+    engine = LLMEngine.from_config(
+        model={"path": str(tiny_llama[0]), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 64},
+        cache={"block_size": 4, "num_blocks": 100},
+        scheduler=f"{tmp_path}/clinging.py:Clinging",
+        executor={"threads": 1},
+    )
+    yield engine
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_scheduler_that_does_not_let_go_keeps_nothing_of_the_engine(clinging: LLMEngine, n: int) -> None:
+    sampled = SamplingParams(temperature=1, max_tokens=9, ignore_eos=True, n=n)
+    clinging.add_request("a", [1, 2, 3], sampled)
+    clinging.add_request("b", [1, 2], LONG)
+    clinging.step()
+    clinging.step()
+    with pytest.raises(PluginError, match=NO):
+        clinging.abort_request(["a", "b"])
+    assert clinging.request_ids == []
+    assert not clinging.has_unfinished_requests()
+    assert clinging.cache_statistics().num_used_blocks == 0
+    assert clinging.abort_request(["a", "b"]) == []
+    clinging.sleep()
+    clinging.wake_up()
+
+
+def test_an_end_that_the_scheduler_does_not_take_ends_all_requests(clinging: LLMEngine) -> None:
+    """Every other request too, as for whatever else is raised in a step."""
+    clinging.add_request("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    clinging.add_request("b", [1, 2], LONG)
+    clinging.step()
+    with pytest.raises(PluginError, match=NO):
+        clinging.step()
+    assert clinging.request_ids == []
+    assert clinging.cache_statistics().num_used_blocks == 0
+
+
+def test_a_request_that_was_removed_is_not_run_again(clinging: LLMEngine) -> None:
+    clinging.add_request("a", [1, 2, 3], LONG)
+    clinging.step()
+    with pytest.raises(PluginError, match=NO):
+        clinging.abort_request("a")
+    with pytest.raises(PluginError, match="request a is scheduled, although it was removed"):
+        clinging.step()
+
+
+@pytest.mark.parametrize("request_id", [0, None, "", b"a"])
+def test_what_is_no_request_id_is_refused_where_it_comes_in(make_llm: Callable[..., LLM], request_id: Any) -> None:
+    engine = make_llm().engine
+    with pytest.raises(RequestError, match="a request id is a string that is not empty"):
+        engine.add_request(request_id, [1, 2], LONG)
+    assert engine.request_ids == []

@@ -1,0 +1,210 @@
+"""What the suite of quantization methods finds: each a change in a method that passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from dovetail.contracts.plugin import Environment
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.testing.faults import Fault, check_fault
+from dovetail.testing.quantization_suite import QuantizationSuite
+
+
+class Kernel(LinearKernel):
+    """int8 with one scale per output feature, the scales in a list of their own."""
+
+    def __init__(self, shape: LinearShape, device: torch.device):
+        self.weight = torch.zeros(shape.out_features, shape.in_features, dtype=torch.int8, device=device)
+        self.scales = torch.zeros(shape.out_features, 1, device=device)
+
+    def load(self, rows: slice, weight: Any) -> None:
+        scale = self.scale(weight.float())
+        self.scales[rows] = scale
+        self.weight[rows] = self.rounded(weight.float() / scale).to(torch.int8)
+
+    def scale(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+
+    def rounded(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.round()
+
+    def numbers(self) -> torch.Tensor:
+        return self.weight * self.scales
+
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        y = (x.float() @ self.numbers().T).to(x.dtype)
+        return y if bias is None else y + bias
+
+
+class Method(QuantizationMethod):
+    """Takes input sizes that are multiples of 16."""
+
+    contract = (1, 0)
+    kernel: ClassVar[type[Kernel]] = Kernel
+    share: ClassVar[float] = 1.0
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> list[str]:
+        return [] if need.dtype == "float32" or need.device_type == "cuda" else ["one dtype is enough"]
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        return None if shape.in_features % 16 else self.kernel(shape, device)
+
+    def why_not(self, shape: LinearShape) -> str | None:
+        return "input sizes that are no multiple of 16"
+
+    def bytes_per_weight(self) -> float:
+        return self.share * (1 + 4 / 1024)
+
+
+def over(kernel: type[Kernel]) -> type[Method]:
+    """The method with another kernel."""
+    return type(kernel.__name__, (Method,), {"kernel": kernel})
+
+
+class DropsTheBias(Kernel):
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return super().apply(x, None)
+
+
+class Truncates(Kernel):
+    def rounded(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.trunc()
+
+
+class RoundsDown(Kernel):
+    def rounded(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.floor()
+
+
+class DividesBy128(Kernel):
+    def scale(self, weight: torch.Tensor) -> torch.Tensor:
+        return super().scale(weight) * 127 / 128
+
+
+class ScalesBy128(Kernel):
+    def numbers(self) -> torch.Tensor:
+        return super().numbers() * 127 / 128
+
+
+class InAList(Kernel):
+    """The numbers, multiplied out, where `tensors` does not look."""
+
+    def finish(self) -> None:
+        self.kept = [super().numbers()]
+
+    def numbers(self) -> torch.Tensor:
+        return self.kept[0]
+
+
+class KeepsTheOriginal(Kernel):
+    def load(self, rows: slice, weight: Any) -> None:
+        super().load(rows, weight)
+        self.__dict__.setdefault("originals", []).append(weight)
+
+
+class DividesByNothing(Kernel):
+    def scale(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.abs().amax(1, keepdim=True) / 127
+
+    def numbers(self) -> torch.Tensor:
+        return (self.scales * 0 / self.scales) + super().numbers()
+
+
+class OneScale(Kernel):
+    def load(self, rows: slice, weight: Any) -> None:
+        super().load(rows, weight)
+        self.scales[:] = self.scales[rows][0]
+
+
+class WritesIntoX(Kernel):
+    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        y = super().apply(x, bias)
+        x.zero_()
+        return y
+
+
+class LoadsOnce(Kernel):
+    is_loaded = False
+
+    def load(self, rows: slice, weight: Any) -> None:
+        if not self.is_loaded:
+            super().load(rows, weight)
+
+    def finish(self) -> None:
+        self.is_loaded = True
+
+
+class WantsRowsInOrder(Kernel):
+    """Puts each part behind the one before."""
+
+    start = 0
+
+    def load(self, rows: slice, weight: Any) -> None:
+        super().load(slice(self.start, self.start + len(weight)), weight)
+        self.start = (self.start + len(weight)) % len(self.weight)
+
+
+class RaisesForWhyNot(Method):
+    def why_not(self, shape: LinearShape) -> str | None:
+        raise KeyError(shape.name)
+
+
+class NothingOnMeta(Method):
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        return None if device.type == "meta" else super().create_linear(shape, device)
+
+
+class TakesMore(Method):
+    share = 1.03
+
+
+class ClaimsInvariance(Method):
+    batch_invariant = True
+
+    class Varies(Kernel):
+        def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            return super().apply(x, bias) * (1 + 1e-6 * len(x))
+
+    kernel = Varies
+
+
+class SaysNothing(Method):
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> Iterable[str]:
+        return [""] if need.dtype == "float64" else super().check(need, options, environment)
+
+
+FAULTS = [
+    Fault("drops the bias", over(DropsTheBias), "test_a_bias_is_added"),
+    Fault("cuts weights instead of rounding them", over(Truncates), "test_rounding_has_no_direction"),
+    Fault("rounds weights down", over(RoundsDown), "test_rounding_has_no_direction"),
+    Fault("has 128 steps, one too many for int8", over(DividesBy128), "test_rounding_has_no_direction"),
+    Fault("multiplies with steps of 1/128", over(ScalesBy128), "test_rounding_has_no_direction"),
+    Fault("keeps its weights in a list", over(InAList), "test_tensors_are_all_that_is_read"),
+    Fault("keeps the original weights as well", over(KeepsTheOriginal), "test_weights_that_were_taken_in_are_let_go"),
+    Fault("gives NaN for a block of zeros", over(DividesByNothing), "test_zeros_stay_zeros"),
+    Fault("raises in why_not", RaisesForWhyNot, "test_says_why_layers_are_left_out"),
+    Fault("has no kernel on meta", NothingOnMeta, "test_layers_can_be_asked_about_without_memory"),
+    Fault("tells 3% too many bytes", TakesMore, "test_bytes_are_those_that_are_held"),
+    Fault("has one scale for all parts", over(OneScale), "test_products_are_within_tolerance"),
+    Fault("writes into its input", over(WritesIntoX), "test_products_are_within_tolerance"),
+    Fault("does not load anew", over(LoadsOnce), "test_loading_anew_replaces"),
+    Fault("takes parts as they come", over(WantsRowsInOrder), "test_parts_come_in_any_order"),
+    Fault("declares batch invariance falsely", ClaimsInvariance, "test_rows_do_not_depend_on_the_batch"),
+    Fault("refuses without a reason", SaysNothing, "test_check_gives_reasons_in_sentences"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_the_suite_finds_a_method_that(fault: Fault) -> None:
+    check_fault(fault, QuantizationSuite, method_class=fault.plugin, tolerance=0.01)
+
+
+class TestMethod(QuantizationSuite):
+    method_class = Method
+    tolerance = 0.01

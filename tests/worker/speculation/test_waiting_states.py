@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.worker.speculation.waiting_states import WaitingStates
+
+NUM_KEYS = 3
+
+
+def states_of(keys: list[int], positions: list[int]) -> torch.Tensor:
+    """Rows that say whose they are and of which position."""
+    return torch.tensor([[key, position] for key, position in zip(keys, positions, strict=True)])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, NUM_KEYS - 1), min_size=1), st.booleans(), st.sampled_from([None, 0, 1])),
+        max_size=40,
+    )
+)
+def test_each_position_is_handed_over_once_in_order(steps: list[tuple[set[int], bool, int | None]]) -> None:
+    """Requests take part in steps as they like, steps wait or do not, and requests go back now and then."""
+    waiting = WaitingStates(block_size=4)
+    position, seen = [0] * NUM_KEYS, [0] * NUM_KEYS
+    for chosen, waits, goes_back in steps:
+        if goes_back is not None:
+            # Preempted: it begins anew, and what waits of it is worth nothing.
+            position[goes_back] = seen[goes_back] = 0
+        keys = sorted(chosen)
+        now = [position[key] for key in keys]
+        last = states_of(keys, now)
+        if waits:
+            waiting.keep(keys, range(len(keys)), now, (last, None))
+        else:
+            joined = [waiting.join(key, now[i], np.array([i])) for i, key in enumerate(keys)]
+            together, layers = waiting.join_states((last, None), keys)
+            assert together is not None
+            assert layers is None
+            for key, (first, rows) in zip(keys, joined, strict=True):
+                assert first == seen[key]
+                seen[key] = position[key] + 1
+                assert together[torch.from_numpy(rows)].tolist() == [[key, p] for p in range(first, seen[key])]
+        for key in keys:
+            position[key] += 1
+
+
+def test_it_waits_until_a_block_is_full() -> None:
+    waiting = WaitingStates(block_size=4)
+    assert waiting.may_wait([0, 5, 2])
+    assert not waiting.may_wait([0, 7])

@@ -1,0 +1,126 @@
+"""How layers become groups and lanes, and what fits in memory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
+from dovetail.contracts.kv import KVSpec, LayerCache, StateSpec
+from dovetail.worker.kv_layout import (
+    blocks_per_request,
+    build_layout,
+    check_capacity,
+    largest_model_len,
+    num_blocks_for,
+)
+
+
+def spec(window: int | None = None) -> KVSpec:
+    return KVSpec(2, 8, "float32", window)
+
+
+def sizes(layout) -> list[tuple[int | None, int]]:
+    return [(group.window, len(group.layer_ids)) for group in layout.groups]
+
+
+def test_uniform_model_is_one_group():
+    layout = build_layout([spec()] * 30, 16)
+    assert sizes(layout) == [(None, 30)]
+    assert layout.block_bytes == 30 * 2 * 16 * 2 * 8 * 4
+
+
+def test_equal_kinds_share_all_lanes():
+    layout = build_layout([spec(8), spec()] * 13, 16)
+    assert sizes(layout) == [(None, 13), (8, 13)]
+    assert layout.groups[0].layer_ids == tuple(range(1, 26, 2))
+
+
+def test_five_windows_to_one_full_layer_are_split_into_lanes_of_the_full_layers():
+    caches = [spec() if i % 6 == 5 else spec(512) for i in range(26)]
+    layout = build_layout(caches, 16)
+    assert sizes(layout) == [(None, 4)] + [(512, 4)] * 5 + [(512, 2)]
+    assert layout.num_lanes == 4
+
+
+def test_splitting_stops_at_eight_groups():
+    layout = build_layout([spec(64)] * 32 + [spec()], 16)
+    assert len(layout.groups) <= 8
+
+
+def test_layers_that_cache_nothing_are_left_out():
+    layout = build_layout([None, spec(), None, spec()], 16)
+    assert layout.groups[0].layer_ids == (1, 3)
+
+
+def test_page_is_the_largest_of_any_layer():
+    layout = build_layout([KVSpec(1, 8, "float16"), KVSpec(4, 8, "float16")], 16)
+    assert layout.page_bytes == 2 * 16 * 4 * 8 * 2
+
+
+def test_an_int8_page_holds_a_float16_scale_per_token_head_and_part():
+    assert KVSpec(3, 64, "int8").page_bytes(16) == 2 * 16 * 3 * (64 + 2)
+
+
+@pytest.mark.parametrize(
+    ("caches", "error", "message"),
+    [
+        ([StateSpec(64, "float32")], ModelError, "recurrent state"),
+        ([None], ModelError, "no layer"),
+        ([KVSpec(1, 8, "int4")], ConfigError, "int4"),
+        ([spec(0)], ModelError, "window of 0"),
+    ],
+)
+def test_refusals_say_why(caches: list[LayerCache | None], error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        build_layout(caches, 16)
+
+
+kinds = st.lists(st.integers(1, 24), min_size=1, max_size=4)
+
+
+@given(kinds)
+def test_every_layer_stands_in_one_group_of_at_most_num_lanes(counts: list[int]):
+    caches = [spec(window or None) for window, count in enumerate(counts) for _ in range(count)]
+    layout = build_layout(caches, 16)
+    assert sorted(i for group in layout.groups for i in group.layer_ids) == list(range(len(caches)))
+    assert max(len(group.layer_ids) for group in layout.groups) == layout.num_lanes
+    assert all(caches[i].window == group.window for group in layout.groups for i in group.layer_ids)
+
+
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 40), st.integers(1, 12))
+def test_window_groups_hold_the_window_and_one_step(window: int, block_size: int, num_tokens: int, step: int):
+    """Against every start position of a step."""
+    layout = build_layout([spec(window)], block_size)
+    most = 0
+    for start in range(num_tokens):
+        end = min(num_tokens, start + step)
+        first = max(0, start - window + 1) // block_size
+        most = max(most, layout.blocks_for(end) - first)
+    assert most <= blocks_per_request(layout, num_tokens, step) <= most + 1
+
+
+@given(st.lists(st.sampled_from([None, 3, 8]), min_size=1, max_size=3), st.integers(0, 60), st.integers(1, 16))
+def test_largest_model_len_against_counting_up(windows: list[int | None], num_blocks: int, step: int):
+    layout = build_layout([spec(window) for window in windows], 4)
+    fits = [n for n in range(1, 101) if blocks_per_request(layout, n, step) <= num_blocks - 1]
+    assert largest_model_len(layout, num_blocks, step, 100) == max(fits, default=0)
+
+
+def test_null_block_is_counted():
+    layout = build_layout([spec()], 16)
+    assert num_blocks_for(layout, 10 * layout.block_bytes + 1) == 10
+    check_capacity(layout, 5, 64, 64)
+    with pytest.raises(CapacityError):
+        check_capacity(layout, 4, 64, 64)
+
+
+def test_capacity_error_says_what_is_missing_and_what_would_fit():
+    layout = build_layout([KVSpec(8, 128, "float32")], 16)
+    with pytest.raises(CapacityError) as error:
+        check_capacity(layout, 11, 4096, 512)
+    message = str(error.value)
+    assert "set max_model_len to 160 or less" in message
+    assert f"at least {257 * layout.block_bytes / 2**20:.2f} MiB" in message
+    assert f"{246 * layout.block_bytes / 2**20:.2f} MiB are missing" in message
+    check_capacity(layout, 11, 160, 512)
+    check_capacity(layout, 257, 4096, 512)

@@ -1,0 +1,34 @@
+"""The device of workers whose executor brings none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.executor import Placement
+from dovetail.worker import model_worker as worker
+from dovetail.worker.plain_device import PlainDevice
+
+
+def test_the_gpu_of_a_rank_is_the_current_one_before_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, and NCCL takes it for the rank's."""
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: calls.append(backend))
+    monkeypatch.setattr(worker, "bootstrap", lambda *_: None)
+    monkeypatch.setattr(worker, "TorchDistributed", lambda: None)
+    config = SimpleNamespace(components=tuple, plugin_hash="")
+    worker.ModelWorker(cast(ResolvedConfig, config), Placement(1, 2, "cuda:1", "file:///unused"))
+    assert calls == ["cuda:1", "nccl"]
+
+
+def test_a_cpu_selects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    PlainDevice("cpu")
+    assert calls == []

@@ -1,0 +1,125 @@
+"""vLLM's names that `vllm serve` 0.8 lacks: the fields of `EngineArgs` 0.11 that came later, in its order, and a few
+that had gone before 0.8. As `dovetail.vllm.settings`, this is data about another project's vocabulary."""
+
+from __future__ import annotations
+
+from dovetail.config.foreign_names import ForeignName, planned, refused, works
+
+_TEXT_ONLY = "only text generation is served so far"
+_MEDIA = "models take text only; multimodal input comes with multimodal model families"
+_REPLICAS = (
+    "data parallel is not there yet: an engine is one replica; start one process per replica and share the prompts out"
+)
+_EXPERTS = (
+    "experts are split over ranks as every layer is (tensor_parallel_size); each expert on one rank is not there yet"
+)
+_MICRO_BATCHES = "steps are not cut into overlapping micro-batches yet"
+_STRUCTURED = "grammars come with structured output"
+_RECURRENT = "models with a recurrent state are not served yet"
+
+LATER_NAMES: tuple[ForeignName, ...] = (
+    planned("runner", "str", f"{_TEXT_ONLY}, no pooling, embedding or classification", "auto", "generate"),
+    planned("convert", "str", f"{_TEXT_ONLY}, no pooling, embedding or classification", "auto", "none"),
+    planned("enable_prompt_embeds", "switch", "prompts are text or token ids; embeddings are not taken yet", False),
+    planned("allowed_media_domains", "json", _MEDIA),
+    refused("safetensors_load_strategy", "str", "safetensors files are mapped into memory; leave it out", "lazy"),
+    works("cuda_graph_sizes", "json", "executor.cuda_graphs", "an option of executor `gpu`", no_effect=([],)),
+    planned("decode_context_parallel_size", "int", "the KV cache of one request is not split over ranks yet", 1),
+    planned("data_parallel_size", "int", _REPLICAS, 1),
+    planned("data_parallel_rank", "int", _REPLICAS),
+    planned("data_parallel_start_rank", "int", _REPLICAS),
+    planned("data_parallel_size_local", "int", _REPLICAS, 1),
+    planned("data_parallel_address", "str", _REPLICAS),
+    planned("data_parallel_rpc_port", "int", _REPLICAS),
+    planned("data_parallel_hybrid_lb", "switch", _REPLICAS, False),
+    planned("data_parallel_backend", "str", _REPLICAS, "mp"),
+    planned("enable_expert_parallel", "switch", _EXPERTS, False),
+    planned("enable_dbo", "switch", _MICRO_BATCHES, False),
+    planned("dbo_decode_token_threshold", "int", _MICRO_BATCHES, 32),
+    planned("dbo_prefill_token_threshold", "int", _MICRO_BATCHES, 512),
+    planned("eplb_config", "json", _EXPERTS, {}),
+    planned("enable_eplb", "switch", _EXPERTS, False),
+    planned("expert_placement_strategy", "str", _EXPERTS, "linear"),
+    planned("num_redundant_experts", "int", _EXPERTS, 0),
+    planned("eplb_window_size", "int", _EXPERTS, 1000),
+    planned("eplb_step_interval", "int", _EXPERTS, 3000),
+    planned("eplb_log_balancedness", "switch", _EXPERTS, False),
+    refused("prefix_caching_hash_algo", "str", "blocks are always found by BLAKE2b hashes; leave it out", "sha256"),
+    refused(
+        "disable_cascade_attn",
+        "switch",
+        "whether a common prefix is read once is the attention backend's business; leave it out",
+        False,
+    ),
+    works("kv_cache_memory_bytes", "int", "cache.memory_gib", "bytes; the key counts GiB", factor=2.0**-30),
+    planned("logprobs_mode", "str", "log probabilities are those of the raw distribution", "raw_logprobs"),
+    refused("hf_token", "str", "the hub's own client keeps it: `hf auth login`, or the variable HF_TOKEN", False),
+    planned("interleave_mm_strings", "switch", _MEDIA, False),
+    planned("media_io_kwargs", "json", _MEDIA, {}),
+    planned("mm_processor_cache_gb", "float", _MEDIA, 4, 0),
+    planned("mm_processor_cache_type", "str", _MEDIA, "lru"),
+    planned("mm_shm_cache_max_object_size_mb", "int", _MEDIA, 128),
+    planned("mm_encoder_tp_mode", "str", _MEDIA, "weights"),
+    planned("io_processor_plugin", "str", "what turns data into prompts and outputs into data goes around the engine"),
+    planned("skip_mm_profiling", "switch", _MEDIA, False),
+    planned("video_pruning_rate", "float", _MEDIA, 0),
+    planned("default_mm_loras", "json", _MEDIA),
+    planned("disable_chunked_mm_input", "switch", _MEDIA, False),
+    planned("enable_multimodal_encoder_data_parallel", "switch", _MEDIA, False),
+    refused(
+        "disable_hybrid_kv_cache_manager",
+        "switch",
+        "groups of layers always have KV blocks with lifetimes of their own; leave it out",
+        False,
+    ),
+    planned("structured_outputs_config", "json", _STRUCTURED, {}),
+    planned("reasoning_parser", "str", "what a model thinks is not told apart from its answer yet", ""),
+    planned("guided_decoding_disable_fallback", "switch", _STRUCTURED, False),
+    planned("guided_decoding_disable_any_whitespace", "switch", _STRUCTURED, False),
+    planned("guided_decoding_disable_additional_properties", "switch", _STRUCTURED, False),
+    planned("pooler_config", "json", _TEXT_ONLY),
+    refused(
+        "worker_extension_cls",
+        "str",
+        "workers are built from the chosen plugins; write the plugin that should differ",
+        "",
+    ),
+    planned("kv_events_config", "json", "what enters and leaves the KV cache is not published yet"),
+    planned("override_attention_dtype", "str", "attention computes in the dtype of the model; set model.dtype"),
+    planned("mamba_cache_dtype", "str", _RECURRENT, "auto"),
+    planned("mamba_ssm_cache_dtype", "str", _RECURRENT, "auto"),
+    refused("use_tqdm_on_load", "switch", "loading shows no bar; leave it out", True, False),
+    refused("pt_load_map_location", "str", "weights are read straight to where they are used; leave it out", "cpu"),
+    refused(
+        "logits_processors",
+        "json",
+        "vLLM's processor classes do not speak this contract; derive from dovetail.contracts.logits.LogitsProcessor and"
+        " name the class in the section logits_processors, a mapping",
+        [],
+    ),
+    refused(
+        "async_scheduling",
+        "switch",
+        "overlapping steps is the engine's business, not a setting; leave it out",
+        True,
+        False,
+    ),
+    planned(
+        "kv_sharing_fast_prefill", "switch", "layers that share another layer's KV cache are not served yet", False
+    ),
+    refused("enable_log_requests", "switch", "requests are logged by a sink: telemetry: [log]", False),
+    refused("disable_log_requests", "switch", "nothing is logged unless `telemetry` names a sink; leave it out", True),
+    refused(
+        "sliding_window",
+        "int",
+        "a model's window is always honoured as its config says; where its architecture reads one, "
+        "hf_overrides={'sliding_window': N} changes it",
+    ),
+    refused("max_paddings", "int", "no batch is padded; leave it out. vLLM has dropped it in 0.3"),
+    refused(
+        "use_beam_search",
+        "switch",
+        "beam search is a call of its own: LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))",
+        False,
+    ),
+)

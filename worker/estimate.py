@@ -1,0 +1,157 @@
+"""Memory estimates from the headers of a checkpoint and from the config; no weight is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from dovetail.config.resolved import Component, ResolvedConfig, ResolvedDraftModel
+from dovetail.config.rules_run import kv_bytes_per_token, kv_capacity
+from dovetail.contracts.kv import DTYPE_BYTES
+from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.plugin import Environment
+from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
+from dovetail.registry.components import create_class
+
+if TYPE_CHECKING:
+    from dovetail.contracts.layer_plan import LayerPlan
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What a run will take. Bytes are per rank, except those of the checkpoint."""
+
+    num_parameters: int
+    checkpoint_bytes: int
+    weight_bytes: int
+    """Weights in memory, as if every one of them were split evenly over ranks; those that a quantization method serves
+    as it holds them. `copied_bytes` included."""
+    copied_bytes: int
+    """Of these, what a table of embeddings takes a second time, for the output layer that is tied to it."""
+    served_layers: str | None
+    """How many layers the quantization method serves, and why not the others; None without one."""
+    kv_bytes_per_token: int
+    """As if every layer kept every token; models with sliding windows take less."""
+    draft_bytes_per_token: int
+    """Of these, what drafters take for layers of their own, on the rank that drafts."""
+    draft_weight_bytes: int
+    """Weights of drafters' own models."""
+    kv_bytes: int | None
+    """KV memory; None where neither the config nor the environment says."""
+    kv_tokens: int | None
+    """Tokens that it holds."""
+    max_concurrency: float | None
+    """Requests of max_model_len tokens that it holds at once."""
+
+
+def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> MemoryEstimate:
+    """Estimates the memory of a resolved configuration. Raises `ModelError` for a checkpoint that is damaged."""
+    infos = _tensor_infos(resolved.weight_format, resolved.model.files)
+    ranks = resolved.tensor_parallel
+    model = resolved.model
+    weights = _weights(
+        resolved.model_family, model.hf_config, infos, resolved.quantization, resolved.quantization_need(), ranks
+    )
+    weight_bytes = weights.num_bytes
+    family, options = create_class(resolved.model_family)
+    size = cast(type[ModelFamily], family)(options).size(resolved.model.hf_config)
+    drafters = resolved.speculation.drafters.values() if resolved.speculation is not None else ()
+    draft_bytes = sum(drafter.bytes_per_token for drafter in drafters)
+    draft_weight_bytes = sum(
+        _draft_weights(drafter.model, resolved.device_type).num_bytes
+        for drafter in drafters
+        if drafter.model is not None
+    )
+    per_token = kv_bytes_per_token(size, resolved.cache.dtype, ranks) + draft_bytes
+    kv_bytes, kv_tokens = _kv_memory(resolved, environment, weight_bytes + draft_weight_bytes, per_token)
+    return MemoryEstimate(
+        num_parameters=sum(math.prod(info.shape) for info in infos),
+        checkpoint_bytes=sum(info.num_bytes for info in infos),
+        weight_bytes=weight_bytes,
+        copied_bytes=weights.copied,
+        served_layers=weights.served,
+        kv_bytes_per_token=per_token,
+        draft_bytes_per_token=draft_bytes,
+        draft_weight_bytes=draft_weight_bytes,
+        kv_bytes=kv_bytes,
+        kv_tokens=kv_tokens,
+        max_concurrency=None if kv_tokens is None else kv_tokens / resolved.model.max_model_len,
+    )
+
+
+def _draft_weights(model: ResolvedDraftModel, device_type: str) -> _Weights:
+    infos = _tensor_infos(model.weight_format, model.files)
+    need = model.quantization_need(device_type)
+    return _weights(model.family, model.hf_config, infos, model.quantization, need, ranks=1)
+
+
+def _tensor_infos(weight_format: Component, files: ModelFiles) -> list[TensorInfo]:
+    plugin, options = create_class(weight_format)
+    reader = cast(type[WeightFormat], plugin)(options).open(files)
+    try:
+        return list(reader.infos())
+    finally:
+        reader.close()
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What the weights of one model take on one rank."""
+
+    num_bytes: int
+    copied: int
+    """Of these, a table's second copy."""
+    served: str | None
+
+
+def _weights(
+    family: Component,
+    hf_config: Mapping[str, Any],
+    infos: Sequence[TensorInfo],
+    quantization: Component | None,
+    need: QuantizationNeed,
+    ranks: int,
+) -> _Weights:
+    plain = DTYPE_BYTES[need.dtype]
+    plugin, _ = create_class(family)
+    if not cast(type[ModelFamily], plugin).takes_quantization:
+        return _Weights(sum(math.prod(info.shape) for info in infos) * plain // ranks, 0, None)
+    import torch  # which most commands do without
+
+    from dovetail.nn.layer_plan import bytes_held, second_copies
+
+    plan = _plan(family, hf_config, ranks)
+    method, served = None, None
+    if quantization is not None:
+        chosen, options = create_class(quantization)
+        method = cast(type[QuantizationMethod], chosen)(options, need)
+        served = f"{quantization.name} {plan.ask(method, need.device_type)}"
+    copied = second_copies(plan, method, need.device_type, getattr(torch, need.dtype))
+    held = plan.num_bytes(bytes_held(plan, method, need.device_type, plain, infos))
+    return _Weights(held + copied, copied, served)
+
+
+def _plan(family: Component, hf_config: Mapping[str, Any], ranks: int) -> LayerPlan:
+    from dovetail.nn.layer_plan import plan_layers
+
+    plugin, options = create_class(family)
+    return plan_layers(cast(type[ModelFamily], plugin)(options), hf_config, tensor_parallel=ranks)
+
+
+def _kv_memory(
+    resolved: ResolvedConfig, environment: Environment, weight_bytes: int, per_token: int
+) -> tuple[int | None, int | None]:
+    cache = resolved.cache
+    if cache.num_blocks is not None or cache.memory_bytes is not None:
+        num_bytes = cache.memory_bytes
+        if cache.num_blocks is not None:
+            num_bytes = cache.num_blocks * cache.block_size * per_token
+        return num_bytes, kv_capacity(cache, per_token)
+    if not environment.devices:
+        return None, None
+    smallest = min(device.memory_bytes for device in environment.devices)
+    num_bytes = max(0, int(smallest * cache.memory_fraction) - weight_bytes)
+    return num_bytes, num_bytes // per_token // cache.block_size * cache.block_size

@@ -1,0 +1,249 @@
+"""The model runner: one plan in, tokens out. It owns the persistent batch; everything with more than one good answer
+(attention, sampling rules, drafting) is somebody else's object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.device import Device
+from dovetail.contracts.executor import PendingStep
+from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.model import CausalLM, ModelContext
+from dovetail.contracts.step import StepPlan, StepResult, StepTimes, TokenLogprobs
+from dovetail.nn import native
+from dovetail.worker.block_mover import BlockMover
+from dovetail.worker.computed_step import ComputedStep, no_tokens
+from dovetail.worker.forward import ForwardPass
+from dovetail.worker.input_batch import InputBatch, StepInputs
+from dovetail.worker.overlap.deferred import DeferredSteps
+from dovetail.worker.sampling.logprobs import token_logprobs
+from dovetail.worker.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from dovetail.worker.speculation.speculation import Speculation
+
+_PROMPT_LOGPROB_ROWS = 128
+"""Prompt positions whose logits are held at once: a row of float32 over a large vocabulary takes half a megabyte."""
+_FEW_LOGITS = 1 << 22
+"""One thread goes through so many in about two milliseconds."""
+
+
+class ModelRunner:
+    """Runs steps on one rank. Rank 0 samples; the others are told what it drew."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: CausalLM,
+        context: ModelContext,
+        mover: BlockMover,
+        forward: ForwardPass,
+        device: Device,
+        processors: Mapping[str, LogitsProcessor],
+        speculation: Speculation | None,
+        batch: InputBatch,
+    ):
+        self._model = model
+        self._device = context.device
+        self._runtime_device = device
+        self._communicator = context.communicator
+        self._mover = mover
+        self._forward = forward
+        self._speculation = speculation
+        self._batch = batch
+        limits = config.limits
+        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators)
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens
+        self._deferred = DeferredSteps(device, model, forward, batch, *sizes)
+        self._prompt_scored: set[int] = set()
+        """Requests that ask for log probabilities of their prompts."""
+        self._samples = context.communicator.rank == 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step. On ranks that do not sample, the result carries the tokens and nothing else."""
+        started = time.perf_counter()
+        self._begin(plan)
+        return self._run_alone(plan, started)
+
+    def submit(self, plan: StepPlan) -> PendingStep | StepResult:
+        """Hands one step over; where the host has to see its logits or its drafts, waits for its result."""
+        started = time.perf_counter()
+        self._begin(plan)
+        if self._speculation is None and self._communicator.size == 1 and not self._prompt_scored:
+            inputs = self._batch.prepare(plan)
+            places = np.flatnonzero(inputs.reaches_end)
+            keys = [plan.keys[place] for place in places.tolist()]
+            draw = self._sampler.defer(keys, self._batch.num_tokens[inputs.rows[places]].astype(np.int64))
+            if draw is not None:
+                return self._deferred.start(plan, inputs, draw, places)
+        return self._run_alone(plan, started)
+
+    def _run_alone(self, plan: StepPlan, started: float) -> StepResult:
+        """A whole step, after everything that was handed over before it."""
+        self._deferred.settle()
+        results: list[StepResult] = []
+        # Handed over like other work, so that it stands in the same stream.
+        self._runtime_device.launch(lambda: results.append(self._run(plan, started)))
+        self._runtime_device.record().wait()
+        return results[0]
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Takes in what the plan changes."""
+        self._forget(plan)
+        self._mover.move(plan)
+        self._batch.apply(plan)
+        if self._samples:
+            for request in plan.new_requests:
+                self._sampler.add(request)
+        self._note_new(plan)
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan, started: float) -> StepResult:
+        """A step from its inputs to its result, when everything before it is settled."""
+        inputs = self._batch.prepare(plan)
+        prepared = time.perf_counter()
+        ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        hidden, layer_states = self._forward.run(inputs, ids, positions)
+        self._batch.num_computed[inputs.rows] = inputs.seq_lens
+        computed = time.perf_counter()
+        step = ComputedStep(plan, inputs, self._batch, hidden, layer_states, no_tokens(plan))
+        self._sample(step)
+        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        drawn = time.perf_counter()
+        num_next_drafts: dict[int, int] = {}
+        idle_drafters: frozenset[str] = frozenset()
+        if self._speculation is not None:
+            self._note_cost(plan, inputs, drawn - started)
+            num_next_drafts = self._speculation.propose(step, self._sampler)
+            idle_drafters = self._speculation.drafting.lengths.idle(len(plan.keys))
+        ended = time.perf_counter()
+        sampled = step.tokens
+        return StepResult(
+            step_id=plan.step_id,
+            token_ids=sampled.flat(),
+            counts=sampled.counts_or_none(),
+            logprobs=sampled.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            num_next_drafts=num_next_drafts,
+            draft_counts=sampled.draft_counts,
+            failed=sampled.failed,
+            drafter_errors=sampled.drafter_errors,
+            idle_drafters=idle_drafters,
+            times=StepTimes(
+                prepare=1e3 * (prepared - started),
+                forward=1e3 * (computed - prepared),
+                sample=1e3 * (drawn - computed),
+                draft=1e3 * (ended - drawn),
+            ),
+        )
+
+    def _note_cost(self, plan: StepPlan, inputs: StepInputs, seconds: float) -> None:
+        """Tells what a step of decodes and drafts cost; steps with parts of prompts tell nothing about those."""
+        num_rows, num_requests = int(inputs.query_start[-1]), len(plan.keys)
+        if self._samples and self._speculation is not None and num_rows == num_requests + int(inputs.num_drafts.sum()):
+            self._speculation.drafting.lengths.measured(num_requests, num_rows, seconds)
+
+    def _forget(self, plan: StepPlan) -> None:
+        for key in plan.finished:
+            if self._speculation is not None:
+                self._speculation.drafting.finish(key, self._batch)
+            self._leave(key)
+        for key in plan.preempted:
+            if self._speculation is not None:
+                self._speculation.drafting.pause(key, self._batch)
+            self._leave(key)
+
+    def forget_finished(self) -> None:
+        """Drafters forget what finished requests taught them; none may be under way."""
+        if self._speculation is not None:
+            self._speculation.drafting.forget_finished(self._batch)
+
+    def _leave(self, key: int) -> None:
+        self._batch.remove(key)
+        self._sampler.remove(key)
+        self._prompt_scored.discard(key)
+
+    def _note_new(self, plan: StepPlan) -> None:
+        for request in plan.new_requests:
+            self._deferred.forget(self._batch.requests[request.key].row)
+            if self._speculation is not None:
+                self._speculation.drafting.add(request)
+            if request.sampling.prompt_logprobs is not None:
+                self._prompt_scored.add(request.key)
+
+    def _sample(self, step: ComputedStep) -> None:
+        """Draws or verifies for every request whose last known token was computed."""
+        plain = np.flatnonzero(step.inputs.reaches_end & (step.inputs.num_drafts == 0))
+        if len(plain):
+            self._sample_plain(step, plain)
+        if step.plan.num_drafts is not None and self._speculation is not None:
+            self._speculation.verify(step, self._sampler)
+
+    def _sample_plain(self, step: ComputedStep, places: np.ndarray) -> None:
+        plan, inputs, hidden, sampled = step.plan, step.inputs, step.hidden, step.tokens
+        last = inputs.query_start[places + 1].astype(np.int64) - 1
+        wanted = hidden if len(last) == len(hidden) else hidden[self._to_device(last)]
+        logits = self._model.compute_logits(wanted)
+        rows = inputs.rows[places]
+        if self._samples:
+            keys = [plan.keys[place] for place in places.tolist()]
+            with _sampling_threads(logits):
+                output = self._sampler.sample(logits, keys, self._batch.num_tokens[rows].astype(np.int64))
+            token_ids = output.token_ids
+            for row, message in output.failed.items():
+                sampled.failed[int(places[row])] = message
+            for row, entry in output.logprobs.items():
+                sampled.logprobs[int(places[row])] = [entry]
+        else:
+            token_ids = np.empty(len(places), dtype=np.int64)
+        if self._communicator.size > 1:
+            token_ids = self._communicator.broadcast(self._to_device(token_ids), 0).cpu().numpy()
+        drawn = token_ids >= 0
+        if drawn.all():
+            self._batch.append(rows, token_ids)
+        else:
+            self._batch.append(rows[drawn], token_ids[drawn])
+        sampled.tokens[places, 0] = token_ids
+        sampled.counts[places] = drawn
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
+    ) -> dict[int, tuple[int, list[TokenLogprobs]]]:
+        """Log probabilities of the prompt tokens that this step's rows predict, for requests that ask."""
+        found = {}
+        for index, key in enumerate(plan.keys if self._prompt_scored else ()):
+            if key not in self._prompt_scored:
+                continue
+            request = self._batch.requests[key].request
+            num_top = request.sampling.prompt_logprobs
+            first = int(inputs.seq_lens[index]) - plan.num_tokens[index]
+            if num_top is None or first + 1 >= request.num_prompt_tokens:
+                self._prompt_scored.discard(key)
+                continue
+            count = min(plan.num_tokens[index], request.num_prompt_tokens - 1 - first)
+            start = int(inputs.query_start[index])
+            targets = np.asarray(request.token_ids[first + 1 : first + 1 + count], dtype=np.int64)
+            entries: list[TokenLogprobs] = []
+            for offset in range(0, count, _PROMPT_LOGPROB_ROWS):
+                end = min(offset + _PROMPT_LOGPROB_ROWS, count)
+                logits = self._model.compute_logits(hidden[start + offset : start + end])
+                if self._samples:
+                    entries += token_logprobs(logits, targets[offset:end], num_top)
+            found[index] = (first + 1, entries)
+        return found
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _sampling_threads(logits: torch.Tensor) -> AbstractContextManager[None]:
+    """One for a few logits: torch's threads would go on to spin while the native kernels of the next step run."""
+    is_slow = logits.device.type != "cpu" or logits.numel() > _FEW_LOGITS
+    return nullcontext() if is_slow else native.torch_alone()

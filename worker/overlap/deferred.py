@@ -1,0 +1,238 @@
+"""Steps whose tokens stay on the device: the next one is prepared, and its inputs are copied, while this one runs.
+
+A request's last token may be known to the device only. The host counts it, leaves a gap in its own record, and tells
+the device from which row to take it; when the tokens come back, the gaps are filled in. Host buffers are double, so
+that a step's inputs stand still until its copy was made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from dovetail.contracts.device import Device, Event
+from dovetail.contracts.model import CausalLM
+from dovetail.contracts.step import StepPlan, StepResult, StepTimes
+from dovetail.worker.forward import ForwardPass
+from dovetail.worker.input_batch import BatchRequest, InputBatch, StepInputs
+from dovetail.worker.sampling.row_draws import DrawNumbers, numbers_room
+from dovetail.worker.sampling.sampler import DeferredDraw
+
+MAX_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True)
+class _HostBuffers:
+    """One step's inputs and outputs on the host."""
+
+    inputs: torch.Tensor
+    """int64 [3, max_num_batched_tokens]: token ids, positions, and for each token the batch row whose last token it
+    is, -1 where the id says it."""
+    drawing: torch.Tensor
+    """int64 [2, max_num_seqs]: for each token to draw, the row of the hidden states and the batch row."""
+    numbers: torch.Tensor
+    """int64 [numbers_room(max_num_seqs)]: what rows that are not greedy are drawn with (`DrawNumbers`)."""
+    tokens: torch.Tensor
+    """int64 [max_num_seqs]"""
+    highest: torch.Tensor
+    """float32 [max_num_seqs]"""
+
+
+class DeferredStep:
+    """A step under way; a `PendingStep`."""
+
+    def __init__(self, steps: DeferredSteps, plan: StepPlan, prepare_ms: float):
+        self.plan = plan
+        self.prepare_ms = prepare_ms
+        self._steps = steps
+        self._result: StepResult | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the host knows the tokens."""
+        return self._result is not None or self._error is not None
+
+    def settle(self, result: StepResult | Exception) -> None:
+        """The step's end."""
+        if isinstance(result, Exception):
+            self._error = result
+        else:
+            self._result = result
+
+    def result(self) -> StepResult:
+        """As `PendingStep.result`."""
+        while not self.is_settled:
+            self._steps.settle_first()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """What it takes to settle one step."""
+
+    step: DeferredStep
+    buffers: _HostBuffers
+    draw: DeferredDraw
+    places: np.ndarray
+    """int64 [N]: places in the plan that get a token."""
+    requests: list[BatchRequest]
+    positions: np.ndarray
+    """int64 [N]: where each token stands in its request."""
+    done: Event
+    handed_over: float
+
+
+class DeferredSteps:
+    """Hands steps to the device and settles them in order."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: CausalLM,
+        forward: ForwardPass,
+        batch: InputBatch,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ):
+        self._device = device
+        self._model = model
+        self._forward = forward
+        self._batch = batch
+        sizes = max_num_batched_tokens, max_num_seqs
+        self._buffers = deque(_create_buffers(device, *sizes) for _ in range(MAX_IN_FLIGHT))
+        where = device.torch_device
+        self._inputs = torch.zeros(3, max_num_batched_tokens, dtype=torch.int64, device=where)
+        self._drawing = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=where)
+        self._numbers = torch.zeros(numbers_room(max_num_seqs), dtype=torch.int64, device=where)
+        self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=where)
+        """By batch row, the last token that was drawn."""
+        self._on_device = np.zeros(max_num_seqs, dtype=bool)
+        """By batch row, whether the host does not know the last token."""
+        self._under_way: deque[_UnderWay] = deque()
+
+    def start(self, plan: StepPlan, inputs: StepInputs, draw: DeferredDraw, places: np.ndarray) -> DeferredStep:
+        """Hands a prepared step over. `places` reach their end and draw their tokens with `draw`."""
+        started = time.perf_counter()
+        while len(self._under_way) >= MAX_IN_FLIGHT:
+            self.settle_first()
+        buffers = self._buffers[0]
+        rows = inputs.rows[places]
+        self._fill(buffers, inputs, places, rows)
+        numbers = draw.gather(buffers.numbers)
+        self._device.launch(partial(self._run, buffers, inputs, draw, numbers, len(places)))
+        done = self._device.record()
+        self._buffers.rotate(1)
+        requests = [self._batch.requests[plan.keys[place]] for place in places.tolist()]
+        positions = self._batch.num_tokens[rows].astype(np.int64)
+        self._batch.num_computed[inputs.rows] = inputs.seq_lens
+        self._batch.num_tokens[rows] += 1
+        self._on_device[rows] = True
+        now = time.perf_counter()
+        step = DeferredStep(self, plan, 1e3 * (now - started))
+        self._under_way.append(_UnderWay(step, buffers, draw, places, requests, positions, done, now))
+        return step
+
+    def forget(self, row: int) -> None:
+        """Another request takes the row: what it knows, the host says."""
+        self._on_device[row] = False
+
+    def settle(self) -> None:
+        """Waits for all steps under way, so that the host knows every token; and for whatever else was handed over."""
+        while self._under_way:
+            self.settle_first()
+        self._device.synchronize()
+
+    def settle_first(self) -> None:
+        """Waits for the oldest step. What it raised is its own."""
+        under_way = self._under_way.popleft()
+        try:
+            under_way.done.wait()
+        except Exception as error:
+            self._note_tokens(under_way, np.zeros(len(under_way.places), dtype=np.int64))
+            under_way.step.settle(error)
+            return
+        count = len(under_way.places)
+        output = under_way.draw.output(
+            under_way.buffers.tokens[:count].numpy().copy(), under_way.buffers.highest[:count].numpy()
+        )
+        self._note_tokens(under_way, np.maximum(output.token_ids, 0))
+        plan = under_way.step.plan
+        counts = np.zeros(len(plan.keys), dtype=np.int64)
+        drawn = output.token_ids >= 0
+        counts[under_way.places] = drawn
+        result = StepResult(
+            step_id=plan.step_id,
+            token_ids=output.token_ids[drawn].tolist(),
+            counts=None if counts.all() else counts.tolist(),
+            failed={int(under_way.places[row]): message for row, message in output.failed.items()},
+            times=StepTimes(
+                prepare=under_way.step.prepare_ms, forward=1e3 * (time.perf_counter() - under_way.handed_over)
+            ),
+        )
+        under_way.step.settle(result)
+
+    def _note_tokens(self, under_way: _UnderWay, tokens: np.ndarray) -> None:
+        """Fills in the gaps of requests that are still in the batch."""
+        batch = self._batch
+        for request, position, token in zip(
+            under_way.requests, under_way.positions.tolist(), tokens.tolist(), strict=True
+        ):
+            if batch.requests.get(request.request.key) is request:
+                batch.token_ids[request.row, position] = token
+                if position + 1 == batch.num_tokens[request.row]:
+                    self._on_device[request.row] = False
+
+    def _fill(self, buffers: _HostBuffers, inputs: StepInputs, places: np.ndarray, rows: np.ndarray) -> None:
+        count = len(inputs.input_ids)
+        host = buffers.inputs.numpy()
+        host[0, :count] = inputs.input_ids
+        host[1, :count] = inputs.positions
+        host[2, :count] = -1
+        # A gap is a request's last token, and a step that computes it computes it last.
+        gaps = np.flatnonzero(self._on_device[inputs.rows] & inputs.reaches_end)
+        ends = inputs.query_start[1:] - 1
+        host[2, ends[gaps]] = inputs.rows[gaps]
+        drawing = buffers.drawing.numpy()
+        drawing[0, : len(places)] = ends[places]
+        drawing[1, : len(places)] = rows
+
+    @torch.inference_mode()
+    def _run(
+        self, buffers: _HostBuffers, inputs: StepInputs, draw: DeferredDraw, numbers: DrawNumbers, count: int
+    ) -> None:
+        """The device's part of a step."""
+        num_tokens = len(inputs.input_ids)
+        for part in range(3):
+            self._inputs[part, :num_tokens].copy_(buffers.inputs[part, :num_tokens], non_blocking=True)
+        ids, positions, sources = (self._inputs[part, :num_tokens] for part in range(3))
+        ids = torch.where(sources >= 0, self._last_tokens[sources.clamp(min=0)], ids)
+        hidden, _ = self._forward.run(inputs, ids, positions)
+        if count == 0:
+            return
+        for part in range(2):
+            self._drawing[part, :count].copy_(buffers.drawing[part, :count], non_blocking=True)
+        last, rows = self._drawing[0, :count], self._drawing[1, :count]
+        on_device = numbers.copied_to(self._numbers)
+        tokens, highest = draw.choose(self._model.compute_logits(hidden[last]), on_device)
+        self._last_tokens[rows] = tokens
+        buffers.tokens[:count].copy_(tokens, non_blocking=True)
+        buffers.highest[:count].copy_(highest, non_blocking=True)
+
+
+def _create_buffers(device: Device, max_num_batched_tokens: int, max_num_seqs: int) -> _HostBuffers:
+    return _HostBuffers(
+        inputs=device.host_buffer(3, max_num_batched_tokens, dtype=torch.int64),
+        drawing=device.host_buffer(2, max_num_seqs, dtype=torch.int64),
+        numbers=device.host_buffer(numbers_room(max_num_seqs), dtype=torch.int64),
+        tokens=device.host_buffer(max_num_seqs, dtype=torch.int64),
+        highest=device.host_buffer(max_num_seqs, dtype=torch.float32),
+    )

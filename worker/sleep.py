@@ -1,0 +1,112 @@
+"""A worker that sleeps gives its device memory back and keeps everything else: tensors stay the same objects, only the
+memory behind them goes and comes back, so nothing that refers to them has to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.contracts.device import Device
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.quantization import LinearKernel
+from dovetail.nn.kernels import PackedLinear, TorchLinear, packed_kernels
+from dovetail.nn.loading import WeightHolder
+
+
+class Sleeper:
+    """One sleep of one worker.
+
+    Level 1 copies the weights to host memory. Level 2 does so only with what the checkpoint does not hold (rotary
+    tables, packed weights); weights in full precision are read anew. The content of the KV pages is lost. Memory that
+    cannot be given back stays: that of a CPU's pages, and of weights in `dovetail.nn.huge_pages.WeightMemory`, whose
+    kernels hold addresses and which lie in host memory anyway.
+    """
+
+    def __init__(self, model: Any, lanes: Sequence[torch.Tensor], device: Device, level: int):
+        if level == 2 and any(_is_quantized(module) for module in model.modules()):
+            raise ConfigError(
+                "sleep level 2 reads the weights again, which layers of a quantization, and those of reproducibility: "
+                "strict, cannot; use level 1"
+            )
+        self._device = device
+        self._pages = _storages(lanes)
+        holders = [module for module in model.modules() if isinstance(module, WeightHolder)]
+        in_checkpoint = _storages(tensor for holder in holders for tensor in _reloadable(holder))
+        everything = _storages(tensor for module in model.modules() for tensor in _tensors(module))
+        dropped = in_checkpoint if level == 2 else {}
+        self._dropped = dropped
+        self._packed = [kernel for holder in holders for kernel in packed_kernels(holder)] if level == 2 else []
+        self._kept = {key: storage for key, storage in everything.items() if key not in dropped}
+        self._sizes = {key: s.nbytes() for key, s in (self._pages | self._kept | self._dropped).items()}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether waking up needs the checkpoint."""
+        return bool(self._dropped or self._packed)
+
+    def sleep(self) -> int:
+        """Gives the memory back; how many bytes."""
+        for key, storage in self._kept.items():
+            copy = self._device.host_buffer(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+            copy.copy_(storage, False)
+            self._copies[key] = copy
+        for storage in (*self._pages.values(), *self._kept.values(), *self._dropped.values()):
+            storage.resize_(0)
+        released = sum(kernel.release() for kernel in self._packed)
+        self._device.release_unused()
+        return sum(self._sizes.values()) + released
+
+    def wake_up(self) -> None:
+        """Takes memory again and fills in what was kept; pages are zero. Where it `reads_weights`, they must be read
+        now. To be called inside launched work, and again where something failed: it keeps its copies."""
+        for key, storage in (self._pages | self._kept | self._dropped).items():
+            storage.resize_(self._sizes[key])
+        for key, storage in self._kept.items():
+            storage.copy_(self._copies[key], False)
+        for storage in self._pages.values():
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
+
+
+def check_level(level: object) -> None:
+    """Raises `ConfigError` for what is no level of sleep."""
+    if type(level) is not int or level not in (1, 2):
+        raise ConfigError(f"sleep level {level!r}: it is 1 (weights in host memory) or 2 (weights read again)")
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    """The distinct memories behind tensors that can be given back."""
+    found = {}
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            continue  # oneDNN's own, see packed_kernels
+        storage = tensor.untyped_storage()
+        if storage.resizable() and storage.nbytes():
+            found[storage.data_ptr()] = storage
+    return found
+
+
+def _tensors(module: torch.nn.Module) -> Iterable[torch.Tensor]:
+    for value in vars(module).values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, LinearKernel):
+            yield from value.tensors()
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _is_quantized(module: torch.nn.Module) -> bool:
+    kernels = (value for value in vars(module).values() if isinstance(value, LinearKernel))
+    return any(not isinstance(kernel, TorchLinear | PackedLinear) for kernel in kernels)
+
+
+def _reloadable(holder: WeightHolder) -> Iterable[torch.Tensor]:
+    """What `load` writes as the checkpoint has it. Other kernels may have packed their weights for good."""
+    for value in vars(holder).values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, TorchLinear):
+            yield value.weight

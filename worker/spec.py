@@ -1,0 +1,33 @@
+"""How to build a worker in any process. Light on purpose: what a driver pickles must not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.executor import Placement
+from dovetail.contracts.logits import LogitsSetup
+
+if TYPE_CHECKING:
+    from dovetail.worker.model_worker import ModelWorker
+
+
+@dataclass(frozen=True)
+class ModelWorkerSpec:
+    """A worker that runs the config's model."""
+
+    config: ResolvedConfig
+    logits: LogitsSetup | None = None
+    """What logits processors are created with; None where the config names none."""
+
+    @property
+    def num_threads(self) -> int | None:
+        """Threads per worker that the config asks for; None leaves it to the executor."""
+        return self.config.num_threads
+
+    def create(self, placement: Placement) -> ModelWorker:
+        """Builds the worker of one rank; plugins are loaded and compared here, weights are not."""
+        from dovetail.worker.model_worker import ModelWorker
+
+        return ModelWorker(self.config, placement, self.logits)

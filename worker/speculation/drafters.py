@@ -1,0 +1,193 @@
+"""The drafters of a worker: created where drafts are made, with models of their own and pages of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel
+from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.kv import DraftLanes, KVLayout, KVSpec
+from dovetail.contracts.model import CausalLM
+from dovetail.contracts.plugin import Environment
+from dovetail.contracts.quantization import QuantizationNeed
+from dovetail.contracts.speculation import DraftModel, DraftSetup, DraftWorker
+from dovetail.nn.context import BuildContext
+from dovetail.nn.operators import torch_operators
+from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.worker.attention_binding import bind_layers
+from dovetail.worker.input_batch import InputBatch
+from dovetail.worker.kv_storage import KVStorage
+from dovetail.worker.reading import read_module
+from dovetail.worker.speculation.draft_pages import BatchPages
+from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """One drafter with its weights."""
+
+    config: ResolvedDrafter
+    worker: DraftWorker
+    layers: tuple[AttentionModule, ...]
+    """Its own attention layers."""
+    pages: BatchPages
+    dtype: str
+    """dtype of its activations."""
+
+
+def wanted_layers(drafters: Mapping[str, LoadedDrafter]) -> tuple[int, ...]:
+    """States between the target's layers that some of them wants."""
+    return tuple(sorted({layer for drafter in drafters.values() for layer in drafter.config.hidden_layers}))
+
+
+def load_drafters(
+    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: BuildContext
+) -> dict[str, LoadedDrafter]:
+    """The drafters of a config with their weights, by name; none on ranks that do not draft."""
+    if config.speculation is None or context.communicator.rank != 0:
+        return {}
+    return {
+        name: _load_drafter(config, plugins, drafter, model, context)
+        for name, drafter in config.speculation.drafters.items()
+    }
+
+
+def _load_drafter(
+    config: ResolvedConfig, plugins: LoadedPlugins, drafter: ResolvedDrafter, model: CausalLM, context: BuildContext
+) -> LoadedDrafter:
+    assert config.speculation is not None
+    dtype = config.model.dtype if drafter.model is None else drafter.model.dtype
+    pages = BatchPages()
+
+    def create_context() -> BuildContext:
+        own = _own_context(context, dtype, drafter.kv_dtype or config.cache.dtype, config.model.max_model_len)
+        if drafter.quantization is not None:
+            own.quantization = plugins.create(drafter.quantization, QuantizationNeed(config.device_type, dtype))
+        return own
+
+    own_model = None
+    if drafter.model is not None:
+        own_model = _load_model(config, plugins, drafter.model, create_context())
+    setup = DraftSetup(
+        vocab_size=config.model.vocab_size,
+        hidden_size=config.speculation.hidden_size,
+        max_model_len=config.model.max_model_len,
+        max_num_seqs=config.limits.max_num_seqs,
+        num_tokens=drafter.num_tokens,
+        device=context.device,
+        dtype=context.dtype,
+        embed=_on_one_rank(model.embed, "embed", context),
+        compute_logits=_on_one_rank(model.compute_logits, "compute_logits", context),
+        num_layers=len(context.attention_layers),
+        model=own_model,
+        pages=pages,
+        create_context=create_context,
+        distributions=draft_distributions,
+        draw=draft_draw,
+        wants_confidence=drafter.length == "confidence",
+    )
+    with torch.inference_mode():
+        worker: DraftWorker = plugins.create(drafter.component, setup)
+    layers = tuple(worker.attention_layers())
+    if bool(layers) != drafter.kv_cache:
+        named = "names no attention layer" if drafter.kv_cache else "names attention layers"
+        declared = "declares" if drafter.kv_cache else "does not declare"
+        raise PluginError(f"drafter {drafter.name!r} {named}, but {declared} the capability kv_cache")
+    return LoadedDrafter(drafter, worker, layers, pages, dtype)
+
+
+def _own_context(target: BuildContext, dtype: str, kv_dtype: str, max_model_len: int) -> BuildContext:
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    return BuildContext(
+        dtype=torch_dtype,
+        device=target.device,
+        max_model_len=max_model_len,
+        kv_dtype=kv_dtype,
+        # The target's set was asked about the target's dtype.
+        operators=target.operators if torch_dtype == target.dtype else torch_operators(),
+    )
+
+
+def _load_model(
+    config: ResolvedConfig, plugins: LoadedPlugins, model: ResolvedDraftModel, context: BuildContext
+) -> DraftModel:
+    if model.quantization is not None:
+        context.quantization = plugins.create(model.quantization, model.quantization_need(config.device_type))
+    context.max_model_len = min(model.max_model_len, config.model.max_model_len)
+    module, _ = read_module(plugins, model.family, model.hf_config, context, model.weight_format, model.files)
+    return DraftModel(module, context.attention_layers, context.max_model_len)
+
+
+def _on_one_rank(
+    function: Callable[[torch.Tensor], torch.Tensor], name: str, context: BuildContext
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What a drafter, which runs on rank 0 alone, may call of a model: nothing that other ranks take part in."""
+    if context.communicator.size == 1:
+        return function
+
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise PluginError(
+            f"DraftSetup.{name} needs all {context.communicator.size} tensor-parallel ranks, and drafters run on one; "
+            "set executor.tensor_parallel to 1, or choose a drafter that does without it"
+        )
+
+    return refuse
+
+
+def bind_drafters(
+    config: ResolvedConfig,
+    plugins: LoadedPlugins,
+    drafters: Mapping[str, LoadedDrafter],
+    layout: KVLayout,
+    storage: KVStorage,
+    batch: InputBatch,
+    environment: Environment,
+) -> None:
+    """Gives the layers of each drafter their backend and pages, and each drafter the block tables of `batch`."""
+    for lanes in layout.draft_lanes:
+        if lanes.drafter in drafters:
+            drafter = drafters[lanes.drafter]
+            backends = _bind_drafter(config, plugins, drafter, lanes, storage, environment)
+            drafter.pages.bind(batch, lanes.group_id, layout.block_size, backends)
+
+
+def _bind_drafter(
+    config: ResolvedConfig,
+    plugins: LoadedPlugins,
+    drafter: LoadedDrafter,
+    lanes: DraftLanes,
+    storage: KVStorage,
+    environment: Environment,
+) -> Sequence[AttentionBackend]:
+    """One backend for each kind of cache among the drafter's layers."""
+    kinds: dict[KVSpec, list[int]] = {}
+    for index, layer in enumerate(drafter.layers):
+        kinds.setdefault(layer.cache, []).append(index)
+    limits, attention = config.limits, drafter.config.attention
+    assert attention is not None
+    backends = []
+    for spec, indices in kinds.items():
+        layers = [drafter.layers[index] for index in indices]
+        setup = AttentionSetup(
+            layers=tuple(layer.layer for layer in layers),
+            spec=spec,
+            block_size=config.cache.block_size,
+            dtype=drafter.dtype,
+            device=str(storage.device),
+            max_num_seqs=limits.max_num_seqs,
+            # What the target computed and the token that it drew, or all nodes of every request's tree.
+            max_num_batched_tokens=limits.max_num_seqs
+            + max(limits.max_num_batched_tokens, limits.max_num_seqs * (drafter.config.num_tokens + 1)),
+            max_model_len=config.model.max_model_len,
+        )
+
+        def view(index: int, spec: KVSpec, backend: AttentionBackend, places: list[int] = indices) -> torch.Tensor:
+            return storage.draft_view(lanes.drafter, places[index], spec, backend)
+
+        whose = f"the drafter {drafter.config.name!r}'s"
+        backends.append(bind_layers(plugins, attention, layers, setup, environment, view, whose=whose))
+    return backends

@@ -1,0 +1,201 @@
+"""Verifier: shows an acceptance rule what the target says about drafts, and turns its verdicts into tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+from torch import Tensor
+
+from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
+from dovetail.contracts.step import TokenLogprobs
+from dovetail.worker.sampling.random_streams import ACCEPT, SAMPLE, uniforms
+from dovetail.worker.sampling.row_draws import TargetRows
+from dovetail.worker.sampling.sampler import Sampler
+from dovetail.worker.speculation.checked import checked_verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRequest:
+    """One request whose drafts were computed in this step: its last known token and k nodes, so k + 1 rows."""
+
+    key: int
+    position: int
+    """Absolute position of the first draft, which is the number of known tokens."""
+    draft: Draft
+    """The nodes that were computed; see `first_nodes` where not all were."""
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """What stands, one entry per request in order; both lists are empty for requests that failed.
+
+    Where the rule gave no usable verdict no draft stands, and the one token is drawn as if there had been none.
+    """
+
+    accepted: list[list[int]]
+    """Node indices from the root down."""
+    token_ids: list[list[int]]
+    """The accepted drafts and the token after them."""
+    logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By request, for those that want them: one entry per token."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """By request, the message for its user."""
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """By request, why the rule could not judge its drafts."""
+
+
+class Verifier:
+    """Runs one acceptance rule over the distributions that the sampler computes.
+
+    Masks, penalties and logits processors apply to every row, each with the drafts that lead to it counted as output;
+    nothing applies to the bonus token alone. Stopping (end tokens, lengths) is left to the engine.
+    """
+
+    def __init__(self, rule: AcceptanceRule, sampler: Sampler):
+        self._rule = rule
+        self._sampler = sampler
+
+    def verify(self, logits: Tensor, requests: Sequence[DraftedRequest]) -> VerifyOutput:
+        """Decides about the drafts of `requests`, and records the tokens that stand in the sampler.
+
+        Args:
+            logits: [M, vocab_size], any float type: the k + 1 rows of each request, one request after the other. Row 0
+                of a request follows its last known token, row i + 1 its node i.
+            requests: no two of one key.
+        """
+        paths = [path for request in requests for path in draft_paths(request.draft)]
+        sizes = [len(request.draft.token_ids) + 1 for request in requests]
+        starts = [0, *accumulate(sizes)]
+        keys = [request.key for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+        roots = [request.position for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+        positions = np.array([root + len(path) for root, path in zip(roots, paths, strict=True)], dtype=np.int64)
+        target = self._sampler.target_rows(logits, keys, positions, paths)
+        # What is wrong below a draft concerns the request only if the draft stands.
+        failed = {starts.index(row): text for row, text in target.failed.items() if row in starts}
+        faults = {i: reason for i, reason in self._refused(requests).items() if i not in failed}
+        standing = [i for i in range(len(requests)) if i not in failed and i not in faults]
+        views = self._views(target, requests, standing, starts, self._uniforms(keys, roots, sizes))
+        accepted: list[list[int]] = [[] for _ in requests]
+        token_ids: list[list[int]] = [[] for _ in requests]
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        verdicts = dict(zip(standing, self._judge(views, standing, faults), strict=True))
+        verdicts |= self._plain_verdicts(logits, requests, sorted(faults), starts, failed)
+        for i, verdict in verdicts.items():
+            if verdict is None:
+                continue
+            rows = [starts[i], *(starts[i] + node + 1 for node in verdict.accepted)]
+            if rows[-1] in target.failed:
+                failed[i] = target.failed[rows[-1]]
+                continue
+            request = requests[i]
+            accepted[i] = list(verdict.accepted)
+            token_ids[i] = [request.draft.token_ids[node] for node in verdict.accepted] + [verdict.next_token_id]
+            if i not in faults:
+                self._sampler.commit(request.key, token_ids[i])
+            if entries := self._sampler.row_logprobs(logits, rows, request.key, token_ids[i]):
+                logprobs[i] = entries
+        return VerifyOutput(accepted, token_ids, logprobs, failed, faults)
+
+    def _plain_verdicts(
+        self,
+        logits: Tensor,
+        requests: Sequence[DraftedRequest],
+        places: Sequence[int],
+        starts: Sequence[int],
+        failed: dict[int, str],
+    ) -> dict[int, Verdict | None]:
+        """For requests that the rule could not judge: no draft, and the token that a step without drafts draws."""
+        if not places:
+            return {}
+        positions = np.array([requests[i].position for i in places], dtype=np.int64)
+        output = self._sampler.sample(logits[[starts[i] for i in places]], [requests[i].key for i in places], positions)
+        failed |= {places[row]: message for row, message in output.failed.items()}
+        drawn = zip(places, output.token_ids.tolist(), strict=True)
+        return {i: Verdict([], token) for i, token in drawn if i not in failed}
+
+    def _refused(self, requests: Sequence[DraftedRequest]) -> dict[int, str]:
+        """Requests that the rule does not serve."""
+        rule, refused = type(self._rule), {}
+        for i, request in enumerate(requests):
+            if request.draft.is_tree and not rule.trees:
+                refused[i] = f"acceptance rule {rule.__name__} judges chains only, and the drafter proposed a tree"
+            elif rule.greedy_only and not self._sampler.sampling(request.key).is_greedy:
+                refused[i] = f"acceptance rule {rule.__name__} serves temperature 0 only"
+        return refused
+
+    def _uniforms(self, keys: Sequence[int], roots: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+        """float64 [2, M], per row: the uniform of the node that the row follows (unused for row 0), and that of a
+        depth."""
+        seeds = self._sampler.seeds(keys)
+        within = [row for size in sizes for row in range(size)]
+        depths = [root + row for root, row in zip(roots, within, strict=True)]
+        positions, lanes = np.array([roots, depths]), np.array([within, [0] * len(within)])
+        return uniforms(seeds, np.array([[ACCEPT], [SAMPLE]]), positions, lanes)
+
+    def _views(
+        self,
+        target: TargetRows,
+        requests: Sequence[DraftedRequest],
+        standing: Sequence[int],
+        starts: Sequence[int],
+        draws: np.ndarray,
+    ) -> list[VerifyRequest]:
+        views = []
+        for i in standing:
+            start, end = starts[i], starts[i + 1]
+            view = VerifyRequest(
+                draft=requests[i].draft,
+                compute_target=partial(target.probs, np.arange(start, end)),
+                draw_target=partial(target.tokens, start, end),
+                sampling=self._sampler.sampling(requests[i].key),
+                accept_uniforms=draws[0, start + 1 : end],
+                recover_uniforms=draws[1, start:end],
+                rows=range(start, end),
+                compute_rows=target.probs,
+            )
+            views.append(view)
+        return views
+
+    def _judge(
+        self, views: Sequence[VerifyRequest], standing: Sequence[int], faults: dict[int, str]
+    ) -> list[Verdict | None]:
+        """Verdicts of the requests that stand; None where the rule gave no usable one, with the reason in `faults`."""
+        name = type(self._rule).__name__
+        try:
+            verdicts = list(self._rule.verify(views)) if views else []
+            if len(verdicts) != len(views):
+                raise ValueError(f"{len(verdicts)} verdicts for {len(views)} requests")
+        except Exception as error:  # a rule is a plugin; its fault costs the drafts that it judged, and no more
+            faults |= dict.fromkeys(standing, f"acceptance rule {name} failed: {type(error).__name__}: {error}")
+            return [None] * len(standing)
+        checked: list[Verdict | None] = []
+        for i, view, verdict in zip(standing, views, verdicts, strict=True):
+            try:
+                checked.append(checked_verdict(verdict, view.draft, self._sampler.vocab_size))
+            except Exception as error:  # a sequence of the plugin's own may raise anything
+                faults[i] = f"acceptance rule {name} gave a verdict that cannot be: {error}"
+                checked.append(None)
+        return checked
+
+
+def draft_paths(draft: Draft) -> list[list[int]]:
+    """For each of the k + 1 rows of a draft, the draft tokens that lead to it: none to row 0, to row i + 1 those
+    from the root down to node i."""
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(draft.token_ids, draft.parent_indices, strict=True):
+        paths.append([*paths[parent + 1], token])
+    return paths
+
+
+def first_nodes(draft: Draft, count: int) -> Draft:
+    """The draft cut to its first `count` nodes, which hold the parents of each other."""
+    if count >= len(draft.token_ids):
+        return draft
+    parents = None if draft.parents is None else draft.parents[:count]
+    probs = None if draft.probs is None else draft.probs[:count]
+    confidence = None if draft.confidence is None else draft.confidence[:count]
+    return Draft(draft.token_ids[:count], parents, probs, confidence)
