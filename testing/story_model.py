@@ -21,17 +21,17 @@ _STEPS = 120
 _BATCH, _LENGTH = 8, 64
 
 
-def save_story_model(directory: Path) -> None:
-    """Writes config.json, weights and tokenizer of a Llama of two layers in float32, with a vocabulary of every byte
-    and the story's syllables, no chat template and no end token. Takes about a second and a half."""
+def save_story_model(directory: Path, num_layers: int = 2) -> None:
+    """Writes config.json, weights and tokenizer of a Llama in float32, with a vocabulary of every byte and the story's
+    syllables, no chat template and no end token. Models of other numbers of layers have the same vocabulary. Takes
+    about a second and a half."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = _train_tokenizer()
     ids = torch.tensor(tokenizer.encode(STORY).ids)
     size = tokenizer.get_vocab_size()
-    model = _learn_by_heart(
-        tiny_model(tiny_config("llama", vocab_size=size, max_position_embeddings=512, tie_word_embeddings=True)), ids
-    )
+    sizes = {"vocab_size": size, "num_hidden_layers": num_layers, "max_position_embeddings": 512}
+    model = _learn_by_heart(tiny_model(tiny_config("llama", tie_word_embeddings=True, **sizes)), ids)
     model.save_pretrained(directory)
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     create: Any = PreTrainedTokenizerFast

@@ -109,8 +109,16 @@ class _WindowStream:
         self._ids = list(prompt_token_ids[-_NUM_CONTEXT:])
         self._num_done = len(self._ids)
         """Leading tokens of `_ids` whose text is out."""
-        # A character that the prompt began belongs to the output.
-        self._prefix = decode(self._ids).rstrip(_REPLACEMENT) if self._ids else ""
+        self._prefix = self._finished(self._ids)
+
+    def _finished(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids` without a character that they only begin: that one belongs to the output."""
+        # Some decoders lose a whole run of bytes to its last, unfinished character, so the text of all is no help.
+        for num_left_out in range(min(_CHAR_BYTES, len(token_ids))):
+            text = self._decode(token_ids[: len(token_ids) - num_left_out])
+            if not text.endswith(_REPLACEMENT):
+                return text
+        return self._decode(token_ids).rstrip(_REPLACEMENT) if token_ids else ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         new = ""

@@ -23,7 +23,6 @@ from dovetail.worker.speculation.draft_lengths import DraftLengths
 NUM_TOKENS = 20
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = replace(PARAMS, temperature=0.9, seed=3)
-MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"
 
 PLUGINS = '''
 """Draft models that write down what they propose, or that break."""
@@ -377,18 +376,14 @@ def test_explain_says_what_the_drafter_takes(pair: Pair) -> None:
     assert shown["speculative.drafters.it.family"] == "llama"
 
 
-def test_a_real_pair(make_llm: Callable[..., LLM]) -> None:
-    target, draft = MODELS / "stories15M" / "hf-fp16", MODELS / "stories15M-draft2L" / "hf"
-    if not target.is_dir() or not draft.is_dir():
-        pytest.skip("needs ../shared/models/stories15M and its draft model")
-    model = {"path": str(target), "tokenizer_mode": "auto"}
+def test_a_trained_pair(make_llm: Callable[..., LLM], trained: Any) -> None:
+    model = {"path": str(trained.target), "tokenizer_mode": "auto"}
     params = replace(PARAMS, max_tokens=64)
     prompts = ["Once upon a time there was", "Tom and Lily went to the park", "The little bird could not"]
-    llm = make_llm(draft, model=model, cache={"block_size": 16})
+    llm = make_llm(trained.draft, model=model, cache={"block_size": 16})
     outputs = llm.generate(prompts, params)
     plain = llm.generate(prompts, replace(params, speculation="off"))
     assert tokens_of(outputs) == tokens_of(plain)
-    # The pair's own card says 2.22 tokens per step of the target.
     accepted = sum(output.metrics.num_accepted for output in outputs)
     steps = sum(64 - output.metrics.num_accepted for output in outputs)
     assert (accepted + steps) / steps > 1.6

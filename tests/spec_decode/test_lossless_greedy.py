@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 
 from dovetail import LLM, SamplingParams
 
-MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"
 PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 OPENINGS = [
     "Once upon a time, {} found a",
@@ -43,40 +42,39 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle-tree": {"name": "eagle", "num_tokens": 6, "length": "fixed", "top_k": 2, "depth": 3},
     "draft_model": {"name": "draft_model", "num_tokens": 4, "length": "fixed"},
 }
-TARGET = MODELS / "stories15M" / "hf-fp16"
-HIDDEN, HEADS, INNER = 288, 6, 48
+INNER = 48
 
 
-def fit_head(directory: Path) -> Path:
+def fit_head(target: Path, directory: Path) -> Path:
     """An EAGLE-1 head for the target that guesses a little: `fc` by least squares over the target's own samples, the
     layer behind it small and random."""
-    model: Any = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    size, vocab_size = model.config.hidden_size, model.config.vocab_size
     generator = torch.manual_seed(0)
     with torch.inference_mode():
         tokens = model.generate(torch.ones(32, 1, dtype=torch.int64), do_sample=True, max_new_tokens=64, min_length=64)
         states = model(tokens, output_hidden_states=True).hidden_states[-1]
         seen = torch.cat((model.get_input_embeddings()(tokens[:, 1:]), states[:, :-1]), dim=-1).flatten(0, 1)
         fc = torch.linalg.lstsq(seen, states[:, 1:].flatten(0, 1)).solution.T
-    shapes = {f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"}
-    shapes |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER)}
+    shapes = {f"self_attn.{name}_proj": (size, size) for name in "qkvo"}
+    shapes |= {"mlp.gate_proj": (INNER, size), "mlp.up_proj": (INNER, size), "mlp.down_proj": (size, INNER)}
     tensors = {
         f"layers.0.{name}.weight": 0.01 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
     }
-    tensors |= {"fc.weight": fc.contiguous(), "layers.0.post_attention_layernorm.weight": torch.ones(HIDDEN)}
+    tensors |= {"fc.weight": fc.contiguous(), "layers.0.post_attention_layernorm.weight": torch.ones(size)}
     save_file(tensors, directory / "model.safetensors")
-    layer = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS, "vocab_size": 32000}
+    heads = model.config.num_attention_heads
+    layer = {"hidden_size": size, "intermediate_size": INNER, "num_attention_heads": heads, "vocab_size": vocab_size}
     config = {"speculators_model_type": "eagle", "transformer_layer_config": layer}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By drafter, where its weights are."""
-    medusa, small = MODELS / "stories15M-medusa", MODELS / "stories15M-draft2L" / "hf"
-    if not (TARGET.is_dir() and medusa.is_dir() and small.is_dir()):
-        pytest.skip("needs ../shared/models/stories15M, its Medusa heads and its draft model")
-    return {"medusa": medusa, "draft_model": small, "eagle": fit_head(tmp_path_factory.mktemp("eagle"))}
+def paths(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the weights of the target and of each drafter are."""
+    head = fit_head(trained.target, tmp_path_factory.mktemp("eagle"))
+    return {"target": trained.target, "medusa": trained.medusa, "draft_model": trained.draft, "eagle": head}
 
 
 def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
@@ -86,7 +84,7 @@ def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
         for label, section in DRAFTERS.items()
     }
     return LLM(
-        model={"path": str(TARGET), "dtype": "float32"},
+        model={"path": str(paths["target"]), "dtype": "float32"},
         cache={"memory_gib": 0.3},
         executor={"threads": 1},
         scheduler={"max_num_seqs": max_num_seqs},

@@ -1,7 +1,6 @@
 """Small tokenizers of the two kinds that matter, and one of another kind."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from dovetail.contracts.weights import TokenizerFiles
 from dovetail.engine.tokenization import Tokenizer, load_tokenizer
 
-SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "models"
 WORDS = ["he", "llo", "wor", "ld", "in", "the", "12"]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -123,12 +121,3 @@ def sentencepiece(tokenizer_jsons: dict[str, str]) -> Tokenizer:
 @pytest.fixture(scope="session")
 def metaspace(tokenizer_jsons: dict[str, str]) -> Tokenizer:
     return _load(tokenizer_jsons["metaspace"])
-
-
-@pytest.fixture(scope="session")
-def stories() -> Path:
-    """A real SentencePiece checkpoint."""
-    path = SHARED / "stories15M" / "hf-fp16"
-    if not path.exists():
-        pytest.skip("needs the shared model stories15M")
-    return path

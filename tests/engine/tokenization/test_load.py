@@ -41,62 +41,6 @@ def assert_same(tokenizer: Tokenizer, oracle: Any) -> None:
             assert tokenizer.decode(ids, skip_special_tokens=skips) == oracle.decode(ids, skip_special_tokens=skips)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"add_bos_token": True},
-        {"add_bos_token": False},
-        {"add_bos_token": True, "add_eos_token": True},
-        {"additional_special_tokens": ["the"]},
-    ],
-)
-@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
-def test_a_directory_gives_what_transformers_gives(
-    kind: str, flags: dict[str, Any], tmp_path: Path, tokenizer_jsons: dict[str, str]
-) -> None:
-    names = {"byte_level": ("<|im_start|>", "<|im_end|>"), "sentencepiece": ("<s>", "</s>")}[kind]
-    files = write(tmp_path, tokenizer_jsons[kind], bos_token=names[0], eos_token=names[1], **flags)
-    tokenizer = load(files)
-    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert_same(tokenizer, oracle)
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (oracle.bos_token_id, oracle.eos_token_id)
-    assert tokenizer.special_token_ids == set(oracle.all_special_ids) | {
-        index for index, token in oracle.added_tokens_decoder.items() if token.special
-    }
-    assert tokenizer.vocab_size == len(oracle)
-    assert tokenizer.tokenizer_json == tokenizer_jsons[kind]
-
-
-def test_a_real_checkpoint(stories: Path) -> None:
-    tokenizer = load(TokenizerFiles(directory=stories))
-    assert_same(tokenizer, transformers.AutoTokenizer.from_pretrained(stories))
-    assert tokenizer.id_to_token(tokenizer.token_to_id("\u2581the") or 0) == "\u2581the"
-    assert tokenizer.id_to_token(10**6) is None
-    assert tokenizer.token_to_id("no such token") is None
-
-
-def test_slow_mode_goes_through_transformers(stories: Path) -> None:
-    tokenizer = load(TokenizerFiles(directory=stories), mode="slow")
-    assert_same(tokenizer, transformers.AutoTokenizer.from_pretrained(stories, use_fast=False))
-    ids = tokenizer.encode("Once upon a time, 日本", add_special_tokens=False)
-    detokenizer = IncrementalDetokenizer(tokenizer)
-    text = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
-    assert text == "Once upon a time, 日本"
-    # 本 has no token of its own: it is three bytes.
-    continued = IncrementalDetokenizer(tokenizer, ids[:-1])
-    assert continued.push(ids[-1:]) + continued.finish() == "本"
-
-
-def test_a_sentencepiece_model_alone_is_converted(stories: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes((stories / "tokenizer.model").read_bytes())
-    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = load(TokenizerFiles(directory=tmp_path))
-    assert_same(tokenizer, load(TokenizerFiles(directory=stories)))
-    assert tokenizer.special_tokens == load(TokenizerFiles(directory=stories)).special_tokens
-
-
 def varint(value: int) -> bytes:
     """A number of a protocol buffer."""
     value %= 1 << 64
@@ -128,6 +72,88 @@ def sentencepiece_file(source: str, *, kind: int = 2, adds_space: bool = True) -
         pieces += field(1, field(1, text) + field(2, score) + field(3, type_))
     trainer = field(3, kind) + field(35, 1) + field(40, 0) + field(41, 1) + field(42, 2) + field(43, -1)
     return pieces + field(2, trainer) + field(3, field(1, "identity") + field(3, int(adds_space)) + field(4, 0))
+
+
+STORIES = Path(__file__).resolve().parents[3] / ".." / "shared" / "models" / "stories15M" / "hf-fp16"
+"""A trained checkpoint, tried too where it is."""
+
+
+@pytest.fixture(params=["made", *(["stories15M"] if STORIES.is_dir() else [])])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, tokenizer_jsons: dict[str, str]) -> Path:
+    """A directory with the tokenizer of a Llama 2, in both of its files."""
+    if request.param == "stories15M":
+        return STORIES
+    source = tokenizer_jsons["sentencepiece"]
+    bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    content = json.loads(source) | {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, bos, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        }
+    }
+    directory = tmp_path / "made"
+    specials = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    write(directory, json.dumps(content), clean_up_tokenization_spaces=False, **specials)
+    (directory / "tokenizer.model").write_bytes(sentencepiece_file(source))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+        {"additional_special_tokens": ["the"]},
+    ],
+)
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_a_directory_gives_what_transformers_gives(
+    kind: str, flags: dict[str, Any], tmp_path: Path, tokenizer_jsons: dict[str, str]
+) -> None:
+    names = {"byte_level": ("<|im_start|>", "<|im_end|>"), "sentencepiece": ("<s>", "</s>")}[kind]
+    files = write(tmp_path, tokenizer_jsons[kind], bos_token=names[0], eos_token=names[1], **flags)
+    tokenizer = load(files)
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert_same(tokenizer, oracle)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (oracle.bos_token_id, oracle.eos_token_id)
+    assert tokenizer.special_token_ids == set(oracle.all_special_ids) | {
+        index for index, token in oracle.added_tokens_decoder.items() if token.special
+    }
+    assert tokenizer.vocab_size == len(oracle)
+    assert tokenizer.tokenizer_json == tokenizer_jsons[kind]
+
+
+def test_a_real_checkpoint(checkpoint: Path) -> None:
+    tokenizer = load(TokenizerFiles(directory=checkpoint))
+    assert_same(tokenizer, transformers.AutoTokenizer.from_pretrained(checkpoint))
+    assert tokenizer.id_to_token(tokenizer.token_to_id("\u2581the") or 0) == "\u2581the"
+    assert tokenizer.id_to_token(10**6) is None
+    assert tokenizer.token_to_id("no such token") is None
+
+
+def test_slow_mode_goes_through_transformers(checkpoint: Path) -> None:
+    tokenizer = load(TokenizerFiles(directory=checkpoint), mode="slow")
+    assert_same(tokenizer, transformers.AutoTokenizer.from_pretrained(checkpoint, use_fast=False))
+    ids = tokenizer.encode("Once upon a time, 日本", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    text = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
+    assert text == "Once upon a time, 日本"
+    # 本 has no token of its own: it is three bytes.
+    continued = IncrementalDetokenizer(tokenizer, ids[:-1])
+    assert continued.push(ids[-1:]) + continued.finish() == "本"
+
+
+def test_a_sentencepiece_model_alone_is_converted(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((checkpoint / "tokenizer.model").read_bytes())
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load(TokenizerFiles(directory=tmp_path))
+    assert_same(tokenizer, load(TokenizerFiles(directory=checkpoint)))
+    assert tokenizer.special_tokens == load(TokenizerFiles(directory=checkpoint)).special_tokens
 
 
 @pytest.mark.parametrize(
@@ -176,9 +202,9 @@ def test_saved_truncation_and_padding_do_not_apply(tmp_path: Path, tokenizer_jso
     assert tokenizer.decode(tokenizer.encode("in the world")) == "in the world"
 
 
-def test_mode_none_has_no_tokenizer(stories: Path) -> None:
+def test_mode_none_has_no_tokenizer(checkpoint: Path) -> None:
     assert load_tokenizer(None, "none") is None
-    assert load_tokenizer(TokenizerFiles(directory=stories), "none") is None
+    assert load_tokenizer(TokenizerFiles(directory=checkpoint), "none") is None
 
 
 def test_an_override_wins(tmp_path: Path, tokenizer_jsons: dict[str, str]) -> None:

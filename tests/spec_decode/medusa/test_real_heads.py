@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ModelError
 from dovetail.spec_decode.medusa.bundled import find_bundled
 
-MODELS = Path(__file__).resolve().parents[3] / ".." / "shared" / "models"
 OPENINGS = [
     "Once upon a time, there was a little girl who",
     "Tom and his dog went to the park. They saw",
@@ -21,6 +23,7 @@ OPENINGS = [
     "Mia found a shiny red box under the bed. She",
     "There was an old boat near the river. Every day",
 ]
+TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0]]
 
 
 def generate(speculative: dict[str, Any] | None, prompts: list[Any], num_tokens: int, **sections: Any) -> list[Any]:
@@ -35,25 +38,57 @@ def tokens_per_step(outputs: list[Any]) -> float:
     return total / (total - sum(output.metrics.num_accepted for output in outputs))
 
 
+def expected_tokens_per_step(trained: Any, prompts: list[str], num_tokens: int, tree: list[list[int]]) -> float:
+    """The same by transformers and the paper's formula, without an engine: how far along its own greedy text the heads
+    guess right. Choices of the tree are ranks among each head's guesses."""
+    model: Any = AutoModelForCausalLM.from_pretrained(trained.target, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(trained.target)
+    weights = load_file(trained.medusa / "medusa_lm_head.safetensors")
+    steps = 0
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            ids = model.generate(ids, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+            states = model(ids, output_hidden_states=True).hidden_states[-1][0, -num_tokens - 1 : -1]
+            ranked = []
+            for head in range(3):
+                block = [weights[f"{head}.0.linear.{name}"].float() for name in ("weight", "bias")]
+                logits = model.lm_head(states + torch.nn.functional.silu(torch.nn.functional.linear(states, *block)))
+                ranked.append(logits.topk(3).indices.tolist())
+        text = ids[0, -num_tokens:].tolist()
+        last = 0
+        while last < num_tokens - 1:
+            rows = [ranked[head][last] for head in range(3)]
+            right = [
+                len(path)
+                for path in tree
+                if [rows[depth][rank] for depth, rank in enumerate(path)] == text[last + 1 : last + 1 + len(path)]
+            ]
+            last += 1 + max(right, default=0)
+            steps += 1
+        steps += 1  # The prompt's own step.
+    return len(prompts) * num_tokens / steps
+
+
 @pytest.mark.parametrize(
-    ("options", "low", "high"),
+    ("options", "tree"),
     [
-        ({"num_tokens": 3}, 1.25, 1.6),
-        ({"num_tokens": 6, "tree": [[0], [1], [2], [0, 0], [0, 1], [1, 0]]}, 1.35, 1.8),
+        ({"num_tokens": 3}, [[0], [0, 0], [0, 0, 0]]),
+        ({"num_tokens": 6, "tree": TREE}, TREE),
     ],
     ids=["chain", "tree"],
 )
-def test_heads_for_stories_are_right_as_often_as_their_card_says(
-    options: dict[str, Any], low: float, high: float
+def test_trained_heads_are_right_as_often_as_transformers_finds(
+    trained: Any, options: dict[str, Any], tree: list[list[int]]
 ) -> None:
-    if not (MODELS / "stories15M-medusa").is_dir():
-        pytest.skip("needs ../shared/models/stories15M and its Medusa heads")
-    sections = {"model": {"path": str(MODELS / "stories15M" / "hf-fp16"), "dtype": "float32"}}
-    drafter = {"name": "medusa", "path": str(MODELS / "stories15M-medusa"), "length": "fixed", **options}
+    sections = {"model": {"path": str(trained.target), "dtype": "float32"}}
+    drafter = {"name": "medusa", "path": str(trained.medusa), "length": "fixed", **options}
     plain = generate(None, OPENINGS, 100, **sections)
     guessed = generate({"drafters": {"heads": drafter}}, OPENINGS, 100, **sections)
     assert [o.outputs[0].token_ids for o in guessed] == [o.outputs[0].token_ids for o in plain]
-    assert low < tokens_per_step(guessed) < high
+    expected = expected_tokens_per_step(trained, OPENINGS, 100, tree)
+    assert expected > 1.2
+    assert tokens_per_step(guessed) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.fixture
