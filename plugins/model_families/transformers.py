@@ -373,12 +373,17 @@ def _reasons_against_layers(hf_config: Any) -> list[str]:
 def _check_length(hf_config: Any, max_model_len: int) -> None:
     """Raises `ModelError` for sequences that change how the model looks at their beginning."""
     text = hf_config.get_text_config().to_dict()
-    chunk = text.get("attention_chunk_size")
-    if chunk and "chunked_attention" in (text.get("layer_types") or ()) and max_model_len > chunk:
-        raise ModelError(
-            f"its attention goes by chunks of {chunk} tokens, and is neither causal nor a causal sliding window beyond "
-            f"them; set model.max_model_len to {chunk} or less"
-        )
+    if "chunked_attention" in (text.get("layer_types") or ()):
+        chunk = text.get("attention_chunk_size")
+        if not isinstance(chunk, int) or chunk < 1:
+            raise ModelError(
+                f"layers of type chunked_attention need attention_chunk_size, a number above 0, got {chunk!r}"
+            )
+        if max_model_len > chunk:
+            raise ModelError(
+                f"its attention goes by chunks of {chunk} tokens, and is neither causal nor a causal sliding window "
+                f"beyond them; set model.max_model_len to {chunk} or less"
+            )
     given = text.get("rope_parameters") or text.get("rope_scaling") or {}
     for parameters in [value for value in given.values() if isinstance(value, Mapping)] or [given]:
         kind = parameters.get("rope_type") or parameters.get("type")

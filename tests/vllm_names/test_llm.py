@@ -132,6 +132,21 @@ def test_members_that_are_missing_say_why(llm: LLM) -> None:
         llm.generate("a", promps=1)
 
 
+def test_requests_are_aborted_by_the_number_that_was_given(checkpoint: Path) -> None:
+    args = AsyncEngineArgs(model=str(checkpoint), num_gpu_blocks_override=70)
+
+    async def stop() -> list[str | None]:
+        with AsyncLLM.from_engine_args(args) as engine:
+            params = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
+            reasons = []
+            async for output in engine.generate("ab", params, 7):
+                reasons.append(output.outputs[0].finish_reason)
+                await engine.abort([7])
+            return reasons
+
+    assert asyncio.run(stop())[-1] == "abort"
+
+
 def test_metrics_that_nobody_counted_say_so(checkpoint: Path) -> None:
     args = EngineArgs(str(checkpoint), num_gpu_blocks_override=70)
     with LLMEngine.from_engine_args(args) as engine, pytest.raises(RequestError, match="disable_log_stats=False"):

@@ -12,6 +12,7 @@ from dovetail.config.load import load_config
 from dovetail.config.schema import place_at
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.explanation import explain
 from dovetail.engine.outputs import CompletionOutput, RequestOutput
 from dovetail.vllm import LLM
 from dovetail.vllm.settings import VLLM_NAMES
@@ -165,6 +166,12 @@ def test_a_name_sets_its_key(keywords, expected):
 def test_what_is_not_taken_is_refused_with_the_reason(keywords, message):
     with pytest.raises(ConfigError, match=message):
         load_config(keywords=keywords)
+
+
+def test_vllms_names_are_known_as_options_of_a_component_too():
+    refusal = explain(load_config({"scheduler": {"max_paddings": 8}})).refusal
+    assert "unknown key 'scheduler.max_paddings'" in str(refusal)
+    assert "vLLM's max_paddings is refused: no batch is padded" in str(refusal)
 
 
 def test_flags_take_json_and_call_themselves_flags():

@@ -97,6 +97,7 @@ def test_check_has_nothing_against_a_model_it_serves(make_checkpoint: Any) -> No
     [
         ("minimax", {"num_local_experts": 4}, "mixes tokens outside of attention"),
         ("llama4_text", {"attention_chunk_size": 32}, "goes by chunks of 32 tokens"),
+        ("llama4_text", {"attention_chunk_size": 0}, "need attention_chunk_size, a number above 0, got 0"),
         (
             "llama",
             {
