@@ -12,8 +12,8 @@ Public and versioned like a contract. To run an engine, hand `explanation.resolv
 
 Its modules hold more. `.streaming` and `.sampling`: text that streams to the terminal, `-s key=value`. `.installed`:
 the installed plugins and the schema of the config. For commands that measure: `.checks` (refusals of bad input),
-`.machine` (what a timing was taken on, and what else ran meanwhile), `.progress`, `.svg` and `.page` (plots and
-self-contained HTML).
+`.machine` (what a timing was taken on, and what else ran meanwhile), `.datasets` (prompts in the shapes of public
+sets), `.saved` (results read again and compared), `.progress`, `.svg` and `.page` (plots and self-contained HTML).
 """
 
 from __future__ import annotations

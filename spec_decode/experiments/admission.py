@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dovetail.commands.checks import require
+from dovetail.commands.datasets import Prompt
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.arms import EnginePlan, Setup
-from dovetail.spec_decode.experiments.datasets import DataSet, Prompt
+from dovetail.spec_decode.experiments.datasets import DataSet
 from dovetail.spec_decode.experiments.schema import Experiment
 
 

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from dovetail.commands.checks import read_text, require
+from dovetail.commands.checks import require
+from dovetail.commands.saved import differences, read_saved, shortened
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_prompt, by_variant, label_among
@@ -120,14 +121,7 @@ class Comparison:
 
 def read_report(path: Path) -> SavedReport:
     """Reads report.json. Raises `ConfigError` that says what is wrong with it."""
-    try:
-        return SavedReport.model_validate_json(read_text("report", path))
-    except ValidationError as error:
-        issue = error.errors()[0]
-        where = ".".join(str(part) for part in issue["loc"]) or "the file"
-        raise ConfigError(
-            f"{path} is no report of `dovetail ab` (format 1): {where}: {issue['msg']}; write one with --json"
-        ) from None
+    return read_saved(SavedReport, path, "report of `dovetail ab` (format 1)", "write one with --json")
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -301,7 +295,7 @@ def _differences(old: _Provenance, new: _Provenance) -> Iterator[str]:
                 continue
             before, after = _without_data(one, key, passed_over), _without_data(other, key, passed_over)
             if before != after:
-                yield f"{part}.{key}: {_short(before)} / {_short(after)}"
+                yield f"{part}.{key}: {shortened(before)} / {shortened(after)}"
 
 
 def _places(old: _Provenance, new: _Provenance) -> frozenset[tuple[str, str]]:
@@ -327,17 +321,6 @@ def _environment(old: _Provenance, new: _Provenance) -> Iterator[str]:
     for part, key in sorted(_places(old, new)):
         one, other = old.model_dump()[part].get(key), new.model_dump()[part].get(key)
         if one != other:
-            yield f"{part}.{key}: {_short(one)} / {_short(other)}, of equal contents"
-    for key in dict.fromkeys([*old.machine, *new.machine]):
-        if key not in ("load_average", "cpu_mhz") and old.machine.get(key) != new.machine.get(key):
-            yield f"machine.{key}: {_short(old.machine.get(key))} / {_short(new.machine.get(key))}"
-    for arm in dict.fromkeys([*old.arms, *new.arms]):
-        one, other = old.arms.get(arm, {}), new.arms.get(arm, {})
-        for key in dict.fromkeys([*one, *other]):
-            if one.get(key) != other.get(key):
-                yield f"arms.{arm}.{key}: {_short(one.get(key))} / {_short(other.get(key))}"
-
-
-def _short(value: Any) -> str:
-    text = "absent" if value is None else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+            yield f"{part}.{key}: {shortened(one)} / {shortened(other)}, of equal contents"
+    yield from differences(old.machine, new.machine, name="machine", skip=frozenset({"load_average", "cpu_mhz"}))
+    yield from differences(old.arms, new.arms, name="arms")

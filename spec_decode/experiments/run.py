@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail import LLMEngine, RequestOutput, SamplingParams
+from dovetail.commands.datasets import Prompt
 from dovetail.commands.machine import Span, Watch
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.telemetry import StepStats
 from dovetail.spec_decode.experiments.admission import check_count, fits
 from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name
-from dovetail.spec_decode.experiments.datasets import DataSet, Prompt
+from dovetail.spec_decode.experiments.datasets import DataSet
 from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment, SamplingSection

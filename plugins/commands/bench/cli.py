@@ -38,7 +38,11 @@ Seed = Annotated[int, typer.Option("--seed", help="Of the places of the text whe
 Text = Annotated[Path | None, typer.Option("--text", help="Text file to cut prompts from (default: a story of ours).")]
 Dataset = Annotated[
     Path | None,
-    typer.Option("--dataset", help='JSON lines, each {"prompt": ...} or {"prompt_token_ids": ...}, "output_tokens".'),
+    typer.Option(
+        "--dataset",
+        help='JSON lines: {"prompt": ...} or {"prompt_token_ids": ...}, perhaps "output_tokens"; or Spec-Bench, '
+        "MT-Bench, HumanEval, GSM8K.",
+    ),
 ]
 Names = Annotated[
     list[str] | None,

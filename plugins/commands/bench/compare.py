@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dovetail.commands.checks import nearest, require
 from dovetail.commands.machine import noise_warning
+from dovetail.commands.saved import differences
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.result import Metric, Result
 from dovetail.plugins.commands.bench.stats import MANY_GROUPS, MIN_GROUPS, ratio_of, statistic_of
@@ -77,8 +78,8 @@ def compare(
     `metrics`: only these, whole names or what stands behind the slash. `statistic`: in place of each metric's own.
     Raises `ConfigError` where the workloads differ and `allow` does not say that this is meant.
     """
-    differing = list(_differences(a.workloads, b.workloads)) if a.kind == b.kind else [f"{a.kind} / {b.kind}"]
-    differing += _differences(_neighbours(a), _neighbours(b))
+    differing = list(differences(a.workloads, b.workloads)) if a.kind == b.kind else [f"{a.kind} / {b.kind}"]
+    differing += differences(_neighbours(a), _neighbours(b))
     if differing and not allow:
         raise ConfigError(
             f"{names[0]} and {names[1]} are results of different workloads: {'; '.join(differing)}. Measure the same,"
@@ -87,8 +88,8 @@ def compare(
     common = _chosen([name for name in a.metrics if name in b.metrics], metrics)
     require(bool(common), f"{names[0]} and {names[1]} have no metric in common: compare results of one subcommand")
     rows = [_row(name, a.metrics[name], b.metrics[name], statistic) for name in common]
-    environment = list(_differences(a.environment, b.environment, skip="load_average"))
-    config = list(_differences(_with_plugins(a.config), _with_plugins(b.config)))
+    environment = list(differences(a.environment, b.environment, skip=frozenset({"load_average"})))
+    config = list(differences(_with_plugins(a.config), _with_plugins(b.config)))
     notes = [f"differs: {line}" for line in environment + config] + list(_NOTES)
     warnings = [f"different workloads: {line}" for line in differing]
     if a == b:
@@ -140,19 +141,3 @@ def _with_plugins(config: Mapping[str, Any]) -> Mapping[str, Any]:
         origin = " ".join(str(plugin[key]) for key in ("distribution", "version") if plugin.get(key))
         kinds.setdefault(plugin["kind"], []).append(plugin["name"] + (f" ({origin})" if origin else ""))
     return {**config, "plugins": {kind: ", ".join(names) for kind, names in kinds.items()}}
-
-
-def _differences(a: Any, b: Any, place: str = "", skip: str = "") -> Iterator[str]:
-    """One line per leaf that differs."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in [*a, *(key for key in b if key not in a)]:
-            if key != skip:
-                inner = f"{place}.{key}" if place else str(key)
-                yield from _differences(a.get(key), b.get(key), inner)
-    elif a != b:
-        yield f"{place}: {_short(a)} / {_short(b)}"
-
-
-def _short(value: Any) -> str:
-    text = "absent" if value is None else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,73 +1,37 @@
-"""Prompts from a JSONL file."""
+"""Prompts of a data set as a load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from dovetail import LLMEngine
-from dovetail.commands.checks import read_text, require
+from dovetail.commands.checks import require
+from dovetail.commands.datasets import Prompt, read_prompts
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.workloads import Load
 
 
-class _Line(BaseModel):
-    # Data sets carry keys that are none of ours: ids, answers, categories.
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    prompt: str | None = None
-    prompt_token_ids: list[int] | None = Field(default=None, min_length=1)
-    output_tokens: int | None = Field(default=None, ge=1)
-
-
 def read_dataset(path: Path, engine: LLMEngine, output_tokens: int, limit: int | None) -> Load:
-    """The first `limit` lines (None: all) as a load.
-
-    A line has "prompt" (text) or "prompt_token_ids", and may have "output_tokens" in place of the given ones. Raises
-    `ConfigError` with the number of the line that cannot be used.
-    """
-    prompts: list[list[int]] = []
-    outputs: list[int] = []
-    for number, line in _lines(path):
-        if limit is not None and len(prompts) == limit:
-            break
-        prompts.append(_tokens(line, engine, f"--dataset {path}:{number}"))
-        outputs.append(line.output_tokens or output_tokens)
-    require(bool(prompts), f"--dataset {path} has no prompts: give one JSON object per line")
-    return Load(path.name, prompts, outputs)
+    """The first `limit` prompts (None: all) as a load; a line's own "output_tokens" go before the given ones. Raises
+    `ConfigError` with the line that cannot be used."""
+    _, prompts = read_prompts("--dataset", path)
+    chosen = list(islice(prompts, limit))
+    tokens = [_tokens(prompt, engine) for prompt in chosen]
+    return Load(path.name, tokens, [prompt.output_tokens or output_tokens for prompt in chosen])
 
 
-def _lines(path: Path) -> Iterator[tuple[int, _Line]]:
-    for number, text in enumerate(read_text("--dataset", path).splitlines(), 1):
-        if not text.strip():
-            continue
-        try:
-            yield number, _Line.model_validate_json(text)
-        except ValidationError as error:
-            issue = error.errors()[0]
-            where = ".".join(str(part) for part in issue["loc"])
-            raise ConfigError(
-                f"--dataset {path}:{number}: {f'{where}: ' if where else ''}{issue['msg']}; write"
-                ' {"prompt": "..."} or {"prompt_token_ids": [...]}, and perhaps "output_tokens"'
-            ) from None
-
-
-def _tokens(line: _Line, engine: LLMEngine, place: str) -> list[int]:
-    require(
-        (line.prompt is None) != (line.prompt_token_ids is None),
-        f"{place}: give either prompt or prompt_token_ids",
-    )
-    if line.prompt_token_ids is not None:
+def _tokens(prompt: Prompt, engine: LLMEngine) -> list[int]:
+    if prompt.token_ids is not None:
         vocab_size = engine.config.model.vocab_size
         require(
-            all(0 <= token < vocab_size for token in line.prompt_token_ids),
-            f"{place}: the model has token ids 0 to {vocab_size - 1} only",
+            all(token < vocab_size for token in prompt.token_ids),
+            f"{prompt.origin}: the model has token ids 0 to {vocab_size - 1} only",
         )
-        return line.prompt_token_ids
-    require(engine.tokenizer is not None, f"{place} is text, and this engine has no tokenizer: give prompt_token_ids")
-    assert engine.tokenizer is not None
-    tokens = engine.tokenizer.encode(line.prompt or "")
-    require(bool(tokens), f"{place}: the prompt has no tokens")
+        return list(prompt.token_ids)
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"{prompt.origin} is text, and this engine has no tokenizer: give prompt_token_ids")
+    tokens = tokenizer.encode(prompt.text or "")
+    require(bool(tokens), f"{prompt.origin}: the prompt has no tokens")
     return tokens

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from dovetail.commands.checks import read_text
 from dovetail.commands.machine import Span
+from dovetail.commands.saved import read_saved
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.stats import flatten, statistic_of, summarize
 from dovetail.plugins.commands.bench.timing import RequestTimes
@@ -95,16 +95,8 @@ def write_json(result: Result) -> str:
 
 def read_result(path: Path) -> Result:
     """Reads a result's file. Raises `ConfigError` that says what is wrong with it."""
-    text = read_text("result", path)
-    try:
-        result = Result.model_validate_json(text)
-    except ValidationError as error:
-        issue = error.errors()[0]
-        where = ".".join(str(part) for part in issue["loc"]) or "the file"
-        raise ConfigError(
-            f"{path} is no result of `dovetail bench` (format 1): {where}: {issue['msg']}; write one with"
-            " `dovetail bench ... --json FILE`"
-        ) from None
+    remedy = "write one with `dovetail bench ... --json FILE`"
+    result = read_saved(Result, path, "result of `dovetail bench` (format 1)", remedy)
     empty = [name for name, metric in result.metrics.items() if not metric.samples]
     if empty:
         raise ConfigError(f"{path}: the metric {empty[0]!r} has no samples; write the result again")

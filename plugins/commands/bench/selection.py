@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.commands.checks import read_text, require, require_at_least
+from dovetail.commands.datasets import read_prompts
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.workloads import NAMED, Workload, find_workload
 
@@ -139,7 +140,7 @@ def choose_load(
 def _dataset_choice(dataset: Path, text: Path | None, sizes: SizeOptions, seed: int) -> LoadChoice:
     if text is not None or sizes.input_len is not None or sizes.shared_prefix_len is not None:
         raise ConfigError("a data set has its own prompts: leave out --text, --input-len and --shared-prefix-len")
-    read_text("--dataset", dataset)
+    read_prompts("--dataset", dataset)
     output = sizes.output_len if sizes.output_len is not None else 128
     require_at_least("--output-len", output, 1)
     if sizes.num_requests is not None:

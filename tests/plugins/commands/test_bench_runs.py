@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.bench.cli import app
 from dovetail.plugins.commands.bench.command import BenchCommand
 from dovetail.plugins.commands.bench.result import Result, read_result
+from dovetail.testing.story_model import save_story_model
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 
@@ -79,6 +82,17 @@ def test_data_sets_bring_their_own_prompts(tmp_path: Path, engine_options: list[
     )
     assert result.workloads["set.jsonl"]["output_tokens"] == [2, 3]
     assert [request.prompt_tokens for request in result.requests] == [3, 1]
+
+
+def test_public_sets_are_read_in_their_own_shape(tmp_path: Path) -> None:
+    save_story_model(tmp_path / "story")
+    texts = ["Lily saw a big cat.", "The cat was happy. What did it play?"]
+    data = tmp_path / "gsm8k.jsonl.gz"
+    data.write_bytes(gzip.compress("\n".join(json.dumps({"question": text, "answer": "1"}) for text in texts).encode()))
+    arguments = ["throughput", "--dataset", str(data), "--output-len", "2", "--repeats", "1"]
+    result = measure(tmp_path, arguments, ["--model", str(tmp_path / "story"), "-o", "cache.num_blocks=100"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "story")
+    assert [request.prompt_tokens for request in result.requests] == [len(tokenizer(text).input_ids) for text in texts]
 
 
 def test_serving_keeps_the_cap_and_counts_the_wait(tmp_path: Path, engine_options: list[str]) -> None:

@@ -1,0 +1,130 @@
+"""Prompts of a data set: JSON lines in the shapes of public sets, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dovetail.commands.checks import require
+from dovetail.contracts.errors import ConfigError
+
+Shape = Literal["prompts", "spec_bench", "humaneval", "gsm8k"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt of a data set: its text, or its token ids."""
+
+    index: int
+    """Its position in the data set, counted from 0."""
+    origin: str
+    """File and line, for messages."""
+    category: str = "all"
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    output_tokens: int | None = None
+    """Tokens to generate, where the line says."""
+
+
+def read_prompts(option: str, path: Path, shape: Shape | Literal["auto"] = "auto") -> tuple[Shape, list[Prompt]]:
+    """The shape and the prompts of a file that an option names.
+
+    Shape "auto" goes by the keys of the first line: "turns" (Spec-Bench, MT-Bench: the first turn), "task_id" and
+    "entry_point" (HumanEval), "question" (GSM8K), else plain: "prompt" or "prompt_token_ids", with "category" and
+    "output_tokens" where a line has them. Raises `ConfigError` with the line that cannot be used.
+    """
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{option} {path}: cannot be read ({reason}); give a JSONL file") from None
+    return parse_prompts(text, f"{option} {path}", shape)
+
+
+def parse_prompts(text: str, origin: str, shape: Shape | Literal["auto"] = "auto") -> tuple[Shape, list[Prompt]]:
+    """As `read_prompts`, of the text of a file; `origin` names it in messages."""
+    records = list(_records(text, origin))
+    require(bool(records), f"{origin} has no prompts: give one JSON object per line")
+    found = _shape_of(records[0][1]) if shape == "auto" else shape
+    parse = _SHAPES[found]
+    return found, [parse(index, record, f"{origin}:{line}") for index, (line, record) in enumerate(records)]
+
+
+def _records(text: str, origin: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{origin}:{number}: no JSON ({error.msg}); give one object per line") from None
+        except RecursionError:
+            raise ConfigError(f"{origin}:{number}: nested too deeply; give one flat object per line") from None
+        require(isinstance(record, Mapping), f"{origin}:{number}: not an object; give one JSON object per line")
+        yield number, record
+
+
+def _shape_of(record: Mapping[str, Any]) -> Shape:
+    """By the keys of the first line."""
+    if "turns" in record:
+        return "spec_bench"
+    if "task_id" in record and "entry_point" in record:
+        return "humaneval"
+    return "gsm8k" if "question" in record and "prompt" not in record else "prompts"
+
+
+def _text(record: Mapping[str, Any], key: str, origin: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{origin}: {key!r} must be a text; its keys are {', '.join(map(repr, record)) or 'none'}")
+    return value
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _plain(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
+    category, count = record.get("category", "all"), record.get("output_tokens")
+    require(isinstance(category, str), f"{origin}: category must be a text, got {category!r}")
+    require(count is None or _is_count(count, 1), f"{origin}: output_tokens must be 1 or more, got {count!r}")
+    ids = record.get("prompt_token_ids")
+    if ids is None:
+        text = _text(record, "prompt", origin)
+        return Prompt(index=index, origin=origin, category=category, text=text, output_tokens=count)
+    require(record.get("prompt") is None, f"{origin}: give either prompt or prompt_token_ids")
+    is_list = isinstance(ids, list) and bool(ids) and all(_is_count(token, 0) for token in ids)
+    require(is_list, f"{origin}: prompt_token_ids must be a list of token ids")
+    return Prompt(index=index, origin=origin, category=category, token_ids=tuple(ids), output_tokens=count)
+
+
+def _spec_bench(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
+    turns = record.get("turns")
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
+        raise ConfigError(f"{origin}: turns must be a list of texts; only the first turn is asked")
+    return Prompt(index=index, origin=origin, category=str(record.get("category", "all")), text=turns[0])
+
+
+def _humaneval(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
+    return Prompt(index=index, origin=origin, category="humaneval", text=_text(record, "prompt", origin))
+
+
+def _gsm8k(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
+    return Prompt(index=index, origin=origin, category="gsm8k", text=_text(record, "question", origin))
+
+
+_SHAPES: Mapping[Shape, Callable[[int, Mapping[str, Any], str], Prompt]] = {
+    "prompts": _plain,
+    "spec_bench": _spec_bench,
+    "humaneval": _humaneval,
+    "gsm8k": _gsm8k,
+}
+
+
+__all__ = ["Prompt", "Shape", "parse_prompts", "read_prompts"]
