@@ -24,7 +24,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dovetail import LLMEngine, SamplingParams
-from dovetail.contracts.executor import Executor, WorkerReport
+from dovetail.contracts.executor import Executor, Placement, WorkerReport
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -66,7 +66,7 @@ class RandomTokens(Executor):
         """A small cache, and the plugin set of this process."""
         if method == "describe":
             spec = KVSpec(num_kv_heads=1, head_size=16, dtype="float32")
-            return [WorkerReport(caches=(spec,), available_bytes=1 << 30)]
+            return [WorkerReport(placement=Placement(device="cpu"), caches=(spec,), available_bytes=1 << 30)]
         if method == "plugin_hash":
             return [self.spec.config.plugin_hash]  # type: ignore[attr-defined]
         return [None]

@@ -227,7 +227,7 @@ class LLMEngine:
         if self.request_ids:
             raise RequestError("drafters cannot forget while requests are unfinished: let them end, or abort them")
         self._core.settle()
-        self._parts.executor.call("forget_finished")
+        self._parts.workers.call("forget_finished")
 
     @exclusive
     def add_telemetry_sink(self, sink: TelemetrySink) -> None:
@@ -246,7 +246,7 @@ class LLMEngine:
         if self.request_ids:
             raise RequestError("the engine cannot sleep while requests are unfinished: let them end, or abort them")
         self._core.settle()
-        given_back = sum(self._parts.executor.call("sleep", level))
+        given_back = sum(self._parts.workers.call("sleep", level))
         self.reset_prefix_cache()
         self._is_asleep = True
         return given_back
@@ -258,7 +258,7 @@ class LLMEngine:
         After level 2 the checkpoint must be the one that was loaded, by size and time of its files, or `ModelError` is
         raised and the engine sleeps on; `new_weights` takes whatever is there now.
         """
-        self._parts.executor.call("wake_up", *([True] if new_weights else []))
+        self._parts.workers.call("wake_up", *([True] if new_weights else []))
         if new_weights:
             self._pages = pages_identity(self.config, self._parts.kv.layout, self._pages.weight_version + 1)
             self._telemetry.weights_changed(self._pages.weight_version)
@@ -287,7 +287,7 @@ class LLMEngine:
         check_block_counts(num_device_blocks=num_device_blocks, num_host_blocks=num_host_blocks)
         self._core.settle()
         parts = self._parts
-        kv = allocate_kv(self.config, parts.executor, parts.kv.layout, num_device_blocks, num_host_blocks)
+        kv = allocate_kv(self.config, parts.workers, parts.kv.layout, num_device_blocks, num_host_blocks)
         self._parts = replace(parts, kv=kv)
         self._core = self._create_core()
         self._telemetry = Telemetry(parts.sinks, parts.hooks, kv)

@@ -12,7 +12,7 @@ from dovetail.activity import activity
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.config.rules_run import more_than_host
 from dovetail.contracts.errors import CapacityError, ConfigError, PluginError
-from dovetail.contracts.executor import Executor, ExecutorNeed, WorkerReport
+from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.scheduler import Scheduler
@@ -22,6 +22,7 @@ from dovetail.engine.kv.hashing import PagesIdentity
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.logits_setup import logits_setup
 from dovetail.engine.tokenization import Tokenizer, load_tokenizer_of
+from dovetail.engine.workers import Workers
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
 from dovetail.registry.environment import host_memory
 from dovetail.registry.hooks import HookCaller, create_hook_caller
@@ -36,6 +37,8 @@ class EngineParts:
 
     tokenizer: Tokenizer | None
     executor: Executor
+    workers: Workers
+    """Those of the executor; calls go through it."""
     kv: KVCacheManager
     scheduler: Scheduler
     processors: Mapping[str, LogitsProcessor]
@@ -59,8 +62,9 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
                 executor.start()
             with activity("reading the tokenizer"):
                 tokenizer.result()
-            _compare_plugin_sets(config, executor)
-            return _parts(config, plugins, executor, tokenizer.result())
+            workers = Workers(executor, config)
+            _compare_plugin_sets(config, workers)
+            return _parts(config, plugins, executor, workers, tokenizer.result())
         except BaseException:
             executor.shutdown()
             raise
@@ -80,13 +84,14 @@ def _create_executor(config: ResolvedConfig, plugins: LoadedPlugins, tokenizer: 
 
 
 def _parts(
-    config: ResolvedConfig, plugins: LoadedPlugins, executor: Executor, tokenizer: Tokenizer | None
+    config: ResolvedConfig, plugins: LoadedPlugins, executor: Executor, workers: Workers, tokenizer: Tokenizer | None
 ) -> EngineParts:
     setup = logits_setup(config, tokenizer)
     return EngineParts(
         tokenizer=tokenizer,
         executor=executor,
-        kv=create_kv(config, executor),
+        workers=workers,
+        kv=create_kv(config, workers),
         scheduler=plugins.create(config.scheduler, config.limits),
         processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
         acceptance=_acceptance(config, plugins),
@@ -133,8 +138,8 @@ def _load_tokenizer(config: ResolvedConfig, plugins: LoadedPlugins) -> Tokenizer
     return load_tokenizer_of(weight_format, model.files, model.tokenizer_mode, model.tokenizer)
 
 
-def _compare_plugin_sets(config: ResolvedConfig, executor: Executor) -> None:
-    for rank, found in enumerate(executor.call("plugin_hash")):
+def _compare_plugin_sets(config: ResolvedConfig, workers: Workers) -> None:
+    for rank, found in enumerate(workers.call("plugin_hash")):
         if found != config.plugin_hash:
             raise PluginError(
                 f"rank {rank} runs other plugins than this process (plugin set {found[:12]}, here"
@@ -142,20 +147,20 @@ def _compare_plugin_sets(config: ResolvedConfig, executor: Executor) -> None:
             )
 
 
-def create_kv(config: ResolvedConfig, executor: Executor) -> KVCacheManager:
+def create_kv(config: ResolvedConfig, workers: Workers) -> KVCacheManager:
     """The KV memory that the config asks for, or that the device holds."""
-    reports: list[WorkerReport] = executor.call("describe")
-    layout = build_layout(reports[0].caches, config.cache.block_size, reports[0].draft_caches)
+    reports = workers.describe()
+    layout = build_layout(reports.answering.caches, config.cache.block_size, reports.answering.draft_caches)
     num_blocks = config.cache.num_blocks
     if num_blocks is None:
-        num_blocks = min(report.available_bytes for report in reports) // layout.block_bytes
+        num_blocks = min(report.available_bytes for report in reports.by_rank) // layout.block_bytes
     num_host_blocks = config.cache.swap_bytes // layout.block_bytes
     _check_host_blocks(config, layout, num_host_blocks)
-    return allocate_kv(config, executor, layout, num_blocks, num_host_blocks)
+    return allocate_kv(config, workers, layout, num_blocks, num_host_blocks)
 
 
 def allocate_kv(
-    config: ResolvedConfig, executor: Executor, layout: KVLayout, num_blocks: int, num_host_blocks: int
+    config: ResolvedConfig, workers: Workers, layout: KVLayout, num_blocks: int, num_host_blocks: int
 ) -> KVCacheManager:
     """KV memory of so many blocks, in place of what the workers have. Raises `CapacityError` before anything is done
     for fewer blocks than a sequence of full length takes, and for more than host memory holds."""
@@ -169,7 +174,7 @@ def allocate_kv(
         what = f"{num_blocks} KV blocks and {num_host_blocks} on the host"
         raise CapacityError(more_than_host(what, num_bytes, config.tensor_parallel, host_bytes))
     with activity(f"setting up {num_blocks * layout.block_bytes / 2**30:.2f} GiB of KV cache"):
-        executor.call("initialize_cache", layout, num_blocks, num_host_blocks)
+        workers.call("initialize_cache", layout, num_blocks, num_host_blocks)
     return KVCacheManager(
         layout,
         num_blocks,

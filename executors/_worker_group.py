@@ -136,10 +136,10 @@ class WorkerGroup:
         return operation.future
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
-        """Sends a plan to every rank; rank 0's answer comes back."""
+        """Sends a plan to every rank; the reply of the one that answers comes back."""
         operation = _Operation(
             f"step {plan.step_id}",
-            {0},
+            {self._placements[0].layout.answering_rank},
             self._timeouts.step_s,
             "executor.step_timeout_s",
             finish=operator.itemgetter(0),
@@ -299,7 +299,7 @@ class WorkerGroup:
         with self._state_lock:
             operation = self._pending.get(reply.op_id)
             if reply.error is not None:
-                label = operation.label if operation else "a step that rank 0 had finished"
+                label = operation.label if operation else "a step that was answered before"
                 failure = _remote_failure(rank, label, reply.error)
                 if operation is None or not operation.outlives_errors:
                     self._note_error(failure, ERROR_GRACE_S)

@@ -53,7 +53,7 @@ class Launch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Run a plan. Rank 0 replies; other ranks do so only if it fails."""
+    """Run a plan. The rank that answers replies; other ranks do so only if it fails."""
 
     op_id: int
     plan: StepPlan
@@ -116,7 +116,7 @@ def main(pipe: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):  # the pipe's end: _serve hands on no error of the worker
             _send(pipe, Reply(READY, None))
             activity.note("finished loading")
-            _serve(pipe, worker, activity, replies_to_steps=launch.placement.rank == 0)
+            _serve(pipe, worker, activity, replies_to_steps=launch.placement.answers)
     finally:
         worker.close()
 

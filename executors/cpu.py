@@ -72,7 +72,7 @@ class CPUExecutor(Executor):
         self._bound.bind()
         try:
             self._torch_threads.set(self._threads)
-            self._worker = self.spec.create(Placement(rank=0, world_size=1, device="cpu"))
+            self._worker = self.spec.create(Placement(device="cpu"))
             self._worker.load()
         except BaseException:
             self.shutdown()

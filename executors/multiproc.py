@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, ThreadCount, WorkerSpec
+from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, ThreadCount, WorkerLayout, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import CoreList, reasons_against, share_of
@@ -108,7 +108,7 @@ class MultiprocExecutor(Executor):
             raise
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
-        """Sends the plan, pickled once, to every worker. Rank 0 answers."""
+        """Sends the plan, pickled once, to every worker."""
         return self._started().execute(plan)
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -135,7 +135,8 @@ class MultiprocExecutor(Executor):
         # A file cannot be taken by another process between its choice and its use, as a port can.
         init_method = (Path(scratch) / "rendezvous").as_uri() if size > 1 else None
         is_cuda = self.need.device_type == "cuda"
-        return [Placement(rank, size, f"cuda:{rank}" if is_cuda else "cpu", init_method) for rank in range(size)]
+        devices = [f"cuda:{rank}" if is_cuda else "cpu" for rank in range(size)]
+        return WorkerLayout(tensor_parallel=size).placements(devices, init_method=init_method)
 
     def _environment(self) -> dict[str, str]:
         num_cores = None if self._cores[0] is None else len(self._cores[0])

@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from dovetail.contracts.errors import CapacityError, DovetailError, ModelError, PluginError, WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, WorkerReport
+from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, WorkerReport
 from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
 
 
@@ -37,10 +37,18 @@ class ExecutorSuite:
     options: ClassVar[Mapping[str, Any]] = {}
     device_type: ClassVar[str] = "cpu"
     tensor_parallel: ClassVar[int] = 1
+    pipeline_parallel: ClassVar[int] = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers that the need asks for."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     def create(self, spec: ToySpec | None = None) -> Executor:
         """An executor over toy workers, not started."""
-        need = ExecutorNeed(self.device_type, tensor_parallel=self.tensor_parallel)
+        need = ExecutorNeed(
+            self.device_type, tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel
+        )
         options = self.executor_class.Options.model_validate(dict(self.options))
         return self.executor_class(options, spec or ToySpec(), need)
 
@@ -75,27 +83,52 @@ class ExecutorSuite:
         }
 
     def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
+        """The host can tell which contract the class was written for, and how many plans to hand over."""
         assert self.executor_class.contract[0] == 1
+        assert self.executor_class.max_in_flight >= 1
 
     def test_results_come_in_the_order_of_plans(self) -> None:
         """A hundred plans handed over without waiting, each of which leaves others the time to overtake it."""
         plans = [toy_plan(step_id) for step_id in range(100)]
         with self.started(ToySpec(step_seconds=0.0002)) as executor:
             results = [future.result() for future in [executor.execute(plan) for plan in plans]]
-            assert results == [expected_result(plan, self.tensor_parallel) for plan in plans]
+            assert results == [expected_result(plan, self.num_ranks) for plan in plans]
             # Every rank has run every plan, in order.
-            assert executor.call("steps") == [list(range(100))] * self.tensor_parallel
+            assert executor.call("steps") == [list(range(100))] * self.num_ranks
+
+    def test_there_is_a_worker_for_every_rank(self) -> None:
+        """As many as the need asks for, each of which answers for itself."""
+        with self.started() as executor:
+            assert executor.call("ping") == list(range(self.num_ranks))
+
+    def test_workers_share_the_model_without_gaps(self) -> None:
+        """All know one layout, in which each has another share of another stage; one of them answers."""
+        with self.started() as executor:
+            placements: list[Placement] = executor.call("placement")
+        assert len({placement.layout for placement in placements}) == 1, "workers were told different layouts"
+        layout = placements[0].layout
+        assert (layout.tensor_parallel, layout.num_stages) == (self.tensor_parallel, self.pipeline_parallel)
+        shares = {(placement.stage, placement.tensor_rank) for placement in placements}
+        assert shares == set(itertools.product(range(self.pipeline_parallel), range(self.tensor_parallel)))
+        assert [placement.rank for placement in placements if placement.answers] == [layout.answering_rank]
+        meeting_points = {placement.init_method for placement in placements}
+        assert len(meeting_points) == 1
+        assert self.num_ranks == 1 or meeting_points != {None}, "ranks cannot find each other without init_method"
+
+    def test_a_result_is_that_of_the_rank_that_answers(self) -> None:
+        """Other ranks may leave parts of theirs out."""
+        plan = toy_plan(0)
+        with self.started() as executor:
+            assert executor.execute(plan).result() == expected_result(plan, self.num_ranks)
 
     def test_calls_answer_in_rank_order(self) -> None:
-        """Each rank knows its place, and gets the arguments."""
+        """Each rank is on its device, and gets the arguments."""
         with self.started() as executor:
-            placements = executor.call("placement")
-            assert [placement.rank for placement in placements] == list(range(self.tensor_parallel))
-            assert {placement.world_size for placement in placements} == {self.tensor_parallel}
+            placements: list[Placement] = executor.call("placement")
+            assert [placement.rank for placement in placements] == list(range(self.num_ranks))
             assert all(placement.device.startswith(self.device_type) for placement in placements)
             assert all(isinstance(report, WorkerReport) for report in executor.call("describe"))
-            assert executor.call("initialize_cache", (), 8, 0) == [None] * self.tensor_parallel
+            assert executor.call("initialize_cache", (), 8, 0) == [None] * self.num_ranks
 
     def test_a_call_meets_no_step(self) -> None:
         """A worker is never entered by two threads: a call behind plans that are not done waits for those that have
@@ -103,19 +136,19 @@ class ExecutorSuite:
         with self.started(ToySpec(step_seconds=0.005)) as executor:
             futures = [executor.execute(toy_plan(step_id)) for step_id in range(5)]
             for step_id, future in enumerate(futures):
-                assert future.result() == expected_result(toy_plan(step_id), self.tensor_parallel)
+                assert future.result() == expected_result(toy_plan(step_id), self.num_ranks)
                 # Where steps run by themselves, the next has begun.
-                assert executor.call("ping") == list(range(self.tensor_parallel))
+                assert executor.call("ping") == list(range(self.num_ranks))
 
     def test_a_worker_is_created_loaded_and_closed_once(self, tmp_path: Path) -> None:
         """In this order, on every rank; and it is the worker that sleeps and wakes up between steps."""
         with self.started(ToySpec(journal=tmp_path)) as executor:
             executor.execute(toy_plan(0)).result()
-            assert executor.call("sleep", 2) == [2000 + rank for rank in range(self.tensor_parallel)]
-            assert executor.call("wake_up") == [None] * self.tensor_parallel
-            assert executor.execute(toy_plan(1)).result() == expected_result(toy_plan(1), self.tensor_parallel)
-        journals = [(tmp_path / str(rank)).read_text().split() for rank in range(self.tensor_parallel)]
-        assert journals == [["create", "load", "sleep", "wake_up", "close"]] * self.tensor_parallel
+            assert executor.call("sleep", 2) == [2000 + rank for rank in range(self.num_ranks)]
+            assert executor.call("wake_up") == [None] * self.num_ranks
+            assert executor.execute(toy_plan(1)).result() == expected_result(toy_plan(1), self.num_ranks)
+        journals = [(tmp_path / str(rank)).read_text().split() for rank in range(self.num_ranks)]
+        assert journals == [["create", "load", "sleep", "wake_up", "close"]] * self.num_ranks
 
     def test_workers_have_the_threads_that_the_spec_names(self) -> None:
         """Here more than one, for machines where OMP_NUM_THREADS or a single core makes it one anyway; where ranks
@@ -123,20 +156,20 @@ class ExecutorSuite:
         num_threads = min(2, psutil.cpu_count(logical=False) or 1)
         with self.started(ToySpec(num_threads=num_threads)) as executor:
             executor.execute(toy_plan(0)).result()
-            assert executor.call("torch_threads") == [num_threads] * self.tensor_parallel
+            assert executor.call("torch_threads") == [num_threads] * self.num_ranks
 
     def test_ranks_reduce_together(self) -> None:
         """A collective per step, over the process group that `Placement` describes."""
         with self.started(ToySpec(all_reduce=True, num_threads=1)) as executor:
             for step_id in range(3):
                 plan = toy_plan(step_id)
-                assert executor.execute(plan).result() == expected_result(plan, self.tensor_parallel)
-            assert executor.call("torch_threads") == [1] * self.tensor_parallel
+                assert executor.execute(plan).result() == expected_result(plan, self.num_ranks)
+            assert executor.call("torch_threads") == [1] * self.num_ranks
 
     @pytest.mark.parametrize("at", ["create", "load"])
     def test_start_raises_what_the_last_rank_raised(self, at: Any) -> None:
         """With its type and message."""
-        fault = Fault(self.tensor_parallel - 1, at, "raise", ModelError("no weights here"))
+        fault = Fault(self.num_ranks - 1, at, "raise", ModelError("no weights here"))
         executor = self.create(ToySpec(faults=(fault,)))
         with pytest.raises(ModelError, match="no weights here"):
             executor.start()
@@ -144,14 +177,15 @@ class ExecutorSuite:
 
     def test_an_error_in_a_step_reaches_the_caller(self) -> None:
         """Either as it is, and the executor goes on; or as a `WorkerError` that quotes it, and the executor is dead."""
-        fault = Fault(0, 1, "raise", CapacityError("out of pages"))
+        fault = Fault("answering", 1, "raise", CapacityError("out of pages"))
         with self.started(ToySpec(faults=(fault,))) as executor:
+            answering = _answering_rank(executor)
             executor.execute(toy_plan(0)).result()
             error = executor.execute(toy_plan(1)).exception()
             assert isinstance(error, DovetailError)
             assert "out of pages" in str(error)
             if isinstance(error, WorkerError):
-                assert error.rank == 0
+                assert error.rank == answering
                 assert isinstance(error.__cause__, CapacityError)
                 with pytest.raises(WorkerError, match="out of pages"):
                     executor.execute(toy_plan(2))
@@ -159,16 +193,16 @@ class ExecutorSuite:
                     executor.call("ping")
             else:
                 assert isinstance(error, CapacityError)
-                assert executor.execute(toy_plan(2)).result() == expected_result(toy_plan(2), self.tensor_parallel)
+                assert executor.execute(toy_plan(2)).result() == expected_result(toy_plan(2), self.num_ranks)
 
     def test_an_error_in_a_call_is_raised_as_it_is(self) -> None:
         """And the workers go on."""
         with self.started() as executor:
             with pytest.raises(CapacityError, match="too many blocks"):
-                executor.call("raise", self.tensor_parallel - 1, CapacityError("too many blocks"))
+                executor.call("raise", self.num_ranks - 1, CapacityError("too many blocks"))
             with pytest.raises(ValueError, match="no_such_operation"):
                 executor.call("no_such_operation")
-            assert executor.call("ping") == list(range(self.tensor_parallel))
+            assert executor.call("ping") == list(range(self.num_ranks))
 
     def test_shutdown_is_idempotent_and_final(self) -> None:
         """It also ends an executor that never started."""
@@ -186,11 +220,11 @@ class ExecutorSuite:
         """In the same process."""
         plan = toy_plan(0)
         with self.started() as first:
-            assert first.execute(plan).result() == expected_result(plan, self.tensor_parallel)
+            assert first.execute(plan).result() == expected_result(plan, self.num_ranks)
             with self.started() as second:
-                assert second.execute(plan).result() == expected_result(plan, self.tensor_parallel)
+                assert second.execute(plan).result() == expected_result(plan, self.num_ranks)
         with self.started() as third:
-            assert third.execute(plan).result() == expected_result(plan, self.tensor_parallel)
+            assert third.execute(plan).result() == expected_result(plan, self.num_ranks)
 
 
 class ProcessExecutorSuite(ExecutorSuite):
@@ -207,7 +241,7 @@ class ProcessExecutorSuite(ExecutorSuite):
 
     def test_a_killed_rank_is_named(self, fifo: Path) -> None:
         """SIGKILL in mid-step, while the other ranks wait for the victim in a collective. A new executor works."""
-        victim = self.tensor_parallel - 1
+        victim = self.num_ranks - 1
         fault = Fault(victim, 1, "hang", announce=fifo)
         with self.started(ToySpec(faults=(fault,), all_reduce=True, num_threads=1)) as executor:
             pids = executor.call("pid")
@@ -227,21 +261,21 @@ class ProcessExecutorSuite(ExecutorSuite):
             with pytest.raises(WorkerError, match="SIGKILL"):
                 executor.call("ping")
         with self.started() as anew:
-            assert anew.execute(toy_plan(0)).result() == expected_result(toy_plan(0), self.tensor_parallel)
+            assert anew.execute(toy_plan(0)).result() == expected_result(toy_plan(0), self.num_ranks)
 
     def test_a_rank_that_exits_is_named(self) -> None:
         """While another hangs."""
-        hang, leave = Fault(0, 0, "hang"), Fault(self.tensor_parallel - 1, 0, "exit")
+        hang, leave = Fault(0, 0, "hang"), Fault(self.num_ranks - 1, 0, "exit")
         with self.started(ToySpec(faults=(hang, leave))) as executor:
             error = executor.execute(toy_plan(0)).exception(timeout=10)
             assert isinstance(error, WorkerError)
-            assert error.rank == self.tensor_parallel - 1
+            assert error.rank == self.num_ranks - 1
             assert "exited with code 3" in str(error)
 
     def test_a_rank_that_dies_between_steps_is_noticed(self) -> None:
         """By one of the next steps."""
         with self.started() as executor:
-            victim = self.tensor_parallel - 1
+            victim = self.num_ranks - 1
             process = psutil.Process(executor.call("pid")[victim])
             process.kill()
             process.wait(timeout=10)
@@ -249,25 +283,26 @@ class ProcessExecutorSuite(ExecutorSuite):
                 _run_steps(executor)
 
     def test_an_error_of_another_rank_ends_the_step(self) -> None:
-        """Rank 0 alone would have a result."""
-        fault = Fault(self.tensor_parallel - 1, 0, "raise", CapacityError("out of pages"))
-        with self.started(ToySpec(faults=(fault, Fault(0, 0, "hang")))) as executor:
+        """Though the rank that answers has said nothing."""
+        fault = Fault("other", 0, "raise", CapacityError("out of pages"))
+        with self.started(ToySpec(faults=(fault, Fault("answering", 0, "hang")))) as executor:
+            answering = _answering_rank(executor)
             error = executor.execute(toy_plan(0)).exception(timeout=10)
             assert isinstance(error, WorkerError)
-            assert error.rank == self.tensor_parallel - 1
+            assert error.rank != answering
             assert isinstance(error.__cause__, CapacityError)
 
     def test_a_death_at_start_is_an_error(self) -> None:
         """Not a wait for a worker that will never answer."""
-        fault = Fault(self.tensor_parallel - 1, "load", "exit")
+        fault = Fault(self.num_ranks - 1, "load", "exit")
         with pytest.raises(WorkerError, match="exited with code 3") as caught, self.started(ToySpec(faults=(fault,))):
             pass
-        assert caught.value.rank == self.tensor_parallel - 1
+        assert caught.value.rank == self.num_ranks - 1
 
     def test_a_plugin_that_a_worker_lacks_is_reported_with_its_place(self) -> None:
         """Which rank, on which host."""
-        fault = Fault(self.tensor_parallel - 1, "create", "raise", PluginError("no plugin 'x'"))
-        where = rf"rank {self.tensor_parallel - 1} on host .+: no plugin 'x'"
+        fault = Fault(self.num_ranks - 1, "create", "raise", PluginError("no plugin 'x'"))
+        where = rf"rank {self.num_ranks - 1} on host .+: no plugin 'x'"
         with pytest.raises(PluginError, match=where), self.started(ToySpec(faults=(fault,))):
             pass
 
@@ -279,7 +314,7 @@ class ProcessExecutorSuite(ExecutorSuite):
 
     def test_shutdown_ends_workers_that_hang(self, fifo: Path) -> None:
         """And fails what was pending."""
-        executor = self.create(ToySpec(faults=(Fault(0, 0, "hang", announce=fifo),)))
+        executor = self.create(ToySpec(faults=(Fault("answering", 0, "hang", announce=fifo),)))
         executor.start()
         future = executor.execute(toy_plan(0))
         fifo.read_text()
@@ -306,6 +341,12 @@ def _unowned_shared_memory() -> set[str]:
 def _inodes(folder: Path) -> dict[str, str]:
     """The inode of every file of a folder, by name."""
     return {entry.name: str(entry.inode()) for entry in os.scandir(folder)} if folder.is_dir() else {}
+
+
+def _answering_rank(executor: Executor) -> int:
+    """As the workers have it."""
+    (placement,) = [placement for placement in executor.call("placement") if placement.answers]
+    return int(placement.rank)
 
 
 def _run_steps(executor: Executor) -> None:

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong in one worker, at one moment."""
+    """Something that goes wrong in a worker, at one moment."""
 
-    rank: int
+    rank: int | Literal["answering", "other"]
+    """A rank, or the one that answers, or every one that does not."""
     at: Literal["create", "load"] | int
     """When the worker is created, when it loads, or in the step of this id, before it talks to other ranks."""
     action: Literal["raise", "exit", "hang"]
@@ -36,6 +37,16 @@ class Fault:
     error: Exception | None = None
     announce: Path | None = None
     """A FIFO to which the process writes its id before it acts; it waits until somebody reads."""
+
+    def concerns(self, placement: Placement) -> bool:
+        """Whether the worker is one of those that it happens to."""
+        match self.rank:
+            case "answering":
+                return placement.answers
+            case "other":
+                return not placement.answers
+            case rank:
+                return rank == placement.rank
 
 
 @dataclass(frozen=True)
@@ -69,12 +80,12 @@ class ToyWorker:
         self._inside = threading.Lock()
         self._note("create")
         self._meet("create")
-        if spec.all_reduce and placement.world_size > 1:
+        if spec.all_reduce and placement.layout.num_ranks > 1:
             import torch.distributed as dist
 
             backend = "gloo" if placement.device == "cpu" else "nccl"
             dist.init_process_group(
-                backend, placement.init_method, rank=placement.rank, world_size=placement.world_size
+                backend, placement.init_method, rank=placement.position, world_size=placement.layout.num_ranks
             )
 
     def load(self) -> None:
@@ -83,7 +94,8 @@ class ToyWorker:
         self._meet("load")
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """One token per request. Raises RuntimeError where two threads are in the worker at once, or it sleeps."""
+        """One token per request from the rank that answers, none from others. Raises RuntimeError where two threads are
+        in the worker at once, or it sleeps."""
         with self._alone(f"step {plan.step_id}"):
             if self._is_asleep:
                 raise RuntimeError("a step, while the worker sleeps")
@@ -91,7 +103,8 @@ class ToyWorker:
                 time.sleep(self._spec.step_seconds)
             self._meet(plan.step_id)
             self._steps.append(plan.step_id)
-            return toy_result(plan, self._sum_over_ranks(self._placement.rank + 1))
+            result = toy_result(plan, self._sum_over_ranks(self._placement.position + 1))
+            return result if self._placement.answers else StepResult(plan.step_id, [])
 
     def submit(self, plan: StepPlan) -> ToyStep:
         """The step is run when its result is asked for, or the next one's."""
@@ -112,7 +125,7 @@ class ToyWorker:
     def _answer(self, method: str, *args: Any) -> Any:
         match method, args:
             case "describe", ():
-                return WorkerReport(caches=(), available_bytes=1 << 20)
+                return WorkerReport(placement=self._placement, caches=(), available_bytes=1 << 20)
             case "initialize_cache", (_, int(), int()):
                 return None
             case "plugin_hash", ():
@@ -155,7 +168,7 @@ class ToyWorker:
             return
         self._closed = True
         self._note("close")
-        if self._spec.all_reduce and self._placement.world_size > 1:
+        if self._spec.all_reduce and self._placement.layout.num_ranks > 1:
             import torch.distributed as dist
 
             if dist.is_initialized():
@@ -176,9 +189,9 @@ class ToyWorker:
                 file.write(f"{word}\n")
 
     def _sum_over_ranks(self, number: int) -> int:
-        world_size = self._placement.world_size
-        if not self._spec.all_reduce or world_size == 1:
-            return world_size * (world_size + 1) // 2
+        num_ranks = self._placement.layout.num_ranks
+        if not self._spec.all_reduce or num_ranks == 1:
+            return num_ranks * (num_ranks + 1) // 2
         import torch
         import torch.distributed as dist
 
@@ -188,7 +201,7 @@ class ToyWorker:
 
     def _meet(self, moment: str | int) -> None:
         for fault in self._spec.faults:
-            if fault.rank == self._placement.rank and fault.at == moment:
+            if fault.at == moment and fault.concerns(self._placement):
                 _act(fault)
 
 
@@ -239,6 +252,6 @@ def toy_result(plan: StepPlan, sum_over_ranks: int) -> StepResult:
     return StepResult(step_id=plan.step_id, token_ids=tokens)
 
 
-def expected_result(plan: StepPlan, world_size: int) -> StepResult:
-    """What any executor must return for a plan, over `world_size` toy workers."""
-    return toy_result(plan, sum(rank + 1 for rank in range(world_size)))
+def expected_result(plan: StepPlan, num_ranks: int) -> StepResult:
+    """What any executor must return for a plan, over `num_ranks` toy workers."""
+    return toy_result(plan, sum(position + 1 for position in range(num_ranks)))

@@ -13,7 +13,7 @@ import torch
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.device import Device
-from dovetail.contracts.executor import PendingStep
+from dovetail.contracts.executor import ANSWERING_TENSOR_RANK, PendingStep
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM, ModelContext
 from dovetail.contracts.step import StepPlan, StepResult, StepTimes, TokenLogprobs
@@ -36,7 +36,7 @@ _FEW_LOGITS = 1 << 22
 
 
 class ModelRunner:
-    """Runs steps on one rank. Rank 0 samples; the others are told what it drew."""
+    """Runs steps on one rank. The rank that answers samples, and sends the others what it drew."""
 
     def __init__(
         self,
@@ -49,7 +49,10 @@ class ModelRunner:
         processors: Mapping[str, LogitsProcessor],
         speculation: Speculation | None,
         batch: InputBatch,
+        *,
+        answers: bool,
     ):
+        """`answers`: whether this rank does (`Placement.answers`)."""
         self._model = model
         self._device = context.device
         self._runtime_device = device
@@ -64,7 +67,7 @@ class ModelRunner:
         self._deferred = DeferredSteps(device, model, forward, batch, *sizes)
         self._prompt_scored: set[int] = set()
         """Requests that ask for log probabilities of their prompts."""
-        self._samples = context.communicator.rank == 0
+        self._samples = answers
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step. On ranks that do not sample, the result carries the tokens and nothing else."""
@@ -204,7 +207,8 @@ class ModelRunner:
         else:
             token_ids = np.empty(len(places), dtype=np.int64)
         if self._communicator.size > 1:
-            token_ids = self._communicator.broadcast(self._to_device(token_ids), 0).cpu().numpy()
+            on_device = self._to_device(token_ids)
+            token_ids = self._communicator.broadcast(on_device, ANSWERING_TENSOR_RANK).cpu().numpy()
         drawn = token_ids >= 0
         if drawn.all():
             self._batch.append(rows, token_ids)

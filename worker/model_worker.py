@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.attention import AttentionBackend, AttentionSetup
 from dovetail.contracts.device import Device
-from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.contracts.executor import PendingStep, Placement, WorkerReport
 from dovetail.contracts.kv import KVGroup, KVLayout
 from dovetail.contracts.logits import LogitsProcessor, LogitsSetup
@@ -93,7 +93,7 @@ class ModelWorker:
         if config.speculation is not None:
             from dovetail.worker.speculation.drafters import load_drafters
 
-            self._drafters = load_drafters(config, self._plugins, model, context)
+            self._drafters = load_drafters(config, self._plugins, model, context, drafts=self._placement.answers)
         self._model, self._context = model, context
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -125,7 +125,7 @@ class ModelWorker:
         """Frees weights and KV pages, and leaves the process group."""
         self._model = self._context = self._runner = self._forward = self._storage = self._sleeper = None
         self._drafters = {}
-        if self._placement.world_size > 1 and dist.is_initialized():
+        if self._placement.tensor_parallel > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
     def _forget_finished(self) -> None:
@@ -158,6 +158,7 @@ class ModelWorker:
     def _describe(self) -> WorkerReport:
         assert self._context is not None
         return WorkerReport(
+            placement=self._placement,
             caches=tuple(layer.cache for layer in self._context.attention_layers),
             available_bytes=self._available_bytes(),
             draft_caches={
@@ -206,7 +207,7 @@ class ModelWorker:
         assert self._context is not None
         assert self._model is not None
         config, device = self._config, self._runtime_device
-        storage = KVStorage(layout, num_blocks, num_host_blocks, self._device, drafts=self._placement.rank == 0)
+        storage = KVStorage(layout, num_blocks, num_host_blocks, self._device, drafts=self._placement.answers)
         backends = self._bind(layout, storage)
         processors: dict[str, LogitsProcessor] = {
             name: self._plugins.create(component, self._logits) for name, component in config.logits_processors.items()
@@ -219,7 +220,9 @@ class ModelWorker:
 
             environment = detect_environment(config.device_type)
             bind_drafters(config, self._plugins, self._drafters, layout, storage, batch, environment)
-            speculation = create_speculation(config, self._plugins, self._drafters, self._model, self._context, layout)
+            speculation = create_speculation(
+                config, self._plugins, self._drafters, self._model, self._context, layout, self._placement.answers
+            )
         query_lens = [1] if speculation is None else [1, 1 + speculation.drafting.max_drafts]
         hidden_layers = () if speculation is None else speculation.drafting.hidden_layers
         runtime = self._placement.runtime
@@ -236,7 +239,16 @@ class ModelWorker:
         )
         mover = BlockMover(device, storage)
         self._runner = ModelRunner(
-            config, self._model, self._context, mover, forward, device, processors, speculation, batch
+            config,
+            self._model,
+            self._context,
+            mover,
+            forward,
+            device,
+            processors,
+            speculation,
+            batch,
+            answers=self._placement.answers,
         )
         self._forward, self._storage = forward, storage
 
@@ -325,12 +337,22 @@ class ModelWorker:
 
 
 def _connect(placement: Placement) -> Communicator:
-    if placement.world_size == 1:
+    if placement.num_stages > 1:
+        raise PluginError(
+            f"the executor placed rank {placement.rank} in one of {placement.num_stages} pipeline stages, and layers"
+            " are not split over stages yet: choose another executor.name"
+        )
+    if placement.tensor_parallel == 1:
         return SingleProcess()
+    if placement.init_method is None:
+        raise PluginError(
+            f"the executor gave rank {placement.rank} of {placement.layout.num_ranks} no init_method, so that the ranks"
+            " cannot find each other: choose another executor.name"
+        )
     dist.init_process_group(
         "nccl" if placement.device.startswith("cuda") else "gloo",
         init_method=placement.init_method,
-        rank=placement.rank,
-        world_size=placement.world_size,
+        rank=placement.tensor_rank,
+        world_size=placement.tensor_parallel,
     )
     return TorchDistributed()

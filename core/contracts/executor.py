@@ -17,10 +17,10 @@ After a `WorkerError` an executor is dead: every later call raises it again, and
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from dovetail.contracts.device import Runtime
 from dovetail.contracts.kv import LayerCache
@@ -50,30 +50,133 @@ class ThreadCount:
     """Where the number comes from: "OMP_NUM_THREADS"."""
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Which worker this is."""
+ANSWERING_TENSOR_RANK: Final = 0
+"""Within the last stage, the tensor rank that answers."""
 
-    rank: int
-    world_size: int
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLayout:
+    """How one model is spread over workers: pipeline stages (groups of consecutive layers), each split over
+    `tensor_parallel` workers.
+
+    A worker has two numbers. Its *rank* is its index in what `Executor.call` returns, and errors name it. Its
+    *position* is what it computes, and its rank in torch.distributed: stage * tensor_parallel + tensor rank. Which rank
+    has which position is the executor's choice (a cluster may number workers by node), so nothing may be concluded from
+    a rank but through this record. Raises `ValueError` where its parts do not fit together.
+    """
+
+    tensor_parallel: int = 1
+    """Workers that share each layer."""
+    num_stages: int = 1
+    positions: tuple[int, ...] = ()
+    """Position of each rank; empty: equal to the rank."""
+    nodes: tuple[int, ...] = ()
+    """Machine of each rank, numbered from 0 in any order; empty: all are on one."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1 or self.num_stages < 1:
+            raise ValueError(f"a layout of {self.num_stages} stages of {self.tensor_parallel} workers has no worker")
+        if self.positions and sorted(self.positions) != list(range(self.num_ranks)):
+            raise ValueError(f"positions {self.positions} do not name each of {self.num_ranks} positions once")
+        if self.nodes and len(self.nodes) != self.num_ranks:
+            raise ValueError(f"nodes names the machines of {len(self.nodes)} ranks, and there are {self.num_ranks}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers in all."""
+        return self.tensor_parallel * self.num_stages
+
+    @property
+    def answering_rank(self) -> int:
+        """The rank that samples, drafts and answers: it has tensor rank `ANSWERING_TENSOR_RANK` of the last stage."""
+        return self.ranks_of_stage(self.num_stages - 1)[ANSWERING_TENSOR_RANK]
+
+    def position(self, rank: int) -> int:
+        """The position of one rank."""
+        return self.positions[rank] if self.positions else rank
+
+    def ranks_of_stage(self, stage: int) -> tuple[int, ...]:
+        """The ranks that share the layers of one stage, in order of their tensor ranks."""
+        by_position = sorted(range(self.num_ranks), key=self.position)
+        return tuple(by_position[stage * self.tensor_parallel :][: self.tensor_parallel])
+
+    def placements(
+        self, devices: Sequence[str], *, init_method: str | None = None, runtime: Runtime | None = None
+    ) -> list[Placement]:
+        """One placement per rank, in rank order. `devices`: that of each rank; the rest is the same for all."""
+        return [
+            Placement(rank=rank, layout=self, device=device, init_method=init_method, runtime=runtime)
+            for rank, device in zip(range(self.num_ranks), devices, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which worker this is: a rank of a layout, and what it runs on. Raises `ValueError` for a rank that the layout
+    lacks."""
+
     device: str
     """torch device string: "cpu", "cuda:0"."""
+    rank: int = 0
+    layout: WorkerLayout = WorkerLayout()
     init_method: str | None = None
-    """torch.distributed rendezvous ("tcp://127.0.0.1:port", "file://..."); None where world_size is 1."""
+    """torch.distributed rendezvous ("tcp://127.0.0.1:port", "file://..."), the same for all ranks; None where there is
+    one."""
     runtime: Runtime | None = None
     """How the worker drives its device; None: plainly, one step at a time, nothing captured."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.layout.num_ranks:
+            raise ValueError(f"rank {self.rank} is not one of the {self.layout.num_ranks} ranks of its layout")
 
-@dataclass(frozen=True)
+    @property
+    def position(self) -> int:
+        """Rank in torch.distributed: stage * tensor_parallel + tensor_rank."""
+        return self.layout.position(self.rank)
+
+    @property
+    def tensor_rank(self) -> int:
+        """Which share of each layer: 0 <= tensor_rank < tensor_parallel."""
+        return self.position % self.layout.tensor_parallel
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Workers that share each layer."""
+        return self.layout.tensor_parallel
+
+    @property
+    def stage(self) -> int:
+        """Which group of layers: 0 <= stage < num_stages. Stage 0 embeds tokens, the last one computes logits."""
+        return self.position // self.layout.tensor_parallel
+
+    @property
+    def num_stages(self) -> int:
+        """Groups of layers."""
+        return self.layout.num_stages
+
+    @property
+    def node(self) -> int:
+        """Which machine."""
+        return self.layout.nodes[self.rank] if self.layout.nodes else 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether this rank samples, drafts, and returns the step's result; one rank of a layout does."""
+        return self.rank == self.layout.answering_rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerReport:
     """What a worker holds, and what it can give to the KV cache, once its weights are loaded."""
 
+    placement: Placement
+    """As the worker was given it: the host compares it with what the config asks for."""
     caches: tuple[LayerCache, ...]
     """What each attention layer caches on this rank, by layer_id."""
     available_bytes: int
     """Bytes for KV pages: what the config gives, or its share of what the device has left after the weights."""
     draft_caches: Mapping[str, tuple[LayerCache, ...]] = field(default_factory=dict)
-    """By drafter, what each of its own attention layers caches; on the rank that drafts alone."""
+    """By drafter, what each of its own attention layers caches; on the rank that answers alone."""
 
 
 class PendingStep(Protocol):
@@ -95,13 +198,13 @@ class Worker(Protocol):
         """Reads weights. Raises `ModelError`."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Runs one step. Every rank of a tensor-parallel group runs the same plans in the same order and
-        returns the same tokens."""
+        """Runs one step. Every rank runs the same plans in the same order. The result that counts is that of the rank
+        that answers (`Placement.answers`); other ranks may leave parts of theirs out."""
 
     def submit(self, plan: StepPlan) -> PendingStep | StepResult:
         """Hands one step to the device and returns before its tokens are known, or, where a step has to be waited for,
         its result. The plan of the next step may name requests whose last token is not known yet: the worker knows
-        where it stands. At most two steps are under way. Raises what goes wrong while the step is handed over."""
+        where it is. Any number of steps may be in flight. Raises what goes wrong while the step is handed over."""
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls one of the worker's named operations: "describe" -> WorkerReport,
@@ -131,8 +234,8 @@ class Executor(Plugin):
     """Runs steps on workers."""
 
     max_in_flight: ClassVar[int] = 1
-    """How many plans the engine may hand over before the first is done, 1 or 2. With 2, scheduling and the copies of a
-    step overlap with the one before: workers must find sampled tokens themselves (`Worker.submit`)."""
+    """How many plans the engine may hand over before the first is done, 1 or more. With more than 1, scheduling and
+    the copies of a step overlap with those before: workers find sampled tokens themselves (`Worker.submit`)."""
 
     is_interruptible: ClassVar[bool] = False
     """Whether `shutdown` may be called by another thread while a step or a call runs, and ends it: within seconds the
@@ -151,20 +254,20 @@ class Executor(Plugin):
 
     @abstractmethod
     def start(self) -> None:
-        """Creates the workers and has each load its weights. Raises what a worker raised; nothing is left
-        behind then."""
+        """Creates the workers, one per rank of a `WorkerLayout` of `need.tensor_parallel` and `need.pipeline_parallel`,
+        and has each load its weights. Raises what a worker raised; nothing is left behind then."""
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> Future[StepResult]:
-        """Hands a plan to every worker. Plans run in the order in which they are handed over. The future fails with
-        `WorkerError` if a worker dies, naming its rank; where workers are processes of their own, also if one hangs for
-        longer than an option of the executor allows."""
+        """Hands a plan to every worker; the future has what the rank that answers returned. Plans run in the order in
+        which they are handed over. The future fails with `WorkerError` if a worker dies, naming its rank; where workers
+        are processes of their own, also if one hangs for longer than an option of the executor allows."""
 
     @abstractmethod
     def call(self, method: str, *args: Any) -> list[Any]:
-        """Calls `Worker.call` on every rank and returns the answers in rank order. The workers answer, not the executor
-        for them. Never while a step runs: the engine asks between steps, and behind plans that are not done the call
-        waits for those that have begun."""
+        """Calls `Worker.call` on every rank and returns one answer per rank, in rank order. The workers answer, not the
+        executor for them; the host refuses an executor that returns more or fewer. Never while a step runs: the engine
+        asks between steps, and behind plans that are not done the call waits for those that have begun."""
 
     @abstractmethod
     def shutdown(self) -> None:

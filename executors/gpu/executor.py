@@ -174,10 +174,10 @@ class GPUExecutor(Executor):
 
             orders = {"at once": host.at_once, "late": host.late, "early": host.early}
             runtime = Runtime(orders[options.null_order], graphs, options.compile)
-            return Placement(0, 1, "cpu", runtime=runtime)
+            return Placement(device="cpu", runtime=runtime)
         from dovetail.executors.gpu.cuda import CudaDevice
 
-        return Placement(0, 1, f"cuda:{options.index}", runtime=Runtime(CudaDevice, graphs, options.compile))
+        return Placement(device=f"cuda:{options.index}", runtime=Runtime(CudaDevice, graphs, options.compile))
 
     def _running(self) -> Worker:
         if self._failure is not None:

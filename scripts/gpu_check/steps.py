@@ -34,7 +34,8 @@ class Stepper:
         started = time.perf_counter()
         self.executor.start()
         self.load_s = time.perf_counter() - started
-        report: WorkerReport = self.executor.call("describe")[0]
+        report: WorkerReport
+        (report,) = self.executor.call("describe")
         self.layout: KVLayout = build_layout(report.caches, self.config.cache.block_size)
         self.num_blocks = self.config.cache.num_blocks or report.available_bytes // self.layout.block_bytes
         started = time.perf_counter()

@@ -26,7 +26,7 @@ class XPUExecutor(Executor):
         return [] if need.device_type == "xpu" else [f"it runs on xpu, and the device is {need.device_type}"]
 
     def start(self):
-        self._worker = self.spec.create(Placement(rank=0, world_size=1, device="cpu"))
+        self._worker = self.spec.create(Placement(device="cpu"))
         self._worker.load()
 
     def execute(self, plan):

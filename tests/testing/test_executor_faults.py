@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, Placement, Worker
+from dovetail.contracts.executor import Executor, Placement, Worker, WorkerLayout
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.faults import Fault, check_fault
 
 
 class InAThread(Executor):
-    """One worker in a thread of its own."""
+    """Workers in one thread, in turn; the last rank has the first position, so that with several it answers."""
 
     contract = (1, 0)
     num_pool_threads: ClassVar[int] = 1
-    _worker: Worker | None = None
+    _workers: tuple[Worker, ...] = ()
 
     def start(self) -> None:
         self._pool = ThreadPoolExecutor(self.num_pool_threads, initializer=self.prepare)
         try:
-            self._worker = self._pool.submit(self.build).result()
+            self._workers = self._pool.submit(self.build).result()
         except BaseException:
             self._pool.shutdown()
             raise
@@ -34,30 +35,48 @@ class InAThread(Executor):
         if self.spec.num_threads is not None:
             torch.set_num_threads(self.spec.num_threads)
 
-    def build(self) -> Worker:
-        worker = self.spec.create(Placement(0, 1, "cpu"))
-        worker.load()
-        return worker
+    def placements(self) -> list[Placement]:
+        size = self.need.tensor_parallel * self.need.pipeline_parallel
+        layout = WorkerLayout(
+            tensor_parallel=self.need.tensor_parallel,
+            num_stages=self.need.pipeline_parallel,
+            positions=tuple(reversed(range(size))),
+        )
+        return layout.placements(["cpu"] * size, init_method="file:///unused")
+
+    def build(self) -> tuple[Worker, ...]:
+        workers = tuple(self.spec.create(placement) for placement in self.placements())
+        for worker in workers:
+            worker.load()
+        return workers
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
-        return self._pool.submit(self.worker().execute, plan)
+        return self._pool.submit(self.run, self.workers(), plan)
+
+    def run(self, workers: tuple[Worker, ...], plan: StepPlan) -> StepResult:
+        results = [worker.execute(plan) for worker in workers]
+        return self.choose(results)
+
+    def choose(self, results: list[StepResult]) -> StepResult:
+        return results[self.placements()[0].layout.answering_rank]
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        return [self._pool.submit(self.worker().call, method, *args).result()]
+        return [self._pool.submit(worker.call, method, *args).result() for worker in self.workers()]
 
-    def worker(self) -> Worker:
-        if self._worker is None:
+    def workers(self) -> tuple[Worker, ...]:
+        if not self._workers:
             raise WorkerError("it does not run", rank=0)
-        return self._worker
+        return self._workers
 
     def shutdown(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            self.close(worker)
+        workers, self._workers = self._workers, ()
+        if workers:
+            self.close(workers)
             self._pool.shutdown()
 
-    def close(self, worker: Worker) -> None:
-        self._pool.submit(worker.close).result()
+    def close(self, workers: tuple[Worker, ...]) -> None:
+        for worker in workers:
+            self._pool.submit(worker.close).result()
 
 
 class TwoThreads(InAThread):
@@ -70,19 +89,20 @@ class FourThreads(InAThread):
 
 class CallsAtOnce(InAThread):
     def call(self, method: str, *args: Any) -> list[Any]:
-        return [self.worker().call(method, *args)]
+        return [worker.call(method, *args) for worker in self.workers()]
 
 
 class NeverCloses(InAThread):
-    def close(self, worker: Worker) -> None:
+    def close(self, workers: tuple[Worker, ...]) -> None:
         return
 
 
 class LoadsTwice(InAThread):
-    def build(self) -> Worker:
-        worker = super().build()
-        worker.load()
-        return worker
+    def build(self) -> tuple[Worker, ...]:
+        workers = super().build()
+        for worker in workers:
+            worker.load()
+        return workers
 
 
 class SleepsAlone(InAThread):
@@ -121,9 +141,9 @@ class ChangesErrors(InAThread):
 
 class LeavesItsThread(InAThread):
     def shutdown(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            self.close(worker)
+        workers, self._workers = self._workers, ()
+        if workers:
+            self.close(workers)
             self.kept.append(self._pool)
 
     kept: ClassVar[list[ThreadPoolExecutor]] = []
@@ -131,31 +151,82 @@ class LeavesItsThread(InAThread):
 
 class GoesOnAfterShutdown(InAThread):
     def shutdown(self) -> None:
-        worker = self._worker
+        workers = self._workers
         super().shutdown()
-        self._worker, self._pool = worker, ThreadPoolExecutor(1)
+        self._workers, self._pool = workers, ThreadPoolExecutor(1)
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         future: Future[StepResult] = Future()
-        future.set_result(self.worker().execute(plan))
+        future.set_result(self.run(self.workers(), plan))
         return future
 
 
 class ClosesTwice(InAThread):
     def shutdown(self) -> None:
-        self.close(self.worker())
-        self._worker = None
+        self.close(self.workers())
+        self._workers = ()
         self._pool.shutdown()
 
 
-class SaysAnotherRank(InAThread):
-    def build(self) -> Worker:
-        worker = self.spec.create(Placement(1, 2, "cpu"))
-        worker.load()
-        return worker
+class FewerWorkers(InAThread):
+    """Knows of one rank."""
+
+    def placements(self) -> list[Placement]:
+        return [Placement(device="cpu")]
+
+
+class SpeaksForMissingWorkers(FewerWorkers):
+    def call(self, method: str, *args: Any) -> list[Any]:
+        return super().call(method, *args) * self.need.tensor_parallel
+
+
+class AllAreTheFirst(InAThread):
+    """Two workers that both think they answer."""
+
+    def placements(self) -> list[Placement]:
+        return [replace(placement, rank=1) for placement in super().placements()]
+
+
+class LayoutsDiffer(InAThread):
+    """Two workers with one share of the layers: tensor rank 0 twice."""
+
+    def placements(self) -> list[Placement]:
+        first, last = super().placements()
+        return [replace(first, layout=WorkerLayout(tensor_parallel=2)), last]
+
+    def choose(self, results: list[StepResult]) -> StepResult:
+        return results[0]
+
+
+class StagesForShares(InAThread):
+    """Two stages, where two workers were to share the layers of one."""
+
+    def placements(self) -> list[Placement]:
+        return WorkerLayout(num_stages=2).placements(["cpu"] * 2, init_method="file:///unused")
+
+
+class NoRendezvous(InAThread):
+    def placements(self) -> list[Placement]:
+        return [replace(placement, init_method=None) for placement in super().placements()]
+
+
+class FirstRankAnswers(InAThread):
+    def choose(self, results: list[StepResult]) -> StepResult:
+        return results[0]
+
+
+class AnswersBackwards(InAThread):
+    def call(self, method: str, *args: Any) -> list[Any]:
+        return super().call(method, *args)[::-1]
+
+
+class NothingInFlight(InAThread):
+    max_in_flight = 0
 
 
 LIFE = "test_a_worker_is_created_loaded_and_closed_once"
+SHARES = "test_workers_share_the_model_without_gaps"
+RESULT = "test_a_result_is_that_of_the_rank_that_answers"
 THREADS = "test_workers_have_the_threads_that_the_spec_names"
 FAULTS = [
     Fault("runs plans in a pool of 2 threads", TwoThreads, "test_results_come_in_the_order_of_plans"),
@@ -171,8 +242,18 @@ FAULTS = [
     Fault("leaves a thread behind", LeavesItsThread, "test_calls_answer_in_rank_order"),
     Fault("goes on after its shutdown", GoesOnAfterShutdown, "test_shutdown_is_idempotent_and_final"),
     Fault("cannot be shut down twice", ClosesTwice, "test_shutdown_is_idempotent_and_final"),
-    Fault("tells its worker another rank", SaysAnotherRank, "test_calls_answer_in_rank_order"),
+    Fault("answers calls in another order", AnswersBackwards, "test_calls_answer_in_rank_order"),
+    Fault("has fewer workers than ranks", FewerWorkers, "test_there_is_a_worker_for_every_rank"),
+    Fault("answers for workers that it lacks", SpeaksForMissingWorkers, "test_there_is_a_worker_for_every_rank"),
+    Fault("has two ranks that answer", AllAreTheFirst, SHARES),
+    Fault("gives two workers one tensor rank", LayoutsDiffer, SHARES),
+    Fault("makes stages of what should share layers", StagesForShares, SHARES),
+    Fault("gives several ranks no rendezvous", NoRendezvous, SHARES),
+    Fault("returns what another rank than the answering one has", FirstRankAnswers, RESULT),
+    Fault("takes no plan at all", NothingInFlight, "test_declares_its_contract"),
 ]
+TWO_RANKS = {SHARES, RESULT, "test_there_is_a_worker_for_every_rank", "test_calls_answer_in_rank_order"}
+"""Tests in which a fault shows with several ranks only."""
 
 
 @pytest.fixture(autouse=True)
@@ -185,8 +266,19 @@ def _threads_stay() -> Any:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_an_executor_that(fault: Fault) -> None:
-    check_fault(fault, ExecutorSuite, executor_class=fault.plugin)
+    check_fault(fault, ExecutorSuite, executor_class=fault.plugin, tensor_parallel=2 if fault.test in TWO_RANKS else 1)
 
 
 class TestInAThread(ExecutorSuite):
     executor_class = InAThread
+
+
+class TestAnotherRankAnswers(ExecutorSuite):
+    """Two stages of two ranks, and the first rank is the last of the last stage: the second one answers."""
+
+    executor_class = InAThread
+    tensor_parallel = 2
+    pipeline_parallel = 2
+
+    def test_ranks_reduce_together(self) -> None:
+        pytest.skip("the ranks of one process have no process group")

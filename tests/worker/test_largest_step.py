@@ -135,7 +135,7 @@ def profiled_peak(config: dict[str, Any]) -> int:
     """What a worker that was given no size for its KV cache leaves free for the largest step."""
     resolved = resolve(load_config(config))
     cache = replace(resolved.cache, num_blocks=None, memory_bytes=None)
-    worker = ModelWorker(replace(resolved, cache=cache), Placement(0, 1, "cpu", runtime=Runtime(metered)))
+    worker = ModelWorker(replace(resolved, cache=cache), Placement(device="cpu", runtime=Runtime(metered)))
     worker.load()
     available: int = worker.call("describe").available_bytes
     worker.close()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.executor import Placement
+from dovetail.contracts.executor import Placement, WorkerLayout
 from dovetail.worker import model_worker as worker
 from dovetail.worker.plain_device import PlainDevice
 
@@ -22,8 +22,10 @@ def test_the_gpu_of_a_rank_is_the_current_one_before_ranks_meet(monkeypatch: pyt
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: calls.append(backend))
     monkeypatch.setattr(worker, "bootstrap", lambda *_: None)
     monkeypatch.setattr(worker, "TorchDistributed", lambda: None)
+    layout = WorkerLayout(tensor_parallel=2)
+    placement = Placement(rank=1, layout=layout, device="cuda:1", init_method="file:///unused")
     config = SimpleNamespace(components=tuple, plugin_hash="")
-    worker.ModelWorker(cast(ResolvedConfig, config), Placement(1, 2, "cuda:1", "file:///unused"))
+    worker.ModelWorker(cast(ResolvedConfig, config), placement)
     assert calls == ["cuda:1", "nccl"]
 
 

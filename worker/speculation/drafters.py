@@ -45,10 +45,10 @@ def wanted_layers(drafters: Mapping[str, LoadedDrafter]) -> tuple[int, ...]:
 
 
 def load_drafters(
-    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: BuildContext
+    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: BuildContext, *, drafts: bool
 ) -> dict[str, LoadedDrafter]:
     """The drafters of a config with their weights, by name; none on ranks that do not draft."""
-    if config.speculation is None or context.communicator.rank != 0:
+    if config.speculation is None or not drafts:
         return {}
     return {
         name: _load_drafter(config, plugins, drafter, model, context)
@@ -125,7 +125,7 @@ def _load_model(
 def _on_one_rank(
     function: Callable[[torch.Tensor], torch.Tensor], name: str, context: BuildContext
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What a drafter, which runs on rank 0 alone, may call of a model: nothing that other ranks take part in."""
+    """What a drafter, which runs on one rank alone, may call of a model: nothing that other ranks take part in."""
     if context.communicator.size == 1:
         return function
 

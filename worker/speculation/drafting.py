@@ -61,7 +61,7 @@ class Drafting:
         self._excessive: set[str] = set()
         """Drafters that gave more than anybody asks for, which was told."""
         self.lengths = lengths
-        """How many drafts are worth their while; looked at on rank 0 alone."""
+        """How many drafts are worth their while; looked at on the rank that answers alone."""
         self.max_drafts = max(setting.num_tokens for setting in self._settings.values())
         self.hidden_layers = wanted_layers(self._drafters)
         """States between the target's layers that some drafter wants; none on ranks that do not draft."""

@@ -1,6 +1,6 @@
 """Speculation in the runner: drafts are verified in the step after the one that proposed them.
 
-Rank 0 drafts and judges; the other ranks are told, in one small tensor each way.
+The rank that answers drafts and judges, and sends the other ranks one small tensor of each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionModule
+from dovetail.contracts.executor import ANSWERING_TENSOR_RANK
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM, ModelContext
 from dovetail.contracts.speculation import AcceptanceRule, Draft
@@ -34,8 +35,10 @@ def create_speculation(
     model: CausalLM,
     context: ModelContext,
     layout: KVLayout,
+    answers: bool,
 ) -> Speculation | None:
-    """The drafters that were loaded and the rule of a config; None where it has no speculative section."""
+    """The drafters that were loaded and the rule of a config; None where it has no speculative section. `answers`:
+    whether this rank drafts and judges."""
     if config.speculation is None:
         return None
     rule = create_rule(config.speculation, plugins, context)
@@ -48,7 +51,7 @@ def create_speculation(
     )
     waiting = {name: WaitingStates(layout.block_size) for name, setting in settings.items() if not setting.stateless}
     drafting = Drafting(drafters, settings, lengths, waiting, config.model.max_model_len, context.device)
-    return Speculation(drafting, rule, model, context, layers)
+    return Speculation(drafting, rule, model, context, layers, answers)
 
 
 def create_rule(config: ResolvedSpeculation, plugins: LoadedPlugins, context: ModelContext) -> AcceptanceRule:
@@ -82,6 +85,7 @@ class Speculation:
         model: CausalLM,
         context: ModelContext,
         layers: Sequence[tuple[int, AttentionModule]],
+        answers: bool,
     ):
         self.drafting = drafting
         """What is kept of requests, and whose guesses are verified."""
@@ -89,6 +93,7 @@ class Speculation:
         self._model = model
         self._communicator = context.communicator
         self._layers = layers
+        self._answers = answers
         self._device = context.device
 
     def verify(self, step: ComputedStep, sampler: Sampler) -> None:
@@ -116,7 +121,7 @@ class Speculation:
     def propose(self, step: ComputedStep, sampler: Sampler) -> dict[int, int]:
         """Drafts for the next step: how many wait, by place in the plan. Errors of drafters go to `step.tokens`."""
         drafts: dict[int, Draft] = {}
-        if self._communicator.rank == 0:
+        if self._answers:
             drafts = self.drafting.propose(step, sampler)
         self.drafting.end_step()
         drafts = self._share_drafts(drafts, step.plan)
@@ -134,7 +139,7 @@ class Speculation:
     ) -> list[tuple[list[int], int]]:
         """Accepted nodes and the next token of each request, -1 for requests that failed; the same on every rank."""
         table = np.full((len(requests), self.drafting.max_drafts + 2), -1, dtype=np.int64)
-        if self._communicator.rank == 0:
+        if self._answers:
             output = Verifier(self._rule, sampler).verify(logits, requests)
             for index, place in enumerate(places):
                 if index in output.faults:
@@ -195,7 +200,7 @@ class Speculation:
             table[place, 1 : 1 + count] = draft.token_ids
             table[place, 1 + most : 1 + most + count] = draft.parent_indices
         table = self._broadcast(table)
-        if self._communicator.rank == 0:
+        if self._answers:
             return drafts
         shared = {}
         for place, row in enumerate(table):
@@ -208,4 +213,5 @@ class Speculation:
     def _broadcast(self, table: np.ndarray) -> np.ndarray:
         if self._communicator.size == 1:
             return table
-        return self._communicator.broadcast(torch.from_numpy(table).to(self._device), 0).cpu().numpy()
+        on_device = torch.from_numpy(table).to(self._device)
+        return self._communicator.broadcast(on_device, ANSWERING_TENSOR_RANK).cpu().numpy()

@@ -1,0 +1,66 @@
+"""An engine's workers, asked through its executor: what comes back is compared with what the config asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.executor import Executor, WorkerReport
+
+
+@dataclass(frozen=True)
+class WorkerReports:
+    """What the workers of one engine hold."""
+
+    by_rank: tuple[WorkerReport, ...]
+    answering: WorkerReport
+    """Of the rank that samples and drafts."""
+
+
+class Workers:
+    """Calls the workers between steps. Raises `PluginError` where the executor does not have the workers that the
+    config asks for: it would generate, and with other weights than it should."""
+
+    def __init__(self, executor: Executor, config: ResolvedConfig):
+        self._executor = executor
+        self._name = config.executor.name
+        self._num_ranks = config.tensor_parallel
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """One answer per rank, in rank order."""
+        answers = self._executor.call(method, *args)
+        if len(answers) != self._num_ranks:
+            raise PluginError(
+                f"executor {self._name!r} has {_workers(len(answers))} (as many answered {method!r}), but"
+                f" executor.tensor_parallel {self._num_ranks} asks for {_workers(self._num_ranks)}: choose another"
+                " executor.name, or change executor.tensor_parallel"
+            )
+        return answers
+
+    def describe(self) -> WorkerReports:
+        """The reports of all ranks, each of which is where it should be."""
+        reports: list[WorkerReport] = self.call("describe")
+        layout = reports[0].placement.layout
+        if (layout.tensor_parallel, layout.num_stages) != (self._num_ranks, 1):
+            raise self._misplaced(
+                f"lays out {layout.num_stages} stages of {_workers(layout.tensor_parallel)}, and"
+                f" {self._num_ranks} ranks of one stage were asked for"
+            )
+        for rank, report in enumerate(reports):
+            placement = report.placement
+            if placement.rank != rank or placement.layout != layout:
+                raise self._misplaced(
+                    f"returns as answer {rank} that of a worker at rank {placement.rank} of {placement.layout}"
+                )
+        return WorkerReports(tuple(reports), reports[layout.answering_rank])
+
+    def _misplaced(self, what: str) -> PluginError:
+        return PluginError(
+            f"executor {self._name!r} breaks the executor's contract: it {what}; choose another executor.name"
+        )
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count != 1 else ''}"
