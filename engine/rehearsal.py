@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.config.resolved import Component, ResolvedConfig
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionSetup
-from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.errors import DovetailError, ModelError
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import ModelFiles, WeightFormat
 from dovetail.registry.components import create_class
@@ -28,10 +28,12 @@ def rehearse(resolved: ResolvedConfig, environment: Environment) -> list[str]:
     """
     _load_tokenizer(resolved)
     model = resolved.model
-    target = _Model(resolved.model_family, resolved.weight_format, model.files, model.hf_config, model.max_model_len)
+    target = _Model(
+        resolved.model_family, resolved.weight_format, model.files, model.hf_config, model.size, model.max_model_len
+    )
     drafters = resolved.speculation.drafters.values() if resolved.speculation is not None else ()
     drafts = [
-        _Model(draft.family, draft.weight_format, draft.files, draft.hf_config, draft.max_model_len)
+        _Model(draft.family, draft.weight_format, draft.files, draft.hf_config, draft.size, draft.max_model_len)
         for draft in (drafter.model for drafter in drafters)
         if draft is not None
     ]
@@ -58,6 +60,7 @@ class _Model:
     weight_format: Component
     files: ModelFiles
     hf_config: Mapping[str, Any]
+    size: ModelSize
     max_model_len: int
 
 
@@ -74,7 +77,7 @@ def _build(model: _Model, ranks: int, kv_dtype: str) -> list[AttentionModule]:
     """Returns the model's attention layers."""
     import torch
 
-    from dovetail.nn.planning import planning_context
+    from dovetail.nn.planning import against_size, planning_context
 
     family, options = create_class(model.family)
     # bfloat16: some of torch's operators know no other dtype on the meta device.
@@ -87,6 +90,8 @@ def _build(model: _Model, ranks: int, kv_dtype: str) -> list[AttentionModule]:
     with torch.inference_mode():
         module = cast(type[ModelFamily], family)(options).create(model.hf_config, context)
         module.load_weights(_tensors(model))
+        if reasons := against_size(model.family.name, model.size, module, context):
+            raise ModelError("; ".join(reasons))
     return context.attention_layers
 
 

@@ -35,6 +35,12 @@ class BuildContext:
     """What norms, gated activations and rotations are computed with."""
     keeper: KernelKeeper | None = None
     """Keeps the quantization method's kernels on disk; None: they are packed at every start."""
+    layers: range | None = None
+    """Decoder layers of this stage, as the checkpoint numbers them; None: all of the model's."""
+    is_first_stage: bool = True
+    """Whether the module has what comes before the layers."""
+    is_last_stage: bool = True
+    """Whether the module has what follows the layers."""
     attention_layers: list[AttentionModule] = field(default_factory=list, init=False)
     """Every attention layer of the module, in the order of creation, which is the order of `layer_id`."""
 
@@ -47,6 +53,18 @@ class BuildContext:
     def tp_size(self) -> int:
         """Ranks that share the model."""
         return self.communicator.size
+
+    def held_layers(self, num_layers: int) -> range:
+        """Which of the model's `num_layers` decoder layers this module holds. Raises `ModelError` where the stages were
+        cut for more layers."""
+        if self.layers is None:
+            return range(num_layers)
+        if self.layers.stop > num_layers:
+            raise ModelError(
+                f"a stage is to hold the layers {self.layers.start} .. {self.layers.stop - 1}, and the model has "
+                f"{num_layers}; cut the stages anew"
+            )
+        return self.layers
 
     def divide(self, total: int, what: str) -> int:
         """`total` / `tp_size`. Raises `ModelError` where that leaves a remainder."""

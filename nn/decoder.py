@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from dovetail.contracts.model import ModelContext
 from dovetail.nn.attention import Attention
-from dovetail.nn.embedding import LMHead, VocabEmbedding
 from dovetail.nn.hf_config import Config, head_size, num_kv_heads, required
 from dovetail.nn.linear import QKVLinear, RowLinear
-from dovetail.nn.loading import WeightRules, load_weights
+from dovetail.nn.loading import WeightRules
 from dovetail.nn.norm import OffsetRMSNorm, RMSNorm
 from dovetail.nn.rope import Rotation
+from dovetail.nn.stages import StagedCausalLM
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionStyle:
     """Where the relatives differ in their attention."""
 
@@ -116,8 +116,14 @@ class DecoderLayer(torch.nn.Module):
         return self.mlp(x), residual
 
 
-class DecoderModel(torch.nn.Module):
-    """The whole causal language model; a `CausalLM`. What `rotary` makes of the positions is handed to all layers."""
+class DecoderModel(StagedCausalLM):
+    """The whole causal language model, or a stage of it; a `CausalLM`.
+
+    What `rotary` makes of the positions is handed to all layers. Sizes, the norms' epsilon and whether the output layer
+    is tied come from `config`, under the keys that Llama's has.
+    """
+
+    gives_hidden_layers = True
 
     def __init__(
         self,
@@ -128,55 +134,40 @@ class DecoderModel(torch.nn.Module):
         make_mlp: MakeMLP,
         rules: WeightRules | None = None,
     ):
-        super().__init__()
-        vocab_size, hidden_size = int(required(config, "vocab_size")), int(required(config, "hidden_size"))
-        self.embed_tokens = VocabEmbedding(context, "model.embed_tokens", vocab_size, hidden_size)
-        self.rotary = rotary
-        self.layers = torch.nn.ModuleList(
-            DecoderLayer(context, config, make_attention, make_mlp, f"model.layers.{index}", index)
-            for index in range(int(required(config, "num_hidden_layers")))
+        hidden_size, eps = int(required(config, "hidden_size")), float(required(config, "rms_norm_eps"))
+
+        def make_layer(name: str, index: int) -> torch.nn.Module:
+            return DecoderLayer(context, config, make_attention, make_mlp, name, index)
+
+        super().__init__(
+            context,
+            vocab_size=int(required(config, "vocab_size")),
+            hidden_size=hidden_size,
+            num_layers=int(required(config, "num_hidden_layers")),
+            make_layer=make_layer,
+            make_norm=lambda name: RMSNorm(context, name, hidden_size, eps),
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            rules=rules,
         )
-        self.norm = RMSNorm(context, "model.norm", hidden_size, float(required(config, "rms_norm_eps")))
-        is_tied = bool(config.get("tie_word_embeddings", False))
-        self.lm_head = LMHead(context, "lm_head", vocab_size, hidden_size, self.embed_tokens if is_tied else None)
-        tied = {"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {}
-        self._rules = replace(rules or WeightRules(), tied=tied)
+        self.rotary = rotary
 
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.embed`."""
-        x: torch.Tensor = self.embed_tokens(input_ids)
-        return x
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.forward`."""
-        x, residual = self.embed(input_ids), None
-        rotation = self.rotary(positions)
-        for layer in self.layers:
-            x, residual = layer(x, residual, rotation)
-        hidden, _ = self.norm.add(x, residual)
-        return hidden
-
-    def forward_with_layers(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `LayeredCausalLM.forward_with_layers`."""
-        x, residual = self.embed(input_ids), None
-        rotation = self.rotary(positions)
+    def run_layers(
+        self, x: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `StagedCausalLM.run_layers`."""
+        rotation, norm = self.rotary(positions), cast(RMSNorm | None, self.norm)
+        residual: torch.Tensor | None = None
         states = []
-        for index, layer in enumerate([*self.layers, None]):
-            if index in layers:
-                # A copy in any case: layers write their results where their arguments stood.
-                states.append(x.clone() if residual is None else residual + x)
-            if layer is not None:
-                x, residual = layer(x, residual, rotation)
-        hidden, _ = self.norm.add(x, residual)
-        return hidden, torch.cat(states, dim=-1)
+        for index, layer in zip(self.held_layers, self.layers, strict=True):
+            if index in wanted:
+                states.append(_sum(x, residual))
+            x, residual = layer(x, residual, rotation)
+        if norm is not None and self.num_layers in wanted:
+            states.append(_sum(x, residual))
+        hidden = _sum(x, residual) if norm is None else norm.add(x, residual)[0]
+        return hidden, torch.cat(states, dim=-1) if states else None
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.compute_logits`."""
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
 
-    def load_weights(self, weights: Any) -> None:
-        """As `CausalLM.load_weights`."""
-        load_weights(self, weights, self._rules)
+def _sum(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """A copy in any case: layers write their results where their arguments were."""
+    return x.clone() if residual is None else residual + x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -127,6 +127,10 @@ class LMHead(WeightHolder):
             shapes[self._bias_name] = (self.vocab_size,)
         return shapes
 
+    def sources(self) -> Sequence[WeightHolder]:
+        """The embedding that it is tied to."""
+        return () if self._tied is None else (self._tied,)
+
     def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None:
         """Keeps this rank's rows, and all of the bias."""
         if self.bias is not None and name == self._bias_name:
@@ -136,9 +140,10 @@ class LMHead(WeightHolder):
 
     def finish(self) -> None:
         """Lets the kernel pack its weights; tied ones are packed from the embedding, which keeps its own."""
-        if self._tied is not None:
-            self.kernel = self._tied.output_kernel()
-        if self._tied is None or self._tied.kernel is None:
+        if self._tied is None:
+            self.kernel.finish()
+        elif self._tied.kernel is None:
+            self.kernel.load(slice(0, self._num_rows), self._tied.weight)
             self.kernel.finish()
 
 

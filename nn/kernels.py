@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -45,7 +46,8 @@ class PackedLinear(LinearKernel):
         self._weight: torch.Tensor | None = weight
         self._shape = weight.shape
         self._dtype = weight.dtype
-        self._packed: torch.Tensor | None = None
+        self._packed: Any = None
+        """A tensor in a layout that torch's type stubs do not know."""
 
     @staticmethod
     def serves(device: torch.device, dtype: torch.dtype) -> bool:
@@ -57,18 +59,23 @@ class PackedLinear(LinearKernel):
         )
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
-        """Copies; after `finish`, into fresh rows, all of which must then be given again."""
-        if self._weight is None:
+        """Copies; after `finish`, into a plain copy of the packed weights."""
+        if self._weight is None and self._packed is None:
             self._weight = torch.empty(self._shape, dtype=self._dtype)
+        elif self._weight is None:
+            self._weight = self._packed.to_dense()
         self._weight[rows].copy_(unpacked(weight))
 
     def finish(self) -> None:
-        """Packs, and lets go of the plain weights."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, _ROWS_EXPECTED[self._dtype])
+        """Packs, into the memory of the former weights where there are some, and drops the plain ones."""
+        if self._weight is None:
+            return
+        packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, _ROWS_EXPECTED[self._dtype])
+        self._packed = packed if self._packed is None else self._packed.copy_(packed)
         self._weight = None
 
     def release(self) -> int:
-        """Lets go of the packed weights until they are loaded again; how many bytes."""
+        """Drops the packed weights, until all rows are loaded again; how many bytes."""
         packed, self._packed = self._packed, None
         return 0 if packed is None else packed.numel() * packed.element_size()
 
@@ -76,11 +83,6 @@ class PackedLinear(LinearKernel):
         """x @ weight.T + bias, accumulated in float32."""
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         return output
-
-
-def packed_kernels(module: torch.nn.Module) -> Iterable[PackedLinear]:
-    """Those that the module itself holds."""
-    return (value for value in vars(module).values() if isinstance(value, PackedLinear))
 
 
 class TiledLinear(LinearKernel):
@@ -98,16 +100,16 @@ class TiledLinear(LinearKernel):
         self._tile_rows = TILE_ROWS
 
     @property
-    def is_plain(self) -> bool:
-        """Whether weights must come unpacked."""
-        return isinstance(self._kernel, TorchLinear | PackedLinear)
+    def kernel(self) -> LinearKernel:
+        """The other kernel."""
+        return self._kernel
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """As the other kernel."""
         self._kernel.load(rows, weight)
 
     def finish(self) -> None:
-        """Lets the other kernel pack, and tries it out."""
+        """The other kernel's; then it is tried out."""
         self._kernel.finish()
         self._tile_rows = TILE_ROWS if self._treats_places_alike() else 1
 
@@ -140,13 +142,23 @@ def unpacked(weight: torch.Tensor | PackedTensor) -> torch.Tensor:
     return weight.dequantized() if isinstance(weight, PackedTensor) else weight
 
 
+def packed_kernels(module: torch.nn.Module) -> Iterable[PackedLinear]:
+    """Those that the module itself holds, as they are or in tiles."""
+    kernels = (value.kernel if isinstance(value, TiledLinear) else value for value in vars(module).values())
+    return (kernel for kernel in kernels if isinstance(kernel, PackedLinear))
+
+
+def is_plain(kernel: LinearKernel) -> bool:
+    """Whether a kernel holds weights in full precision, so that they must come unpacked."""
+    return isinstance(kernel.kernel if isinstance(kernel, TiledLinear) else kernel, TorchLinear | PackedLinear)
+
+
 def share_of(
     kernel: LinearKernel, weight: torch.Tensor | PackedTensor, take: tuple[slice, slice]
 ) -> torch.Tensor | PackedTensor:
     """Rows and columns of `weight` for `kernel`. For plain kernels a packed weight is unpacked first, so that columns
     may cut through its blocks; for others that raises `ModelError`."""
-    is_plain = kernel.is_plain if isinstance(kernel, TiledLinear) else isinstance(kernel, TorchLinear | PackedLinear)
-    return (unpacked(weight) if is_plain else weight)[take]
+    return (unpacked(weight) if is_plain(kernel) else weight)[take]
 
 
 def plain_kernel(weight: torch.Tensor, *, batch_invariant: bool = False) -> LinearKernel:

@@ -15,7 +15,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.quantization import LinearShape
 from dovetail.contracts.weights import PackedTensor
-from dovetail.nn.kernels import share_of, unpacked
+from dovetail.nn.kernels import is_plain, share_of, unpacked
 from dovetail.nn.loading import WeightHolder
 
 
@@ -47,7 +47,12 @@ class Linear(WeightHolder):
         shape = LinearShape(name, columns.stop - columns.start, out_features, bias)
         self.kernel = context.create_kernel(shape) if quantize else context.create_plain_kernel(shape)
         self.bias = context.empty(out_features) if bias else None
+        self._takes_some_rows = is_plain(self.kernel) or (
+            context.quantization is not None and context.quantization.reloads_rows
+        )
         self._weights = {f"{part.source}.weight": part for part in parts}
+        self._given: set[str] = set()
+        """Weights of the round of loading that is not finished yet."""
         self._biases = {f"{part.source}.bias": part for part in parts} if bias else {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,13 +69,23 @@ class Linear(WeightHolder):
         if name in self._weights:
             part = self._weights[name]
             self.kernel.load(part.rows, share_of(self.kernel, tensor, part.take))
+            self._given.add(name)
         elif self.bias is not None:
             part = self._biases[name]
             self.bias[part.rows].copy_(unpacked(tensor)[part.take[0]])
 
     def finish(self) -> None:
-        """Lets the kernel pack its weights."""
-        self.kernel.finish()
+        """Lets the kernel pack its weights, if any were given. Raises `ModelError` for some of them, where the kernel
+        takes all rows or none."""
+        given, self._given = self._given, set()
+        missing = sorted(self._weights.keys() - given)
+        if given and missing and not self._takes_some_rows:
+            raise ModelError(
+                f"{', '.join(sorted(given))} cannot be loaded without {', '.join(missing)}: they are one layer here, "
+                "and its quantization method loads all rows of a layer or none; give them together"
+            )
+        if given:
+            self.kernel.finish()
 
 
 class ReplicatedLinear(Linear):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar, cast
@@ -42,8 +42,12 @@ class WeightHolder(torch.nn.Module, ABC):
         is on the CPU; it must not be written to."""
 
     def finish(self) -> None:
-        """Every expected tensor was given."""
+        """Every expected tensor was given; in a later round of partial loading, one or more of them."""
         return None
+
+    def sources(self) -> Sequence[WeightHolder]:
+        """Other blocks whose weights it uses: it is finished after them, whenever one of them was."""
+        return ()
 
 
 Expansion = Callable[[re.Match[str], torch.Tensor], NamedTensors]
@@ -75,12 +79,18 @@ def num_parameters(module: torch.nn.Module) -> int:
     return sum(prod(shape) for shape in expected_shapes(module).values())
 
 
-def load_weights(module: torch.nn.Module, weights: NamedWeights, rules: WeightRules | None = None) -> None:
+def load_weights(
+    module: torch.nn.Module, weights: NamedWeights, rules: WeightRules | None = None, *, partial: bool = False
+) -> None:
     """Gives each tensor of `weights` to the block that expects it, and finishes the blocks.
 
-    Warns of tensors that are no part of the model, such as a vision tower beside a text model. Raises `ModelError` that
+    Warns of tensors that are no part of the model, such as a vision tower with a text model. Raises `ModelError` that
     lists every tensor that is missing, that belongs to a block which does not take it, that is given twice, of another
     shape than the config implies, or unlike the tensor to which it should be tied.
+
+    `partial`: some of the tensors, into blocks that were loaded before. The others keep their values, and only blocks
+    that were given any, or use those of such blocks, are finished. Raises `ModelError` for any tensor that no block
+    expects.
     """
     rules = rules or WeightRules()
     owners = {name: holder for holder in _holders(module) for name in holder.expected()}
@@ -105,17 +115,19 @@ def load_weights(module: torch.nn.Module, weights: NamedWeights, rules: WeightRu
             first, rows = tied.setdefault(wanted, (name, _some_rows(tensor)))
             if first != name and not are_equal(rows, _some_rows(tensor)):
                 problems.append(f"{first} and {name} differ, and the config says that they are tied: {_UNTIE}")
-    missing = [f"{name} {list(shape)}" for name, shape in shapes.items() if name not in loaded]
-    foreign = foreign_names(unexpected, shapes)
+    missing = [f"{name} {list(shape)}" for name, shape in shapes.items() if name not in loaded and not partial]
+    foreign = [] if partial else foreign_names(unexpected, shapes)
     if missing or problems or len(foreign) < len(unexpected):
-        _raise_for(missing, list(unexpected.values()), problems)
+        _raise_for(missing, list(unexpected.values()), problems, partial=partial)
     if foreign:
         listed = _shortened([unexpected[name] for name in foreign])
         logger.warning(
             "tensors of the checkpoint that are no part of the model are left out (%d): %s", len(foreign), listed
         )
+    given = {owners[name] for name in loaded}
     for holder in _holders(module):
-        holder.finish()
+        if not partial or holder in given or any(source in given for source in holder.sources()):
+            holder.finish()
 
 
 _NUM_COMPARED = 64
@@ -189,18 +201,17 @@ def _translated(weights: NamedWeights, rules: WeightRules) -> Iterator[tuple[str
             yield name, tensor
 
 
-def _raise_for(missing: list[str], unexpected: list[str], problems: list[str]) -> None:
+def _raise_for(missing: list[str], unexpected: list[str], problems: list[str], *, partial: bool) -> None:
     parts = [
         f"{title} ({len(entries)}): {_shortened(entries)}"
         for title, entries in (("missing", missing), ("not expected", unexpected), ("wrong", problems))
         if entries
     ]
-    if parts:
-        raise ModelError(
-            "the checkpoint does not fit the model's config: "
-            + "; ".join(parts)
-            + ". Check that config.json belongs to these weights and that every shard is there."
-        )
+    remedy = "" if partial else " and that every shard is there"
+    raise ModelError(
+        f"{'these weights do' if partial else 'the checkpoint does'} not fit the model's config: {'; '.join(parts)}. "
+        f"Check that config.json belongs to these weights{remedy}."
+    )
 
 
 def _shortened(entries: list[str], limit: int = 12) -> str:

@@ -16,7 +16,8 @@ Create = Callable[[Mapping[str, Any], ModelContext], CausalLM]
 
 
 class PlannedRank:
-    """Rank 0 of a group that does not exist: enough to divide a model, refuses to communicate."""
+    """Rank 0 of a group that does not exist, for modules on the meta device: collectives give shapes, as there are no
+    numbers."""
 
     rank = 0
 
@@ -24,16 +25,16 @@ class PlannedRank:
         self.size = size
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Raises RuntimeError."""
-        raise RuntimeError("a planned model cannot run")
+        """`tensor`."""
+        return tensor
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Raises RuntimeError."""
-        raise RuntimeError("a planned model cannot run")
+        """As many as there are ranks."""
+        return torch.cat([tensor] * self.size, dim)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        """Raises RuntimeError."""
-        raise RuntimeError("a planned model cannot run")
+        """`tensor`."""
+        return tensor
 
 
 def planning_context(tensor_parallel: int = 1) -> BuildContext:
@@ -53,6 +54,8 @@ def planned_size(create: Create, config: Mapping[str, Any], max_model_len: int) 
     module = create(config, context)
     if not isinstance(module, torch.nn.Module) or not context.attention_layers:
         raise ModelError("the model has no attention layers")
+    with torch.inference_mode():
+        embedded = module.embed(torch.zeros(1, dtype=torch.int64, device=context.device))
     first = context.attention_layers[0].layer
     return ModelSize(
         num_parameters=num_parameters(module),
@@ -61,8 +64,31 @@ def planned_size(create: Create, config: Mapping[str, Any], max_model_len: int) 
         head_size=first.head_size,
         vocab_size=int(config["vocab_size"]),
         max_model_len=max_model_len,
-        hidden_size=int(config.get("hidden_size") or 0),
+        hidden_size=embedded.shape[1],
     )
+
+
+def against_size(family: str, size: ModelSize, module: CausalLM, context: ModelContext) -> list[str]:
+    """Where what a family's `size` said is not so of the whole model that its `create` built in `context`: a sentence
+    for each number. Runs the model's two ends on one token, on every rank."""
+    first = context.attention_layers[0].layer
+    with torch.inference_mode():
+        embedded = module.embed(torch.zeros(1, dtype=torch.int64, device=context.device))
+        logits = module.compute_logits(embedded)
+    pairs = (
+        ("num_layers", size.num_layers, len(context.attention_layers)),
+        ("num_kv_heads", max(1, size.num_kv_heads // context.tp_size), first.num_kv_heads),
+        ("head_size", size.head_size, first.head_size),
+        ("hidden_size", size.hidden_size, embedded.shape[1]),
+        ("vocab_size", size.vocab_size, logits.shape[1]),
+    )
+    each = f" on each of {context.tp_size} ranks" if context.tp_size > 1 else ""
+    return [
+        f"the model family {family} says {name} {said}{each if name == 'num_kv_heads' else ''}, and builds a model of "
+        f"{built}: correct its size()"
+        for name, said, built in pairs
+        if said != built
+    ]
 
 
 def reasons_against(create: Create, need: ModelNeed) -> list[str]:

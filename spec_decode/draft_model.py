@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.model import ModelInputs
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
     Draft,
@@ -156,4 +157,5 @@ class DraftModelDrafter(DraftWorker):
         """Last hidden states of int64 `tokens`, flat over requests."""
         positions = self.setup.pages.plan(keys, starts, counts)
         device = self.setup.device
-        return self._module.forward(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device))
+        ids, places = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
+        return self._module.forward(ModelInputs(input_ids=ids, positions=places)).hidden

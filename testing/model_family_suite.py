@@ -12,7 +12,7 @@ architecture. For others set `model_type`; for what transformers does not know o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.nn import Communicator
 from dovetail.nn.operators import TorchOperators
+from dovetail.nn.planning import against_size
 from dovetail.testing.model_harness import ModelHarness
 from dovetail.testing.plain_attention import PlainAttention
 from dovetail.testing.thread_ranks import run_in_threads
@@ -135,7 +136,7 @@ class ModelFamilySuite:
 
     def check(self, config: Mapping[str, Any], tensor_parallel: int = 1) -> list[str]:
         """What the family has against a config."""
-        need = ModelNeed(config, tensor_parallel, "cpu", "float32")
+        need = ModelNeed(config=config, tensor_parallel=tensor_parallel, device_type="cpu", dtype="float32")
         options = self.family_class.Options.model_validate(dict(self.options))
         return self.family_class.check(need, options, Environment("cpu", num_cpus=2, memory_bytes=2**34))
 
@@ -188,6 +189,15 @@ class ModelFamilySuite:
         """The oracle's. Override it where positions are added to them, as drafters want tokens alone."""
         return checkpoint.compute(token_ids)[1][0]
 
+    def test_embeddings_take_the_place_of_token_ids(self, checkpoint: FamilyCheckpoint) -> None:
+        """Given what `embed` makes of a prompt, the model computes what it computes of the prompt."""
+        harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
+        inputs = harness.plan([(0, prompt, 0)])
+        with torch.inference_mode():
+            embeddings = harness.model.embed(torch.tensor(prompt))
+            hidden = harness.model.forward(replace(inputs, input_ids=None, embeddings=embeddings)).hidden
+            self.assert_close(harness.model.compute_logits(hidden), checkpoint.compute(prompt)[0])
+
     def test_layers_are_computed_once_and_in_order(self, checkpoint: FamilyCheckpoint) -> None:
         """Each attention layer, by its id."""
         harness = self.harness(checkpoint, backend_class=CountedAttention)
@@ -211,6 +221,46 @@ class ModelFamilySuite:
         expected = checkpoint.compute(prompt)[0]
         for logits in run_in_threads(tensor_parallel, work):
             self.assert_close(logits, expected)
+
+    def test_stages_together_equal_the_oracle(self, checkpoint: FamilyCheckpoint) -> None:
+        """A model that is cut behind its first layer, and one that is cut before its last; refused, where the family
+        does not declare `takes_stages`."""
+        num_layers, prompt = self.size(checkpoint).num_layers, self.prompt(checkpoint)
+        if not self.family_class.takes_stages:
+            with pytest.raises(ModelError):
+                self.harness(checkpoint, layers=range(1), is_last_stage=False)
+            return
+        for cut in sorted({1, num_layers - 1}):
+            first = self.harness(checkpoint, layers=range(cut), is_last_stage=False)
+            last = self.harness(checkpoint, layers=range(cut, num_layers), is_first_stage=False)
+            built = [len(stage.context.attention_layers) for stage in (first, last)]
+            assert built == [cut, num_layers - cut], "attention layers of two stages"
+            inputs = first.plan([(0, prompt, 0)])
+            last.plan([(0, prompt, 0)])
+            with torch.inference_mode():
+                between = first.model.forward(inputs).hidden
+                hidden = last.model.forward(replace(inputs, input_ids=None, stage_input=between)).hidden
+                self.assert_close(last.model.compute_logits(hidden), checkpoint.compute(prompt)[0])
+
+    # --- weights -------------------------------------------------------------------------------------------
+
+    def test_some_weights_are_loaded_and_the_others_kept(self, checkpoint: FamilyCheckpoint) -> None:
+        """One tensor of the checkpoint after the other: the model then computes what one with these weights from the
+        start computes."""
+        harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
+        weights = dict(checkpoint.weights)
+        for name in sorted(weights)[:: max(1, len(weights) // 6)]:
+            weights[name] = 0.7 * weights[name] + 0.01
+            harness.model.load_weights([(name, weights[name])], partial=True)
+            fresh = self.harness(replace(checkpoint, weights=weights))
+            assert torch.equal(harness.logits(prompt), fresh.logits(prompt)), f"after {name}"
+
+    def test_some_weights_of_another_model_are_refused(self, checkpoint: FamilyCheckpoint) -> None:
+        """By their names."""
+        harness = self.harness(checkpoint)
+        with pytest.raises(ModelError) as refusal:
+            harness.model.load_weights([("nobody.weight", torch.ones(2, 2))], partial=True)
+        assert "nobody.weight" in str(refusal.value)
 
     # --- declarations --------------------------------------------------------------------------------------
 
@@ -237,11 +287,12 @@ class ModelFamilySuite:
             pytest.skip(f"{self.family_class.__name__} does not declare gives_hidden_layers")
         harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
         states = checkpoint.compute(prompt)[1]
-        model: Any = harness.model
         with torch.inference_mode():
-            for layers in ([0], list(range(len(states))), [len(states) - 1, len(states)]):
-                hidden, between = model.forward_with_layers(*harness.plan([(0, prompt, 0)]), layers)
-                assert torch.equal(hidden, harness.step([(1, prompt, 0)]))
+            for layers in ((0,), tuple(range(len(states))), (len(states) - 1, len(states))):
+                outputs = harness.model.forward(replace(harness.plan([(0, prompt, 0)]), layers=layers))
+                assert torch.equal(outputs.hidden, harness.step([(1, prompt, 0)]))
+                between = outputs.layer_states
+                assert between is not None
                 parts = between.split(between.shape[1] // len(layers), dim=1)
                 assert len(parts) == len(layers)
                 for layer, part in zip(layers, parts, strict=True):
@@ -278,6 +329,8 @@ class ModelFamilySuite:
         assert size.num_layers == len(caches)
         assert (size.num_kv_heads, size.head_size) == (caches[0].num_kv_heads, caches[0].head_size)
         assert harness.logits([3]).shape == (1, size.vocab_size)
+        assert harness.step([(0, [3], 0)]).shape == (1, size.hidden_size)
+        assert against_size(self.family_class.__name__, size, harness.model, harness.context) == []
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
@@ -293,6 +346,16 @@ class ModelFamilySuite:
         reasons = self.check({**checkpoint.config, "architectures": ["NobodyForCausalLM"], "model_type": "nobody"})
         assert reasons, "it has nothing against an architecture of nobody's"
         assert all(reason.strip() for reason in reasons)
+
+    def test_inputs_that_it_cannot_take_are_refused(self, checkpoint: FamilyCheckpoint) -> None:
+        """Adapters, which nobody takes yet; and states between layers of families that give none."""
+        harness = self.harness(checkpoint)
+        refused: list[dict[str, Any]] = [{"adapters": "style"}]
+        if not self.family_class.gives_hidden_layers:
+            refused.append({"layers": (0,)})
+        for changes in refused:
+            with pytest.raises(ModelError):
+                harness.model.forward(replace(harness.plan([(0, [3], 0)]), **changes))
 
     def test_a_missing_tensor_is_refused(self, checkpoint: FamilyCheckpoint) -> None:
         """Whichever it is, with what is missing."""

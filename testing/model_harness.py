@@ -13,7 +13,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionModule, AttentionSetup
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.model import CausalLM, ModelFamily
+from dovetail.contracts.model import CausalLM, ModelFamily, ModelInputs
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.nn import BuildContext, Communicator, SingleProcess
@@ -38,6 +38,9 @@ class ModelHarness:
         quantization: QuantizationMethod | None = None,
         operators: Operators | None = None,
         batch_invariant: bool = False,
+        layers: range | None = None,
+        is_first_stage: bool = True,
+        is_last_stage: bool = True,
     ):
         dtype_name = str(dtype).removeprefix("torch.")
         self.context = BuildContext(
@@ -49,6 +52,9 @@ class ModelHarness:
             quantization,
             batch_invariant,
             operators or torch_operators(),
+            layers=layers,
+            is_first_stage=is_first_stage,
+            is_last_stage=is_last_stage,
         )
         self.model: CausalLM = family.create(config, self.context)
         self.model.load_weights(weights)
@@ -86,10 +92,10 @@ class ModelHarness:
     def step(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> torch.Tensor:
         """Computes (sequence number, its next tokens, tokens computed before) for each row in one batch; returns
         the last hidden states of all tokens, flat."""
-        return self.model.forward(*self.plan(rows))
+        return self.model.forward(self.plan(rows)).hidden
 
-    def plan(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prepares the attention backends for `step`; token ids and positions, int64 [T]."""
+    def plan(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> ModelInputs:
+        """Prepares the attention backends for `step`; its token ids and positions."""
         query_lens = np.array([len(tokens) for _, tokens, _ in rows], dtype=np.int32)
         computed = np.array([start for _, _, start in rows], dtype=np.int32)
         positions = np.concatenate([np.arange(start, start + len(tokens)) for _, tokens, start in rows])
@@ -107,7 +113,7 @@ class ModelHarness:
         for backend in self._backends:
             backend.plan(batch)
         token_ids = torch.tensor([token for _, tokens, _ in rows for token in tokens], dtype=torch.int64)
-        return token_ids, torch.from_numpy(positions.astype(np.int64))
+        return ModelInputs(input_ids=token_ids, positions=torch.from_numpy(positions.astype(np.int64)))
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> torch.Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.device import Device, Graph, Runtime
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import LayerCache, StateSpec
-from dovetail.contracts.model import CausalLM, LayeredCausalLM
+from dovetail.contracts.model import CausalLM, ModelInputs
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.nn.attention import Attention
 from dovetail.nn.kernels import packed_kernels
@@ -33,12 +32,11 @@ from dovetail.worker.input_batch import StepInputs
 
 logger = logging.getLogger(__name__)
 
-ModelForward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""`CausalLM.forward`, compiled or not."""
-LayeredForward = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""`LayeredCausalLM.forward_with_layers` for certain layers."""
 States = tuple[torch.Tensor, torch.Tensor | None]
 """Last hidden states [T, hidden_size], and those between layers that some drafter wants, side by side."""
+ModelPass = Callable[[torch.Tensor, torch.Tensor], States]
+"""From int64 [T] token ids and positions to states: one call of `CausalLM.forward`, compiled or not. Only tensors cross
+it, so that it can be compiled, captured and replayed; the records of the contract are made inside."""
 
 
 class ForwardPass(ABC):
@@ -58,18 +56,12 @@ class ForwardPass(ABC):
 
 
 class EagerForward(ForwardPass):
-    """Plans attention and calls the model: `layered`, if given, which hands out states between layers as well."""
+    """Plans attention and calls the model."""
 
-    def __init__(
-        self,
-        forward: ModelForward,
-        backends: Mapping[int, AttentionBackend],
-        layered: LayeredForward | None = None,
-    ):
+    def __init__(self, forward: ModelPass, backends: Mapping[int, AttentionBackend]):
         """`backends`: by KV group."""
         self._forward = forward
         self._backends = backends
-        self._layered = layered
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
         """As the base says."""
@@ -87,21 +79,19 @@ class EagerForward(ForwardPass):
                     tree_masks=inputs.tree_masks,
                 )
             )
-        if self._layered is not None:
-            return self._layered(ids, positions)
-        return self._forward(ids, positions), None
+        return self._forward(ids, positions)
 
 
 class RepeatingForward(EagerForward):
     """Eager on a CPU, where passes that are nothing but native kernels are recorded and repeated."""
 
-    def __init__(self, forward: ModelForward, backends: Mapping[int, AttentionBackend]):
-        super().__init__(ReplayedForward(forward), backends)
-        self._model_forward = forward
+    def __init__(self, model: CausalLM, backends: Mapping[int, AttentionBackend]):
+        super().__init__(_repeated(model), backends)
+        self._model = model
 
     def prepare(self) -> None:
         """Forgets the recordings: they hold the addresses of weights."""
-        self._forward = ReplayedForward(self._model_forward)
+        self._forward = _repeated(self._model)
 
 
 class GraphForward(ForwardPass):
@@ -115,7 +105,7 @@ class GraphForward(ForwardPass):
         self,
         device: Device,
         eager: EagerForward,
-        forward: ModelForward,
+        forward: ModelPass,
         backends: Mapping[int, AttentionBackend],
         ladder: GraphLadder,
         max_model_len: int,
@@ -178,7 +168,7 @@ class GraphForward(ForwardPass):
     @torch.inference_mode()
     def _call(self, shape: GraphShape) -> None:
         count = shape.num_tokens
-        self._outputs[shape] = self._forward(self._inputs[0, :count], self._inputs[1, :count])
+        self._outputs[shape], _ = self._forward(self._inputs[0, :count], self._inputs[1, :count])
 
     def _plan(self, step: PaddedStep, shape: GraphShape) -> None:
         for group, backend in self._backends.items():
@@ -219,9 +209,9 @@ def create_forward(
     has_states = any(isinstance(cache, StateSpec) for cache in caches)
     may_repeat = not (hidden_layers or enforce_eager or has_states)
     if may_repeat and runtime is None and device.torch_device.type == "cpu":
-        return RepeatingForward(model.forward, backends)
-    forward: ModelForward = compiled(model, model.forward, mode)
-    eager = EagerForward(forward, backends, layered_forward(model, hidden_layers, mode))
+        return RepeatingForward(model, backends)
+    forward: ModelPass = compiled(model, model_pass(model, hidden_layers), mode)
+    eager = EagerForward(forward, backends)
     if runtime is None or runtime.graphs == "off" or runtime.graphs == ():
         return eager
     is_given = runtime.graphs != "auto"
@@ -246,6 +236,17 @@ def create_forward(
     return captured
 
 
+def model_pass(model: CausalLM, hidden_layers: Sequence[int] = ()) -> ModelPass:
+    """A pass that gives the states that enter `hidden_layers` as well, which ascend."""
+    layers = tuple(hidden_layers)
+
+    def run(ids: torch.Tensor, positions: torch.Tensor) -> States:
+        outputs = model.forward(ModelInputs(input_ids=ids, positions=positions, layers=layers))
+        return outputs.hidden, outputs.layer_states
+
+    return run
+
+
 def compiled(model: CausalLM, function: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
     """A pass of the model through torch.compile, for sizes that vary; None: as it is. Attention stays outside, since
     what its backend does depends on what was planned, which a compiler cannot see; and so do weights in oneDNN's own
@@ -262,13 +263,11 @@ def compiled(model: CausalLM, function: Callable[..., Any], mode: str | None) ->
     return made
 
 
-def layered_forward(model: CausalLM, hidden_layers: Sequence[int], mode: str | None = None) -> LayeredForward | None:
-    """The pass that hands out the states that enter `hidden_layers`, compiled or not; None where nobody wants any."""
-    if not hidden_layers:
-        return None
-    # Resolution saw to it that the target's family is one that hands them out.
-    function = cast(LayeredCausalLM, model).forward_with_layers
-    return partial(compiled(model, function, mode), layers=tuple(hidden_layers))
+def _repeated(model: CausalLM) -> ModelPass:
+    """A pass without states between layers, which a recording does not keep."""
+    run = model_pass(model)
+    replayed = ReplayedForward(lambda ids, positions: run(ids, positions)[0])
+    return lambda ids, positions: (replayed(ids, positions), None)
 
 
 def _against_graphs(backends: Mapping[int, AttentionBackend], hidden_layers: Sequence[int]) -> str | None:

@@ -31,7 +31,7 @@ from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
 from dovetail.registry.environment import detect_environment
 from dovetail.worker.attention_binding import bind_layers
 from dovetail.worker.block_mover import BlockMover
-from dovetail.worker.forward import EagerForward, ForwardPass, create_forward, layered_forward
+from dovetail.worker.forward import EagerForward, ForwardPass, create_forward, model_pass
 from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_layout import build_layout
 from dovetail.worker.kv_storage import KVStorage
@@ -86,9 +86,14 @@ class ModelWorker:
             operators=self._create_operators(),
             keeper=self._create_keeper(quantization),
         )
-        files = config.model.files
         model, self._marks = read_module(
-            self._plugins, config.model_family, config.model.hf_config, context, config.weight_format, files
+            self._plugins,
+            config.model_family,
+            config.model.hf_config,
+            config.model.size,
+            context,
+            config.weight_format,
+            config.model.files,
         )
         if config.speculation is not None:
             from dovetail.worker.speculation.drafters import load_drafters
@@ -190,7 +195,7 @@ class ModelWorker:
         speculation = config.speculation
         largest = LargestStep(
             self._model,
-            EagerForward(self._model.forward, backends, layered_forward(self._model, wanted_layers(self._drafters))),
+            EagerForward(model_pass(self._model, wanted_layers(self._drafters)), backends),
             largest_inputs(config.limits, config.model.max_model_len, layout),
             config.limits,
             config.model.vocab_size,

@@ -10,11 +10,13 @@ import torch
 
 from dovetail.activity import activity
 from dovetail.config.resolved import Component
-from dovetail.contracts.model import CausalLM
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import CausalLM, ModelSize
 from dovetail.contracts.weights import ModelFiles, WeightReader
 from dovetail.free_memory import give_back_free_memory
 from dovetail.nn.context import BuildContext
 from dovetail.nn.native.kept_kernels import KernelKeeper
+from dovetail.nn.planning import against_size
 from dovetail.registry.bootstrap import LoadedPlugins
 
 
@@ -39,14 +41,18 @@ def read_module(
     plugins: LoadedPlugins,
     family: Component,
     hf_config: Mapping[str, Any],
+    size: ModelSize,
     context: BuildContext,
     weight_format: Component,
     files: ModelFiles,
 ) -> tuple[CausalLM, CheckpointMarks]:
-    """The model with its weights, and what these were read from. Raises `ModelError`."""
+    """The model with its weights, and what these were read from. Raises `ModelError`, also for a model of another
+    `size` than its family said."""
     with torch.inference_mode():
         model: CausalLM = plugins.create(family).create(hf_config, context)
         marks = _read(plugins, model, context, weight_format, files, context.keeper)
+        if reasons := against_size(family.name, size, model, context):
+            raise ModelError("; ".join(reasons))
     return model, marks
 
 

@@ -38,7 +38,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     need = rules_run.attention_need(state, hf_config, size, dtype, trees=False)
     kv_dtype = rules_run.choose_kv_dtype(state, need, is_quantized=quantization is not None)
     cache = rules_run.plan_cache(state, kv_dtype)
-    target = Target(files, opener, hf_config, size, dtype, cache.dtype, cast(type[ModelFamily], family.plugin))
+    target = Target(files, opener, size, dtype, cache.dtype, cast(type[ModelFamily], family.plugin))
     speculation, trees = choose_speculation(state, target)
     drafters = list(speculation.drafters.values()) if speculation is not None else []
     per_token = rules_run.kv_bytes_per_token(size, cache.dtype, config.executor.tensor_parallel)
@@ -102,7 +102,7 @@ def _resolved_model(
         hf_config=hf_config,
         dtype=dtype,
         max_model_len=max_model_len,
-        vocab_size=size.vocab_size,
+        size=size,
         eos_token_ids=rules_model.eos_token_ids(state, hf_config, size.vocab_size),
         tokenizer=rules_model.resolve_tokenizer(state),
         tokenizer_mode=section.tokenizer_mode,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.contracts.model import ModelSize
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.weights import ModelFiles
@@ -49,7 +50,8 @@ class ResolvedModel:
     """Keys of Hugging Face's config.json, overrides applied, "generation_config" among them."""
     dtype: str
     max_model_len: int
-    vocab_size: int
+    size: ModelSize
+    """As its family says."""
     eos_token_ids: tuple[int, ...]
     tokenizer: str | None
     """Directory of a tokenizer other than the model's own."""
@@ -63,6 +65,11 @@ class ResolvedModel:
     """Room on disk for packed weights."""
     max_completions: int = 1024
     """Most completions, or beams, of one request."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a token."""
+        return self.size.vocab_size
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class ResolvedDraftModel:
     files: ModelFiles
     hf_config: Mapping[str, Any]
     dtype: str
+    size: ModelSize
+    """As its family says."""
     max_model_len: int
     """Its own positions; the target's may be fewer."""
     source: Component

@@ -66,6 +66,7 @@ class DraftModelScope:
             files=files,
             hf_config=hf_config,
             dtype=dtype,
+            size=size,
             max_model_len=size.max_model_len,
             source=source.component,
             weight_format=weight_format.component,

@@ -189,7 +189,12 @@ def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -
     section = state.config.model.family
     architectures = [str(name) for name in hf_config.get("architectures") or ()]
     executor = state.config.executor
-    need = ModelNeed(hf_config, executor.tensor_parallel, state.environment.device_type, dtype)
+    need = ModelNeed(
+        config=hf_config,
+        tensor_parallel=executor.tensor_parallel,
+        device_type=state.environment.device_type,
+        dtype=dtype,
+    )
 
     def against(plugin: type[ModelFamily], options: PluginOptions) -> Sequence[str]:
         listed = not plugin.architectures or any(name in plugin.architectures for name in architectures)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from dovetail.config.choose import Chosen, choose
 from dovetail.config.resolution import Resolution
@@ -17,7 +17,6 @@ from dovetail.config.rules_draft import (
     hidden_layers,
     refuse_attention,
 )
-from dovetail.config.rules_model import text_config
 from dovetail.config.schema import AUTO, OFF, DrafterSection, SpeculativeSection
 from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError
@@ -35,7 +34,6 @@ class Target:
 
     files: ModelFiles
     weight_format: WeightFormat
-    hf_config: Mapping[str, Any]
     size: ModelSize
     dtype: str
     kv_dtype: str
@@ -51,7 +49,7 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
         device_type=state.environment.device_type,
         dtype=target.dtype,
         vocab_size=target.size.vocab_size,
-        hidden_size=_hidden_size(target),
+        hidden_size=target.size.hidden_size,
         tensor_parallel=state.config.executor.tensor_parallel,
         num_tokens=max(drafter.num_tokens for drafter in section.drafters.values()),
         num_layers=target.size.num_layers,
@@ -70,17 +68,6 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
         need.hidden_size,
     )
     return speculation, trees
-
-
-def _hidden_size(target: Target) -> int:
-    """What the family says, or else config.json: architectures spell it in many ways. Drafters cannot do without."""
-    found = target.size.hidden_size or text_config(target.hf_config).get("hidden_size")
-    if not isinstance(found, int) or found < 1:
-        raise ConfigError(
-            f"speculative: drafters have to know the target's hidden size, and neither {target.family.__name__} nor"
-            " hidden_size in config.json says it; give it in model.hf_overrides, or remove the section"
-        )
-    return found
 
 
 def _choose_drafter(

@@ -8,7 +8,7 @@ knowing them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from dovetail.contracts.attention import AttentionModule
     from dovetail.contracts.operators import Operators
     from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
+    from dovetail.contracts.weights import PackedTensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelNeed:
     """What is asked of a family; the argument of `check`."""
 
@@ -38,7 +39,7 @@ class Communicator(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process's place in the group, 0 <= rank < size."""
+        """This process's rank in the group, 0 <= rank < size."""
 
     @property
     def size(self) -> int:
@@ -74,7 +75,16 @@ class ModelContext(Protocol):
     operators: Operators
     """What norms, gated activations and rotations are computed with."""
     attention_layers: list[AttentionModule]
-    """Every attention layer of the module, in the order of creation, which is the order of `layer_id`."""
+    """Every attention layer of the module, in the order of creation, which is the order of `layer_id`: numbers within
+    the module, from 0 on also where it holds only some layers of the model."""
+    is_first_stage: bool
+    """Whether the module has what comes before the layers: it takes token ids or embeddings and answers `embed`."""
+    is_last_stage: bool
+    """Whether the module has what follows the layers: the final norm, and the output layer of `compute_logits`."""
+
+    def held_layers(self, num_layers: int) -> range:
+        """Which of the model's `num_layers` decoder layers this module holds, numbered from 0 as in the checkpoint:
+        all, unless pipeline stages share them. Raises `ModelError` where the stages were cut for more layers."""
 
     @property
     def tp_rank(self) -> int:
@@ -100,48 +110,90 @@ class ModelContext(Protocol):
         """A kernel in full precision, whatever the quantization method says."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelInputs:
+    """The query tokens of one step, flat over requests: T tokens. Tensors lie on the context's device.
+
+    The first stage is given `input_ids` or `embeddings`, never both. Later stages are given `stage_input`, and
+    `input_ids` as well where the host has them.
+    """
+
+    positions: torch.Tensor
+    """int64 [T]: position of each token in its sequence. int64 [axes, T] for rotations over several axes (Qwen2-VL,
+    section 2.1: time, height, width); a family that knows one axis refuses it with `ModelError`."""
+    input_ids: torch.Tensor | None = None
+    """int64 [T]."""
+    embeddings: torch.Tensor | None = None
+    """[T, hidden_size], as `CausalLM.embed` gives them, for tokens that are not (all) text. Given up: the model may
+    write into them."""
+    stage_input: torch.Tensor | None = None
+    """[T, hidden_size]: `ModelOutputs.hidden` of the stage before. Given up likewise."""
+    layers: tuple[int, ...] = ()
+    """Ascending numbers of decoder layers: the states that enter them are wanted as `ModelOutputs.layer_states`. The
+    number of layers itself stands for what enters the final norm. Asked only of families with `gives_hidden_layers`;
+    others refuse with `ModelError`."""
+    adapters: None = None
+    """Reserved for the low-rank adapters of each token. A family refuses anything but None with `ModelError`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelOutputs:
+    """What one call into a model gives."""
+
+    hidden: torch.Tensor
+    """[T, hidden_size]: of the last stage with the final norm applied, of others the residual stream that leaves their
+    last layer."""
+    layer_states: torch.Tensor | None = None
+    """[T, n * hidden_size], the n states that `ModelInputs.layers` asks for, one after the other along the last
+    dimension; None where none are asked for. A stage gives those that enter its own layers, the last one also that of
+    the final norm."""
+
+
 class CausalLM(Protocol):
     """What a family builds: a torch module, created on the context's device and dtype, without weights."""
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [N] -> [N, hidden_size], as they enter the first layer; drafters share it."""
+        """int64 [N] -> [N, hidden_size], as they enter the first layer; drafters share it. On the first stage only."""
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [T] token ids and positions of the step's query tokens, flat over requests -> the last hidden states
-        [T, hidden_size], final norm applied. Calls each attention layer once, in order of layer_id."""
+    def forward(self, inputs: ModelInputs) -> ModelOutputs:
+        """Computes the step's query tokens. Calls each attention layer of the module once, in order of layer_id. Raises
+        `ModelError` for inputs that the family does not take."""
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, hidden_size] -> [N, vocab_size], on every rank the whole vocabulary."""
+        """[N, hidden_size] -> [N, vocab_size], on every rank the whole vocabulary. On the last stage only."""
 
-    def load_weights(self, weights: Any) -> None:
-        """Takes an iterable of (name, tensor), names as in the Hugging Face checkpoint. Under a quantization method
-        tensors of the formats that it `holds` are `PackedTensor`s (`dovetail.nn.load_weights` knows them). Raises
-        `ModelError` that lists tensors that are missing or that nobody wants."""
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | PackedTensor]], partial: bool = False) -> None:
+        """Takes (name, tensor) pairs, names as in the Hugging Face checkpoint, of the whole model: each rank keeps its
+        share, each stage its layers. Under a quantization method tensors of the formats that it `holds` are
+        `PackedTensor`s (`dovetail.nn.load_weights` knows them).
 
+        Raises `ModelError` that lists tensors that are missing or that nobody wants.
 
-class LayeredCausalLM(CausalLM, Protocol):
-    """What a family with `gives_hidden_layers` builds."""
-
-    def forward_with_layers(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, and besides [T, len(layers) * hidden_size]: for each of `layers`, which ascend, the residual
-        stream that enters that layer (number of layers: that enters the final norm), side by side."""
+        `partial`: any of the checkpoint's tensors, into a module that was loaded before. Weights that are not given
+        keep their values, parts of fused layers too, and those given go into the memory that the old ones had, so that
+        captured graphs stay valid. Raises `ModelError` that lists names that the model does not have, and for layers
+        whose kernels cannot be loaded again. After an error all weights must be loaded anew.
+        """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """Estimates made from the config alone."""
+    """What a config says of the whole model, ranks and stages together. The host compares it with the module that
+    `create` builds, and refuses the family where they differ."""
 
     num_parameters: int
     num_layers: int
+    """Attention layers."""
     num_kv_heads: int
+    """Key-value heads of the first attention layer."""
     head_size: int
+    """Of the first attention layer."""
+    hidden_size: int
+    """Numbers in a hidden state: of `CausalLM.embed`, and of what `compute_logits` takes."""
     vocab_size: int
+    """Logits of a token."""
     max_model_len: int
     """Longest sequence that the config declares (max_position_embeddings, RoPE scaling included)."""
-    hidden_size: int = 0
-    """Numbers in a hidden state, which drafters are told; 0: config.json's own `hidden_size`."""
 
 
 class ModelFamily(Plugin):
@@ -162,7 +214,12 @@ class ModelFamily(Plugin):
     `ModelContext.batch_invariant` asks for that (`reproducibility: strict`)."""
 
     gives_hidden_layers: ClassVar[bool] = False
-    """Whether its modules are `LayeredCausalLM`s, so that drafters can look between the layers."""
+    """Whether its modules give the states that `ModelInputs.layers` asks for, so that drafters can look between the
+    layers."""
+
+    takes_stages: ClassVar[bool] = False
+    """Whether `create` builds the layers that `ModelContext.held_layers` names and no others, so that the layers can be
+    divided among pipeline stages. Otherwise it refuses a context that is not both first and last stage."""
 
     def __init__(self, options: PluginOptions):
         self.options = options
@@ -174,4 +231,4 @@ class ModelFamily(Plugin):
     @abstractmethod
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
         """Builds the module. Raises `ModelError` for values that it cannot serve (head counts that do not divide by
-        tensor_parallel, an unknown RoPE type)."""
+        tensor_parallel, an unknown RoPE type), and for stages where `takes_stages` is False."""

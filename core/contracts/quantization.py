@@ -50,16 +50,23 @@ class LinearKernel(ABC):
 
     @abstractmethod
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
-        """Takes the weights of output rows `rows` ([rows, in_features]); called once per fused part, until every row
-        was given.
+        """Takes the weights of output rows `rows` ([rows, in_features]).
+
+        A round of calls ends with `finish`. The first round has one call per fused part, until every row was given.
+        Later ones give all rows again, or some, of methods with `reloads_rows`, and may cut them in other places. The
+        new weights then take the memory of the old ones: what captured graphs, recorded calls and native plans know of
+        addresses stays valid, and results have the bits of a fresh kernel that is loaded with the same weights. A
+        round that fails half-way is followed by one of all rows. Nothing is multiplied during a round.
 
         `weight` is a `PackedTensor` only of the formats that the kernel's method `holds`, and a tensor of numbers
         otherwise. Parts that are fused may come in several formats, and some packed and some not. It must not be
         written to: it may be a view of a memory map, which keeping it keeps open.
+
+        Raises `ModelError` in a later round for rows in a form that needs other memory than they have.
         """
 
     def finish(self) -> None:
-        """All rows were given: pack, and drop what is no longer needed."""
+        """The round is over: pack, and drop what is no longer needed."""
         return None
 
     def packed(self) -> Mapping[str, torch.Tensor]:
@@ -77,9 +84,10 @@ class LinearKernel(ABC):
         """x [T, in_features] -> [T, out_features], in x's dtype."""
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """What the kernel holds, so that it can be moved away and back while nothing runs (`Worker.call` "sleep").
-        All weights are there, and nothing that is held besides counts. By default every tensor among its
-        attributes, so a kernel that keeps some in a list or a dict overrides it."""
+        """What the kernel holds, so that it can be moved away and back while nothing runs, or given up until a round of
+        `load` brings all of it again (`Worker.call` "sleep", levels 1 and 2): all weights, and nothing else. From
+        the first `finish` on they are the same objects. By default every tensor among its attributes, so a
+        kernel that keeps some in a list or a dict overrides it."""
         import torch
 
         return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
@@ -104,6 +112,10 @@ class QuantizationMethod(Plugin):
     batch_invariant: ClassVar[bool] = False
     """Whether the kernels can multiply so that a row's result bits depend on nothing but the row: not on how many rows
     there are, nor on where it stands among them."""
+
+    reloads_rows: ClassVar[bool] = False
+    """Whether loaded kernels take some rows and keep the others. Otherwise `load` is given all rows of a layer or none:
+    new weights for one part of a fused layer alone are refused."""
 
     for_drafters: ClassVar[bool] = False
     """Whether `auto` may round the weights of a drafter's own layers with it: guesses hardly change, and what is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,19 +13,17 @@ from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import (
     GatedMLP,
-    LMHead,
     ModelContext,
     OffsetRMSNorm,
     RopeSpec,
     RotaryEmbedding,
     Rotation,
-    VocabEmbedding,
     WeightRules,
-    load_weights,
 )
 from dovetail.nn.decoder import AttentionStyle, SelfAttention
 from dovetail.nn.hf_config import Config, layer_windows, required, rope_spec
 from dovetail.nn.planning import planned_size, reasons_against
+from dovetail.nn.stages import StagedCausalLM
 from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 
 
@@ -34,6 +32,7 @@ class GemmaFamily(ModelFamily):
 
     contract = (1, 0)
     batch_invariant = True
+    takes_stages = True
     stability = "provisional"
     preference: ClassVar[int] = 10
     architectures = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
@@ -74,7 +73,8 @@ def create(config: Mapping[str, Any], context: ModelContext) -> GemmaModel:
 def _style(config: Config) -> GemmaStyle:
     architecture = required(config, "architectures")[0]
     bias = bool(config.get("attention_bias", False))
-    attention = AttentionStyle((), bias, bias, scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5)
+    scale = float(config.get("query_pre_attn_scalar", 256)) ** -0.5
+    attention = AttentionStyle(windows=(), qkv_bias=bias, output_bias=bias, scale=scale)
     if architecture == "Gemma2ForCausalLM":
         rope = rope_spec(config)
         cap = config.get("attn_logit_softcapping", 50.0)
@@ -129,49 +129,43 @@ class GemmaLayer(torch.nn.Module):
         return output
 
 
-class GemmaModel(torch.nn.Module):
-    """The whole causal language model; a `CausalLM`."""
+class GemmaModel(StagedCausalLM):
+    """The whole causal language model, or a stage of it; a `CausalLM`."""
 
     def __init__(self, context: ModelContext, config: Config, style: GemmaStyle):
-        super().__init__()
-        vocab_size, hidden_size = int(required(config, "vocab_size")), int(required(config, "hidden_size"))
-        self.embed_tokens = VocabEmbedding(context, "model.embed_tokens", vocab_size, hidden_size)
+        hidden_size, eps = int(required(config, "hidden_size")), float(required(config, "rms_norm_eps"))
+        super().__init__(
+            context,
+            vocab_size=int(required(config, "vocab_size")),
+            hidden_size=hidden_size,
+            num_layers=len(style.attention.windows),
+            make_layer=lambda name, index: GemmaLayer(context, config, style, name, index),
+            make_norm=lambda name: OffsetRMSNorm(context, name, hidden_size, eps),
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+            rules=WeightRules(renamed=TEXT_NAMES),
+        )
         # Rounded to the model's dtype, as in training: 55.4256 becomes 55.5 in bfloat16.
         self._embedding_scale = torch.tensor(hidden_size**0.5, dtype=context.dtype).item()
         self.full_rotary = RotaryEmbedding(context, style.full_rope)
         self.sliding_rotary = RotaryEmbedding(context, style.sliding_rope)
-        self.layers = torch.nn.ModuleList(
-            GemmaLayer(context, config, style, f"model.layers.{index}", index)
-            for index in range(len(style.attention.windows))
-        )
-        self.norm = OffsetRMSNorm(context, "model.norm", hidden_size, float(required(config, "rms_norm_eps")))
-        is_tied = bool(config.get("tie_word_embeddings", True))
-        self.lm_head = LMHead(context, "lm_head", vocab_size, hidden_size, self.embed_tokens if is_tied else None)
-        tied = {"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {}
-        self._rules = WeightRules(renamed=TEXT_NAMES, tied=tied)
         self._logits_soft_cap = style.logits_soft_cap
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.embed`."""
-        x: torch.Tensor = self.embed_tokens(input_ids) * self._embedding_scale
-        return x
+        """As `CausalLM.embed`: scaled."""
+        return super().embed(input_ids) * self._embedding_scale
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.forward`."""
-        x = self.embed(input_ids)
+    def run_layers(
+        self, x: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `StagedCausalLM.run_layers`; no states between layers."""
         full, sliding = self.full_rotary(positions), self.sliding_rotary(positions)
         for layer in self.layers:
             x = layer(x, sliding if layer.is_sliding else full)
-        hidden: torch.Tensor = self.norm(x)
-        return hidden
+        return x if self.norm is None else self.norm(x), None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.compute_logits`."""
-        logits: torch.Tensor = self.lm_head(hidden)
+        """As `CausalLM.compute_logits`: capped, where the config caps them."""
+        logits = super().compute_logits(hidden)
         if self._logits_soft_cap is None:
             return logits
         return torch.tanh(logits / self._logits_soft_cap) * self._logits_soft_cap
-
-    def load_weights(self, weights: Any) -> None:
-        """As `CausalLM.load_weights`."""
-        load_weights(self, weights, self._rules)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,18 +13,16 @@ from dovetail.nn import (
     Attention,
     GatedMLP,
     LayerNorm,
-    LMHead,
     ModelContext,
     PlainMLP,
     QKVLinear,
     RotaryEmbedding,
     Rotation,
     RowLinear,
-    VocabEmbedding,
-    load_weights,
 )
 from dovetail.nn.hf_config import required
 from dovetail.nn.planning import planned_size, reasons_against
+from dovetail.nn.stages import StagedCausalLM
 from dovetail.plugins.model_families.layernorm_styles import Style, style_of
 
 
@@ -34,6 +31,7 @@ class LayerNormFamily(ModelFamily):
 
     contract = (1, 0)
     batch_invariant = True
+    takes_stages = True
     stability = "provisional"
     preference: ClassVar[int] = 10
     architectures = (
@@ -52,7 +50,7 @@ class LayerNormFamily(ModelFamily):
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted from the module's own blocks."""
         style = style_of(config)
-        return replace(planned_size(create, config, style.max_model_len), hidden_size=style.hidden_size)
+        return planned_size(create, config, style.max_model_len)
 
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
         """Builds the decoder for config's architecture."""
@@ -130,45 +128,37 @@ class LayerNormLayer(torch.nn.Module):
         return output
 
 
-class LayerNormModel(torch.nn.Module):
-    """The whole causal language model; a `CausalLM`."""
+class LayerNormModel(StagedCausalLM):
+    """The whole causal language model, or a stage of it; a `CausalLM`."""
 
     def __init__(self, context: ModelContext, vocab_size: int, style: Style):
-        super().__init__()
         hidden_size = style.hidden_size
-        self.embed_tokens = VocabEmbedding(context, "model.embed_tokens", vocab_size, hidden_size)
-        self.embed_norm = (
-            LayerNorm(context, "model.embed_norm", hidden_size, style.eps) if style.has_embedding_norm else None
+        super().__init__(
+            context,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_layers=style.num_layers,
+            make_layer=lambda name, _: LayerNormLayer(context, style, name),
+            make_norm=lambda name: LayerNorm(context, name, hidden_size, style.eps, style.norm_bias),
+            is_tied=style.is_tied,
+            head_bias=style.head_bias,
+            rules=style.rules,
         )
+        self.embed_norm: LayerNorm | None = None
+        if style.has_embedding_norm and context.is_first_stage:
+            self.embed_norm = LayerNorm(context, "model.embed_norm", hidden_size, style.eps)
         self.rotary = RotaryEmbedding(context, style.rope) if style.rope is not None else None
-        self.layers = torch.nn.ModuleList(
-            LayerNormLayer(context, style, f"model.layers.{index}") for index in range(style.num_layers)
-        )
-        self.norm = LayerNorm(context, "model.norm", hidden_size, style.eps, style.norm_bias)
-        tied = self.embed_tokens if style.is_tied else None
-        self.lm_head = LMHead(context, "lm_head", vocab_size, hidden_size, tied, style.head_bias)
-        names = {"lm_head.weight": "model.embed_tokens.weight"} if style.is_tied else {}
-        self._rules = replace(style.rules, tied=names)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.embed`."""
-        x: torch.Tensor = self.embed_tokens(input_ids)
+        """As `CausalLM.embed`: normed, where the model norms them."""
+        x = super().embed(input_ids)
         return x if self.embed_norm is None else self.embed_norm(x)
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.forward`."""
-        x = self.embed(input_ids)
+    def run_layers(
+        self, x: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `StagedCausalLM.run_layers`; no states between layers."""
         rotation = None if self.rotary is None else self.rotary(positions)
         for layer in self.layers:
             x = layer(x, rotation)
-        hidden: torch.Tensor = self.norm(x)
-        return hidden
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `CausalLM.compute_logits`."""
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
-
-    def load_weights(self, weights: Any) -> None:
-        """As `CausalLM.load_weights`."""
-        load_weights(self, weights, self._rules)
+        return x if self.norm is None else self.norm(x), None

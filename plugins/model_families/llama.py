@@ -35,6 +35,7 @@ class LlamaFamily(ModelFamily):
 
     contract = (1, 0)
     batch_invariant = True
+    takes_stages = True
     stability = "provisional"
     gives_hidden_layers = True
     preference: ClassVar[int] = 10
@@ -103,13 +104,13 @@ def _style(config: Config) -> AttentionStyle:
     num_layers = int(required(config, "num_hidden_layers"))
     match architecture:
         case "LlamaForCausalLM":
-            return AttentionStyle([None] * num_layers, qkv_bias=bias, output_bias=bias)
+            return AttentionStyle(windows=[None] * num_layers, qkv_bias=bias, output_bias=bias)
         case "MistralForCausalLM" | "Phi3ForCausalLM":
-            return AttentionStyle([config.get("sliding_window")] * num_layers)
+            return AttentionStyle(windows=[config.get("sliding_window")] * num_layers)
         case "Qwen2ForCausalLM":
-            return AttentionStyle(_qwen_windows(config), qkv_bias=True)
+            return AttentionStyle(windows=_qwen_windows(config), qkv_bias=True)
         case "Qwen3ForCausalLM":
-            return AttentionStyle(_qwen_windows(config), qkv_bias=bias, output_bias=bias, head_norm=RMSNorm)
+            return AttentionStyle(windows=_qwen_windows(config), qkv_bias=bias, output_bias=bias, head_norm=RMSNorm)
     raise ModelError(f"{architecture} is none of {', '.join(LlamaFamily.architectures)}")
 
 

@@ -38,6 +38,7 @@ class Llama4Family(ModelFamily):
 
     contract = (1, 0)
     batch_invariant = True
+    takes_stages = True
     stability = "provisional"
     gives_hidden_layers = True
     preference: ClassVar[int] = 10

@@ -22,6 +22,7 @@ class MoEFamily(ModelFamily):
 
     contract = (1, 0)
     batch_invariant = True
+    takes_stages = True
     stability = "provisional"
     gives_hidden_layers = True
     preference: ClassVar[int] = 10
@@ -63,13 +64,13 @@ def _style(config: Config) -> AttentionStyle:
     window = config.get("sliding_window") if config.get("use_sliding_window", False) else None
     match architecture:
         case "MixtralForCausalLM":
-            return AttentionStyle([config.get("sliding_window")] * num_layers)
+            return AttentionStyle(windows=[config.get("sliding_window")] * num_layers)
         case "Qwen2MoeForCausalLM":
             bias = bool(config.get("qkv_bias", True))
-            return AttentionStyle(_qwen2_windows(config) if window else [None] * num_layers, qkv_bias=bias)
+            return AttentionStyle(windows=_qwen2_windows(config) if window else [None] * num_layers, qkv_bias=bias)
         case "Qwen3MoeForCausalLM":
             bias = bool(config.get("attention_bias", False))
-            return AttentionStyle([window] * num_layers, qkv_bias=bias, output_bias=bias, head_norm=RMSNorm)
+            return AttentionStyle(windows=[window] * num_layers, qkv_bias=bias, output_bias=bias, head_norm=RMSNorm)
     raise ModelError(f"{architecture} is none of {', '.join(MoEFamily.architectures)}")
 
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelFamily, ModelInputs, ModelNeed, ModelOutputs, ModelSize
 from dovetail.contracts.plugin import Environment
+from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import ModelContext
 from dovetail.nn.hf_config import check_rope, required
 from dovetail.nn.loading import foreign_names
+from dovetail.nn.planning import planning_context
+from dovetail.nn.stages import check_inputs, check_whole
 from dovetail.plugins.model_families.transformers_attention import (
     IMPLEMENTATION,
     REHEARSAL,
@@ -74,18 +77,23 @@ class TransformersFamily(ModelFamily):
         return reasons + _reasons_against_class(model_class) + _reasons_against_layers(hf_config)
 
     def size(self, config: Mapping[str, Any]) -> ModelSize:
-        """Counted on the meta device."""
+        """Counted on the meta device, where the first layer shows its heads: configs spell them in many ways."""
         hf_config = _hf_config(config)
-        with torch.device("meta"), _building():
-            model = _model_class(hf_config)(hf_config)
+        context = replace(planning_context(), max_model_len=3)  # the tokens of a rehearsal
+        model = _built(hf_config, context)
+        model.tie_weights()
+        with suppress(NotImplementedError):  # the model looks at numbers, behind its first attention
+            _run(model, Rehearsal(context), context.device, [1, 2, 3], [0, 1, 2])
+        if not context.attention_layers:
+            raise ModelError("the model never called its attention through transformers' registry")
+        first = context.attention_layers[0].layer
         text = hf_config.get_text_config()
-        given = text.to_dict()
         try:
             return ModelSize(
                 num_parameters=model.num_parameters(),
                 num_layers=text.num_hidden_layers,
-                num_kv_heads=given.get("num_key_value_heads") or text.num_attention_heads,
-                head_size=given.get("head_dim") or text.hidden_size // text.num_attention_heads,
+                num_kv_heads=first.num_kv_heads,
+                head_size=first.head_size,
                 vocab_size=text.vocab_size,
                 max_model_len=text.max_position_embeddings,
                 hidden_size=text.hidden_size,
@@ -98,6 +106,7 @@ class TransformersFamily(ModelFamily):
         to serve."""
         if context.tp_size > 1:
             raise ModelError("models built by transformers run on one rank here; set executor.tensor_parallel to 1")
+        check_whole(context, type(self).__name__)
         if context.quantization is not None:
             raise ModelError("models built by transformers run unquantized here; remove model.quantization")
         return TransformersModel(_hf_config(config), context)
@@ -108,20 +117,11 @@ class TransformersModel(torch.nn.Module):
 
     def __init__(self, hf_config: Any, context: ModelContext):
         super().__init__()
-        from transformers.initialization import no_init_weights
-
-        register_attention()
         self._context = context
         self._hf_config = hf_config
-        model_class = _model_class(hf_config)
-        if reasons := [*_reasons_against_class(model_class), *_reasons_against_layers(hf_config)]:
-            raise ModelError("; ".join(reasons))
-        _check_length(hf_config, context.max_model_len)
-        hf_config = copy.deepcopy(hf_config)
-        with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype), _building():
-            model = model_class._from_config(hf_config, attn_implementation=REHEARSAL, dtype=context.dtype)
+        model = _built(hf_config, context)
         rehearsal = Rehearsal(context)
-        self._forward(model.eval(), rehearsal, [1, 2, 3], [0, 1, 2])
+        self._forward(model, rehearsal, [1, 2, 3], [0, 1, 2])
         self._planned = model if context.device.type == "meta" else None
         names = {module: name for name, module in model.named_modules()}
         self._layers = {names[module]: attention for module, attention in rehearsal.layers().items()}
@@ -129,35 +129,58 @@ class TransformersModel(torch.nn.Module):
         self._head: Any = None
         self._port: AttentionPort = rehearsal
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: ModelInputs) -> ModelOutputs:
         """As `CausalLM.forward`."""
-        return self._trunk(self._loaded(), self._port, input_ids, positions)
+        check_inputs(inputs)
+        return ModelOutputs(hidden=_trunk(self._loaded(), self._port, inputs))
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.embed`."""
-        embedded: torch.Tensor = self._loaded().get_input_embeddings()(input_ids)
+        model = self._loaded() if self._planned is None else self._planned
+        embedded: torch.Tensor = model.get_input_embeddings()(input_ids)
         return embedded
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.compute_logits`: the model's own code after its trunk, whatever it does to logits."""
-        self._loaded()
+        if self._head is None:
+            raise RuntimeError(_NO_WEIGHTS)
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
 
-    def load_weights(self, weights: Any) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | PackedTensor]], partial: bool = False) -> None:
         """Lets transformers match names and layouts, as in `from_pretrained`, then verifies that the model computes
         each token by itself outside attention. Raises `ModelError` where it does not."""
-        if self._planned is not None:
-            self._rehearse_loading(self._planned, dict(weights))
+        # Packed tensors come to families that take quantization, which this one does not.
+        named = cast(Iterable[tuple[str, torch.Tensor]], weights)
+        if partial:
+            self._load_some(dict(named))
             return
-        model = self._load(dict(weights)).to(self._context.device)
+        if self._planned is not None:
+            self._rehearse_loading(self._planned, dict(named))
+            return
+        model, _ = self._load(dict(named))
+        model = model.to(self._context.device)
         modules = dict(model.named_modules())
         self._port = PagedAttention({modules[name]: attention for name, attention in self._layers.items()})
         self.model = model
         self._head = _without_trunk(model)
         self._verify(model)
 
-    def _load(self, state: dict[str, torch.Tensor]) -> Any:
+    def _load_some(self, state: dict[str, torch.Tensor]) -> None:
+        """Lets transformers make a second model of the tensors, and copies what they filled in."""
+        loaded, missing = self._load(state, partial=True)
+        own = dict(self._loaded().named_parameters(remove_duplicate=False))
+        filled: dict[torch.Tensor, bool] = {}
+        new = dict(loaded.named_parameters(remove_duplicate=False))
+        for name, tensor in new.items():
+            filled[tensor] = filled.get(tensor, True) and name not in missing
+        with torch.inference_mode():
+            for name, tensor in new.items():
+                if filled[tensor]:
+                    own[name].copy_(tensor)
+
+    def _load(self, state: dict[str, torch.Tensor], *, partial: bool = False) -> tuple[Any, list[str]]:
+        """A model with these weights, and which of its own were not among them."""
         with _quiet_progress():
             model, info = _model_class(self._hf_config).from_pretrained(
                 None,
@@ -169,7 +192,10 @@ class TransformersModel(torch.nn.Module):
                 ignore_mismatched_sizes=True,
             )
         found = {key: sorted(map(_name_of, info[key])) for key in _LOADING_PROBLEMS}
-        foreign = foreign_names(found["unexpected_keys"], model.state_dict())
+        foreign = [] if partial else foreign_names(found["unexpected_keys"], model.state_dict())
+        missing = found["missing_keys"]
+        if partial:
+            found["missing_keys"] = []
         if found["missing_keys"] or found["mismatched_keys"] or len(foreign) < len(found["unexpected_keys"]):
             listed = "; ".join(
                 f"{title} ({len(found[key])}): {', '.join(found[key][:12])}"
@@ -180,14 +206,14 @@ class TransformersModel(torch.nn.Module):
         if foreign:
             listed = f"({len(foreign)}): {', '.join(foreign[:12])}"
             logger.warning("tensors of the checkpoint that are no part of the model are left out %s", listed)
-        return model.eval()
+        return model.eval(), missing
 
     def _rehearse_loading(self, model: Any, state: Mapping[str, torch.Tensor]) -> None:
         """What can be said without numbers: the names and shapes fit, and the head takes hidden states alone."""
-        head = _without_trunk(model)
+        self._head = _without_trunk(model)
         hidden = self._forward(model, LocalAttention(), [1, 2, 3], [0, 1, 2])
         with torch.inference_mode(), _refusal(model):
-            head(inputs_embeds=hidden[None], use_cache=False)
+            self.compute_logits(hidden)
         size = sum(tensor.numel() for tensor in state.values())
         # transformers stacks experts while it loads them, which takes their memory.
         if size <= _MOST_REHEARSED or not any("expert" in name for name in state):
@@ -207,7 +233,7 @@ class TransformersModel(torch.nn.Module):
                 f"rescales positions below {last}, so its tokens cannot be computed in one flat batch; "
                 "if it scales RoPE with the sequence, a smaller model.max_model_len may do"
             )
-        ids, positions = self._tensors([1, 2, 3], [0, 1, 2])
+        ids, positions = torch.tensor([[[1, 2, 3]], [[0, 1, 2]]], device=self._context.device)
         with torch.inference_mode(), _refusal(model):
             whole = model(input_ids=ids, position_ids=positions, use_cache=False, dovetail=local).logits[0]
             if not _close(self.compute_logits(alone), whole):
@@ -215,29 +241,51 @@ class TransformersModel(torch.nn.Module):
 
     def _loaded(self) -> Any:
         if self.model is None:
-            raise RuntimeError("the model has no weights yet: call load_weights() first")
+            raise RuntimeError(_NO_WEIGHTS)
         return self.model
 
-    def _tensors(self, ids: list[int], positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self._context.device
-        return torch.tensor([ids], device=device), torch.tensor([positions], device=device)
-
-    @torch.inference_mode()
     def _forward(self, model: Any, port: AttentionPort, ids: list[int], positions: list[int]) -> torch.Tensor:
-        """A pass over a few tokens."""
-        flat_ids, flat_positions = self._tensors(ids, positions)
-        with _refusal(model):
-            return self._trunk(model, port, flat_ids[0], flat_positions[0])
+        return _run(model, port, self._context.device, ids, positions)
 
-    def _trunk(self, model: Any, port: AttentionPort, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        # transformers reads packed sequences off the positions unless it is given a mask, and meta tensors have none.
-        mask = {"attention_mask": torch.ones_like(input_ids[None])} if input_ids.is_meta else {}
-        output = model.base_model(
-            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, dovetail=port, **mask
-        )
-        hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden
 
+def _built(hf_config: Any, context: ModelContext) -> Any:
+    """The model without weights, whose attention can be rehearsed. Raises `ModelError` for one that is not ours to
+    serve."""
+    from transformers.initialization import no_init_weights
+
+    register_attention()
+    model_class = _model_class(hf_config)
+    if reasons := [*_reasons_against_class(model_class), *_reasons_against_layers(hf_config)]:
+        raise ModelError("; ".join(reasons))
+    _check_length(hf_config, context.max_model_len)
+    hf_config = copy.deepcopy(hf_config)
+    with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype), _building():
+        model = model_class._from_config(hf_config, attn_implementation=REHEARSAL, dtype=context.dtype)
+    return model.eval()
+
+
+@torch.inference_mode()
+def _run(model: Any, port: AttentionPort, device: torch.device, ids: list[int], positions: list[int]) -> torch.Tensor:
+    """A pass over a few tokens."""
+    flat_ids, flat_positions = torch.tensor([ids, positions], device=device)
+    with _refusal(model):
+        return _trunk(model, port, ModelInputs(input_ids=flat_ids, positions=flat_positions))
+
+
+def _trunk(model: Any, port: AttentionPort, inputs: ModelInputs) -> torch.Tensor:
+    positions = inputs.positions[None]
+    # transformers reads packed sequences off the positions unless it is given a mask, and meta tensors have none.
+    given = {"attention_mask": torch.ones_like(positions)} if positions.is_meta else {}
+    if inputs.input_ids is not None:
+        given["input_ids"] = inputs.input_ids[None]
+    elif inputs.embeddings is not None:
+        given["inputs_embeds"] = inputs.embeddings[None]
+    output = model.base_model(position_ids=positions, use_cache=False, dovetail=port, **given)
+    hidden: torch.Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+_NO_WEIGHTS = "the model has no weights yet: call load_weights() first"
 
 _CODE_KEYS = frozenset(
     {"auto_map", "custom_pipelines", "custom_generate", "use_kernels"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelInputs, ModelNeed, ModelOutputs, ModelSize
 from dovetail.contracts.plugin import Environment
-from dovetail.nn import ModelContext
+from dovetail.nn import ModelContext, expected_shapes
 from dovetail.nn.operators import torch_operators
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
@@ -89,60 +89,95 @@ def own_operators(config: dict[str, Any], context: ModelContext) -> None:
     context.operators = torch_operators()
 
 
-def computing(change: Callable[..., torch.Tensor]) -> type[LlamaFamily]:
-    """The family, whose modules' `forward` is `change(forward, input_ids, positions)`."""
+def computing(change: Callable[[Any, ModelInputs], ModelOutputs]) -> type[LlamaFamily]:
+    """The family, whose modules' `forward` is `change(forward, inputs)`."""
 
     def after(module: Any) -> None:
         forward = module.forward
-        module.forward = lambda input_ids, positions: change(forward, input_ids, positions)
+        module.forward = lambda inputs: change(forward, inputs)
 
     return building(after=after)
 
 
-def without_positions(forward: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return forward(input_ids, torch.arange(len(positions)))
+def without_positions(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    return forward(replace(inputs, positions=torch.arange(len(inputs.positions))))
 
 
-def with_a_look_aside(forward: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    hidden = forward(input_ids, positions)
-    return hidden + 0.1 * hidden.mean(0)
+def with_a_look_aside(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    hidden = forward(inputs).hidden
+    return ModelOutputs(hidden=hidden + 0.1 * hidden.mean(0))
 
 
-def with_bits_of_the_batch(forward: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return forward(input_ids, positions) * (1 + 1e-7 * len(input_ids))
+def with_bits_of_the_batch(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    return ModelOutputs(hidden=forward(inputs).hidden * (1 + 1e-7 * len(inputs.positions)))
 
 
-def twice(forward: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    forward(input_ids, positions)
-    return forward(input_ids, positions)
+def twice(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    forward(inputs)
+    return forward(inputs)
+
+
+def next_layer(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    """Gives what leaves a layer, not what enters it."""
+    return forward(replace(inputs, layers=tuple(min(layer + 1, 2) for layer in inputs.layers)))
 
 
 def scales_embeddings(module: Any) -> None:
     embed = module.embed
     module.embed = lambda input_ids: embed(input_ids) * 1.01
-    module.forward = lambda input_ids, positions, forward=module.forward: forward(input_ids, positions)
 
 
 def swallows_errors(module: Any) -> None:
     load_weights = module.load_weights
 
-    def load(weights: Any) -> None:
+    def load(weights: Any, partial: bool = False) -> None:
         try:
-            load_weights(weights)
+            load_weights(weights, partial)
         except ModelError:
             return
 
     module.load_weights = load
 
 
-def next_layer(module: Any) -> None:
-    """Gives what leaves a layer, not what enters it."""
-    forward_with_layers = module.forward_with_layers
+def resets_the_others(module: Any) -> None:
+    load_weights = module.load_weights
 
-    def shifted(input_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[int]) -> Any:
-        return forward_with_layers(input_ids, positions, [min(layer + 1, 2) for layer in layers])
+    def load(weights: Any, partial: bool = False) -> None:
+        given = dict(weights)
+        if partial:
+            given = {name: torch.zeros(shape) for name, shape in expected_shapes(module).items()} | given
+        load_weights(given.items(), partial)
 
-    module.forward_with_layers = shifted
+    module.load_weights = load
+
+
+def takes_unknown_names(module: Any) -> None:
+    load_weights = module.load_weights
+
+    def load(weights: Any, partial: bool = False) -> None:
+        known = expected_shapes(module)
+        load_weights([(name, tensor) for name, tensor in weights if not partial or name in known], partial)
+
+    module.load_weights = load
+
+
+def ignores_embeddings(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    ids = torch.zeros_like(inputs.positions) if inputs.input_ids is None else inputs.input_ids
+    return forward(replace(inputs, input_ids=ids, embeddings=None))
+
+
+def ignores_adapters(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    return forward(replace(inputs, adapters=None))
+
+
+def all_layers(config: dict[str, Any], context: ModelContext) -> None:
+    context.held_layers = range
+
+
+def one_layer_less(config: dict[str, Any], context: ModelContext) -> None:
+    held_layers = context.held_layers
+    if not (context.is_first_stage and context.is_last_stage):
+        context.held_layers = lambda num_layers: held_layers(num_layers)[:-1]
 
 
 def sized(**changes: Callable[[int], int]) -> type[LlamaFamily]:
@@ -172,6 +207,15 @@ class GivesLayers(GemmaFamily):
     gives_hidden_layers = True
 
 
+class TakesStages(TransformersFamily):
+    architectures = ("LlamaForCausalLM",)
+    takes_stages = True
+
+
+class TakesNoStages(LlamaFamily):
+    takes_stages = False
+
+
 class ServesAnything(LlamaFamily):
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
@@ -180,18 +224,35 @@ class ServesAnything(LlamaFamily):
 
 LOGITS, RANKS = "test_logits_equal_the_oracle", "test_ranks_together_equal_the_oracle"
 ALONE, EMBEDDINGS = "test_rows_do_not_depend_on_the_batch", "test_embeddings_are_what_enters_the_first_layer"
+UNKNOWN_WEIGHTS = "test_some_weights_of_another_model_are_refused"
+STAGES, SOME_WEIGHTS = "test_stages_together_equal_the_oracle", "test_some_weights_are_loaded_and_the_others_kept"
 SIZE, LAYERS = "test_the_size_is_that_of_the_model", "test_states_between_the_layers_are_given"
 FAULTS = [
     Fault("ties what is not tied", ties(True), f"{LOGITS}[untied-whole]"),
     Fault("does not tie what is tied", ties(False), f"{LOGITS}[tied-whole]"),
     Fault("counts positions from 0 in each chunk", computing(without_positions), f"{LOGITS}[untied-in chunks]"),
     Fault("lets requests look at each other", computing(with_a_look_aside), "test_requests_of_a_batch_do_not_meet"),
+    Fault("ignores embeddings", computing(ignores_embeddings), "test_embeddings_take_the_place_of_token_ids"),
+    Fault("builds every layer in each stage", building(all_layers), STAGES),
+    Fault("leaves out a layer of a stage", building(one_layer_less), STAGES),
+    Fault("declares takes_stages falsely", TakesStages, STAGES),
+    Fault("builds stages and does not say so", TakesNoStages, STAGES),
+    Fault("resets weights that are not given", building(after=resets_the_others), SOME_WEIGHTS),
+    Fault(
+        "takes weights of any name",
+        building(after=takes_unknown_names),
+        "test_some_weights_of_another_model_are_refused",
+    ),
+    Fault("ignores adapters", computing(ignores_adapters), "test_inputs_that_it_cannot_take_are_refused"),
+    Fault("says another hidden size", sized(hidden_size=lambda size: size // 2), SIZE),
+    Fault("says another vocabulary", sized(vocab_size=lambda size: size - 1), SIZE),
+    Fault("says a layer too many", sized(num_layers=lambda count: count + 1), SIZE),
     Fault("does not sum over ranks", over(OwnSums), RANKS),
     Fault("turns the ranks' vocabularies round", over(TurnedRound), RANKS),
     Fault("gives each rank the first share", over(OneRank), RANKS),
     Fault("declares batch invariance falsely", computing(with_bits_of_the_batch), ALONE),
     Fault("declares gives_hidden_layers falsely", GivesLayers, LAYERS),
-    Fault("gives the states behind a layer", building(after=next_layer), LAYERS),
+    Fault("gives the states behind a layer", computing(next_layer), LAYERS),
     Fault("doubles the longest sequence", sized(max_model_len=lambda count: 2 * count), SIZE),
     Fault("counts parameters twice", sized(num_parameters=lambda count: 2 * count), SIZE),
     Fault("counts a head too many", sized(num_kv_heads=lambda count: count + 1), SIZE),

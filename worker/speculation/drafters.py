@@ -118,7 +118,9 @@ def _load_model(
     if model.quantization is not None:
         context.quantization = plugins.create(model.quantization, model.quantization_need(config.device_type))
     context.max_model_len = min(model.max_model_len, config.model.max_model_len)
-    module, _ = read_module(plugins, model.family, model.hf_config, context, model.weight_format, model.files)
+    module, _ = read_module(
+        plugins, model.family, model.hf_config, model.size, context, model.weight_format, model.files
+    )
     return DraftModel(module, context.attention_layers, context.max_model_len)
 
 

@@ -87,7 +87,9 @@ def test_a_dtype_of_queries_that_is_not_served_is_one_reason():
 def test_memory_is_counted_in_the_dtype_of_the_pages(resolve_tiny):
     wide, narrow = (resolve_tiny(cache={"dtype": dtype}) for dtype in ("float32", "bfloat16"))
     assert wide.cache.memory_bytes == narrow.cache.memory_bytes
-    size = ModelSize(1, num_layers=3, num_kv_heads=2, head_size=64, vocab_size=10, max_model_len=8)
+    size = ModelSize(
+        num_parameters=1, num_layers=3, num_kv_heads=2, head_size=64, hidden_size=64, vocab_size=10, max_model_len=8
+    )
     assert kv_bytes_per_token(size, "float32", 1) == 3 * 2 * 2 * 64 * 4
     assert kv_bytes_per_token(size, "bfloat16", 1) == 3 * 2 * 2 * 64 * 2
     # Elements, and a float16 scale for each key and value.

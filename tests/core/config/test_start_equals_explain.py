@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from dovetail import LLM, SamplingParams
 from dovetail.commands.main import main
 from dovetail.config.load import load_config
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.engine.explanation import explain
-from dovetail.testing.tiny_models import read_config, save_tiny_model, tiny_config
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -166,25 +166,32 @@ def test_an_attention_that_cannot_serve_the_layers_is_refused_before_weights_are
     assert "has no ALiBi bias" in " ".join("".join(capsys.readouterr()).split())
 
 
-def test_a_target_that_does_not_say_its_hidden_size_is_refused_before_weights_are_read(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "said", "built"),
+    [
+        ("num_layers", 3, 2),
+        ("num_kv_heads", 5, 4),
+        ("head_size", 9, 16),
+        ("hidden_size", 0, 64),
+        ("vocab_size", 7, 128),
+    ],
+)
+def test_a_family_that_says_another_size_than_it_builds_is_refused_as_explain_says(
+    models: Path, tmp_path: Path, name: str, said: int, built: int
 ) -> None:
-    """A family of a third party that fills in nothing, over a config that spells it in a way of its own."""
-    assert "hidden_size" not in read_config(models / "gpt2")
-    (tmp_path / "quiet.py").write_text(
+    """A family of a third party, over a config that spells sizes in a way of its own."""
+    (tmp_path / "wrong.py").write_text(
         "from dataclasses import replace\n"
         "from dovetail.plugins.model_families.transformers import TransformersFamily\n"
-        "class Quiet(TransformersFamily):\n"
+        "class Wrong(TransformersFamily):\n"
         "    def size(self, config):\n"
-        "        return replace(super().size(config), hidden_size=0)\n"
+        f"        return replace(super().size(config), {name}={said})\n"
     )
     asked = config(models / "gpt2", "cpu")
-    asked["model"]["family"] = f"{tmp_path}/quiet.py:Quiet"
-    with pytest.raises(ConfigError, match="drafters have to know the target's hidden size, and neither Quiet nor"):
+    del asked["speculative"]
+    asked["model"]["family"] = f"{tmp_path}/wrong.py:Wrong"
+    sentence = f"wrong.py:Wrong says {name} {said}, and builds a model of {built}"
+    refusal = explain(load_config(asked)).refusal
+    assert sentence in str(refusal)
+    with pytest.raises(ModelError, match=re.escape(str(refusal))):
         LLM(config=asked)
-    (tmp_path / "engine.json").write_text(json.dumps(asked))
-    monkeypatch.setattr(sys, "argv", ["dovetail", "explain", str(tmp_path / "engine.json")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code
-    assert "hidden size" in "".join(capsys.readouterr())

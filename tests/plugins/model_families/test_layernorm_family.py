@@ -62,7 +62,7 @@ def test_check_says_why_not(make_checkpoint: Any, model_type: str, changes: Any,
     sizes = {"falcon": {}, "stablelm": {}, "gptj": {"rotary_dim": 8}, "bloom": {"n_layer": 3, "n_head": 4}}
     mpt = {"d_model": 64, "n_heads": 4, "n_layers": 2}
     config = make_checkpoint(model_type, **sizes.get(model_type, mpt)).config | changes
-    need = ModelNeed(config, 1, "cpu", "float32")
+    need = ModelNeed(config=config, tensor_parallel=1, device_type="cpu", dtype="float32")
     (answer,) = LayerNormFamily.check(
         need, LayerNormFamily.Options(), Environment("cpu", num_cpus=1, memory_bytes=1 << 30)
     )

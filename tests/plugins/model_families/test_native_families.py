@@ -195,7 +195,9 @@ def test_layers_of_llama4_go_by_chunks_where_they_rotate(make_checkpoint: Any) -
     ],
 )
 def test_llama4_says_why_not(make_checkpoint: Any, changes: Any, reason: str) -> None:
-    need = ModelNeed(make_checkpoint("llama4_text").config | changes, 1, "cpu", "float32")
+    need = ModelNeed(
+        config=make_checkpoint("llama4_text").config | changes, tensor_parallel=1, device_type="cpu", dtype="float32"
+    )
     (answer,) = Llama4Family.check(need, Llama4Family.Options(), ENVIRONMENT)
     assert reason in answer
 
@@ -243,12 +245,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_every_name(make_checkpoi
     ],
 )
 def test_check_says_why_not(make_checkpoint: Any, overrides: Any, tensor_parallel: int, reason: str) -> None:
-    need = ModelNeed(make_checkpoint("llama").config | overrides, tensor_parallel, "cpu", "float32")
+    need = ModelNeed(
+        config=make_checkpoint("llama").config | overrides,
+        tensor_parallel=tensor_parallel,
+        device_type="cpu",
+        dtype="float32",
+    )
     (answer,) = LlamaFamily.check(need, LlamaFamily.Options(), ENVIRONMENT)
     assert reason in answer
 
 
 def test_check_has_nothing_against_what_the_family_serves(case: Any) -> None:
     family_class, checkpoint = case
-    need = ModelNeed(checkpoint.config, 2, "cpu", "float32")
+    need = ModelNeed(config=checkpoint.config, tensor_parallel=2, device_type="cpu", dtype="float32")
     assert family_class.check(need, family_class.Options(), ENVIRONMENT) == []

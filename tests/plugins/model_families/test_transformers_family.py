@@ -82,13 +82,13 @@ def test_the_size_is_that_of_the_transformers_model(make_checkpoint: Any, name: 
 )
 def test_check_says_why_not(model_type: str, overrides: Any, tensor_parallel: int, reason: str) -> None:
     config = {"model_type": model_type, "is_encoder_decoder": model_type == "t5", **overrides}
-    need = ModelNeed(config, tensor_parallel, "cpu", "float32")
+    need = ModelNeed(config=config, tensor_parallel=tensor_parallel, device_type="cpu", dtype="float32")
     answers = TransformersFamily.check(need, TransformersFamily.Options(), ENVIRONMENT)
     assert any(reason in answer for answer in answers)
 
 
 def test_check_has_nothing_against_a_model_it_serves(make_checkpoint: Any) -> None:
-    need = ModelNeed(make_checkpoint("gpt2").config, 1, "cpu", "float32")
+    need = ModelNeed(config=make_checkpoint("gpt2").config, tensor_parallel=1, device_type="cpu", dtype="float32")
     assert TransformersFamily.check(need, TransformersFamily.Options(), ENVIRONMENT) == []
 
 

@@ -136,6 +136,8 @@ def test_keys_that_a_text_config_leaves_out_have_the_defaults_of_its_type() -> N
 def test_a_text_model_that_is_not_served_is_named() -> None:
     config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "opt"}}
     (reason,) = LlamaFamily.check(
-        ModelNeed(config, 1, "cpu", "float32"), LlamaFamily.Options(), Environment("cpu", num_cpus=1, memory_bytes=1)
+        ModelNeed(config=config, tensor_parallel=1, device_type="cpu", dtype="float32"),
+        LlamaFamily.Options(),
+        Environment("cpu", num_cpus=1, memory_bytes=1),
     )
     assert "of type 'opt'" in reason
