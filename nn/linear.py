@@ -81,8 +81,8 @@ class Linear(WeightHolder):
         missing = sorted(self._weights.keys() - given)
         if given and missing and not self._takes_some_rows:
             raise ModelError(
-                f"{', '.join(sorted(given))} cannot be loaded without {', '.join(missing)}: they are one layer here, "
-                "and its quantization method loads all rows of a layer or none; give them together"
+                f"{', '.join(sorted(given))} cannot be loaded without {', '.join(missing)}: they are one layer here,"
+                " whose quantization method loads all of its rows or none; give them together"
             )
         if given:
             self.kernel.finish()

@@ -162,7 +162,8 @@ class ReplayedForward:
 
     For each number: the first pass runs as it is, the second is recorded, the third is replayed and compared, and those
     after it are replayed. Where one cannot be recorded, or came out different, all run as they are from then on.
-    Not to be used on a module whose weights are about to be loaded anew: create another then.
+    Weights may be loaded again, since kernels keep their memory (`LinearKernel.load`). Where memory moves, as that of a
+    worker that sleeps, create another.
     """
 
     def __init__(self, forward: Forward):

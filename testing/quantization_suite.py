@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -27,11 +27,15 @@ from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.kernels import unpacked
+from dovetail.nn.replay import record
 from dovetail.registry.environment import detect_environment
 
 DTYPES = ("float32", "float16", "bfloat16")
 NUM_ROWS = (0, 1, 17)
 """Rows of activations: none, decoding, and more than kernels for few rows take."""
+
+CUTS = ((0.0, 0.5), (0.4, 0.45), (0.3, 0.9), (0.0, 1.0))
+"""Which rows of a part are loaded again."""
 
 Weight = torch.Tensor | PackedTensor
 
@@ -201,13 +205,65 @@ class QuantizationSuite:
         assert torch.equal(self.loaded(self.kernel(method), parts[::-1]).apply(x, None), expected)
         assert torch.equal(dense(parts), before), "weights may be views of a memory map"
 
-    def test_loading_anew_replaces(self, method: QuantizationMethod) -> None:
-        """A kernel that multiplied already takes other weights."""
+    def test_loading_again_keeps_the_memory(self, method: QuantizationMethod) -> None:
+        """A kernel that multiplied already takes other weights: same addresses, the bits of a fresh kernel."""
         x = self.random(3, self.in_features, method=method)
         kernel = self.loaded(self.kernel(method), self.parts())
-        kernel.apply(x, None)
+        first, places = kernel.apply(x, None), addresses(kernel)
+        again = self.loaded(kernel, self.parts(seed=1)).apply(x, None)
+        assert not torch.equal(again, first), "the old weights are still there"
+        assert torch.equal(again, self.loaded(self.kernel(method), self.parts(seed=1)).apply(x, None))
+        assert addresses(kernel) == places, "captured graphs and native plans hold the old addresses"
+
+    @pytest.mark.parametrize("cut", CUTS, ids=str)
+    def test_some_rows_are_loaded_again(self, method: QuantizationMethod, cut: tuple[float, float]) -> None:
+        """Of each part those from one share of its rows to another, where the method declares it."""
+        if not method.reloads_rows:
+            pytest.skip(f"{self.method_class.__name__} does not declare reloads_rows")
+        x = self.random(3, self.in_features, method=method)
+        kernel = self.loaded(self.kernel(method), self.parts())
+        places = addresses(kernel)
+        mixed: list[tuple[slice, Weight]] = []
+        for (rows, old), (_, new) in zip(self.parts(), self.parts(seed=1), strict=True):
+            start, stop = (round(share * (rows.stop - rows.start)) for share in cut)
+            kernel.load(slice(rows.start + start, rows.start + stop), new[start:stop])
+            mixed.append((rows, stacked([old[:start], new[start:stop], old[stop:]])))
+        kernel.finish()
+        assert torch.equal(kernel.apply(x, None), self.loaded(self.kernel(method), mixed).apply(x, None))
+        assert addresses(kernel) == places
+
+    def test_a_round_that_failed_half_way_is_followed_by_another(self, method: QuantizationMethod) -> None:
+        """As where a checkpoint turns out to be cut off: nothing of the failed round is left."""
+        x = self.random(3, self.in_features, method=method)
+        kernel = self.loaded(self.kernel(method), self.parts())
+        places = addresses(kernel)
+        for rows, weight in self.parts(seed=2)[1:]:
+            kernel.load(rows, weight)
         again = self.loaded(kernel, self.parts(seed=1)).apply(x, None)
         assert torch.equal(again, self.loaded(self.kernel(method), self.parts(seed=1)).apply(x, None))
+        assert addresses(kernel) == places
+
+    def test_a_round_owes_nothing_to_what_was_there(self, method: QuantizationMethod) -> None:
+        """As for a worker that slept: the memory of `tensors` comes back with other content."""
+        x = self.random(3, self.in_features, method=method)
+        kernel = self.loaded(self.kernel(method), self.parts())
+        expected = kernel.apply(x, None)
+        for tensor in kernel.tensors():
+            tensor.view(torch.uint8).fill_(0xA5)
+        assert torch.equal(self.loaded(kernel, self.parts()).apply(x, None), expected)
+
+    def test_recorded_products_see_new_weights(self, method: QuantizationMethod) -> None:
+        """As a captured graph, or on CPUs as the recorded calls of native kernels, where there are any."""
+        kernel = self.loaded(self.kernel(method), self.parts())
+        recorded = repeated(lambda x: kernel.apply(x, None), self.random(3, self.in_features, method=method))
+        if isinstance(recorded, str):
+            pytest.skip(recorded)
+        first = recorded().clone()
+        self.loaded(kernel, self.parts(seed=1))
+        fresh = self.loaded(self.kernel(method), self.parts(seed=1))
+        again = recorded().clone()
+        assert torch.equal(again, fresh.apply(self.random(3, self.in_features, method=method), None))
+        assert not torch.equal(again, first)
 
     def test_kept_weights_are_restored(self, method: QuantizationMethod) -> None:
         """What `packed` gives makes the same kernel of another method's fresh one, and is not tied to the first."""
@@ -330,4 +386,40 @@ def dense(parts: Sequence[tuple[slice, Weight]]) -> torch.Tensor:
     return torch.cat([unpacked(weight).double() for _, weight in ordered])
 
 
-__all__ = ["QuantizationSuite", "dense"]
+def stacked(parts: Sequence[Weight]) -> Weight:
+    """Rows of one format, one below the other."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    blocks = torch.cat([part.blocks for part in parts if isinstance(part, PackedTensor)])
+    return replace(first, blocks=blocks, shape=(len(blocks), first.shape[1]))
+
+
+def addresses(kernel: LinearKernel) -> list[tuple[int, int]]:
+    """Where each of the kernel's tensors lies, and its bytes."""
+    return [(tensor.data_ptr(), tensor.nbytes) for tensor in kernel.tensors()]
+
+
+def repeated(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], torch.Tensor] | str:
+    """The product of `x`, captured or recorded, to be called any number of times; or why there is none."""
+    if x.device.type == "cuda":
+        return _captured(product, x)
+    _, replay = record(lambda one, _: product(one), (x, x))
+    return replay if isinstance(replay, str) else replay.run
+
+
+def _captured(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    product(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = product(x)
+
+    def run() -> torch.Tensor:
+        graph.replay()
+        return result
+
+    return run
+
+
+__all__ = ["QuantizationSuite", "Weight", "dense", "stacked"]

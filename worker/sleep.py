@@ -11,7 +11,7 @@ import torch
 from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.quantization import LinearKernel
-from dovetail.nn.kernels import PackedLinear, TorchLinear, packed_kernels
+from dovetail.nn.kernels import packed_kernels
 from dovetail.nn.loading import WeightHolder
 
 
@@ -19,33 +19,24 @@ class Sleeper:
     """One sleep of one worker.
 
     Level 1 copies the weights to host memory. Level 2 does so only with what the checkpoint does not hold (rotary
-    tables, packed weights); weights in full precision are read anew. The content of the KV pages is lost. Memory that
-    cannot be given back stays: that of a CPU's pages, and of weights in `dovetail.nn.huge_pages.WeightMemory`, whose
-    kernels hold addresses and which lie in host memory anyway.
+    tables); weights are read anew, through kernels that are loaded again. The content of the KV pages is lost. Memory
+    that cannot be given back stays: that of a CPU's pages, and of weights in `dovetail.nn.huge_pages.WeightMemory`,
+    whose kernels hold addresses and which lie in host memory anyway; level 2 fills it anew all the same.
     """
 
     def __init__(self, model: Any, lanes: Sequence[torch.Tensor], device: Device, level: int):
-        if level == 2 and any(_is_quantized(module) for module in model.modules()):
-            raise ConfigError(
-                "sleep level 2 reads the weights again, which layers of a quantization, and those of reproducibility: "
-                "strict, cannot; use level 1"
-            )
         self._device = device
         self._pages = _storages(lanes)
         holders = [module for module in model.modules() if isinstance(module, WeightHolder)]
-        in_checkpoint = _storages(tensor for holder in holders for tensor in _reloadable(holder))
         everything = _storages(tensor for module in model.modules() for tensor in _tensors(module))
-        dropped = in_checkpoint if level == 2 else {}
+        dropped = _storages(tensor for holder in holders for tensor in _loaded(holder)) if level == 2 else {}
+        self.reads_weights = level == 2 and bool(holders)
+        """Whether waking up needs the checkpoint."""
         self._dropped = dropped
         self._packed = [kernel for holder in holders for kernel in packed_kernels(holder)] if level == 2 else []
         self._kept = {key: storage for key, storage in everything.items() if key not in dropped}
         self._sizes = {key: s.nbytes() for key, s in (self._pages | self._kept | self._dropped).items()}
         self._copies: dict[int, torch.UntypedStorage] = {}
-
-    @property
-    def reads_weights(self) -> bool:
-        """Whether waking up needs the checkpoint."""
-        return bool(self._dropped or self._packed)
 
     def sleep(self) -> int:
         """Gives the memory back; how many bytes."""
@@ -98,15 +89,10 @@ def _tensors(module: torch.nn.Module) -> Iterable[torch.Tensor]:
     yield from module.buffers(recurse=False)
 
 
-def _is_quantized(module: torch.nn.Module) -> bool:
-    kernels = (value for value in vars(module).values() if isinstance(value, LinearKernel))
-    return any(not isinstance(kernel, TorchLinear | PackedLinear) for kernel in kernels)
-
-
-def _reloadable(holder: WeightHolder) -> Iterable[torch.Tensor]:
-    """What `load` writes as the checkpoint has it. Other kernels may have packed their weights for good."""
+def _loaded(holder: WeightHolder) -> Iterable[torch.Tensor]:
+    """What its `load` fills."""
     for value in vars(holder).values():
         if isinstance(value, torch.Tensor):
             yield value
-        elif isinstance(value, TorchLinear):
-            yield value.weight
+        elif isinstance(value, LinearKernel):
+            yield from value.tensors()

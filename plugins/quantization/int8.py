@@ -24,6 +24,9 @@ bfloat16 product, before which weights would be written out (32 rows of 576 x 1,
 microseconds). Where it has none, the int8 kernel is the faster one with any number of rows (3 times, with 32 rows and
 with 128, on Zen 3), and always taken."""
 
+_BLOCK = 16
+"""torch's int8 kernel takes input features so many at a time, and reads beyond the end of what is left."""
+
 _BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -41,6 +44,7 @@ class Int8Method(QuantizationMethod):
     Options = Int8Options
     stability = "provisional"
     options: Int8Options
+    reloads_rows = True
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: Int8Options, environment: Environment) -> list[str]:
@@ -79,7 +83,7 @@ class Int8Linear(LinearKernel):
     def __init__(self, shape: LinearShape, device: torch.device):
         self._quantized = torch.empty(shape.out_features, shape.in_features, dtype=torch.int8, device=device)
         self._scale = torch.empty(shape.out_features, dtype=torch.float32, device=device)
-        self._is_on_cpu = device.type == "cpu"
+        self._has_kernel = device.type == "cpu" and shape.in_features % _BLOCK == 0
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Rounds as it comes, so that no more than one part is ever held in full precision."""
@@ -92,7 +96,7 @@ class Int8Linear(LinearKernel):
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Through torch's kernel, or many rows through weights dequantized for the call, where that is faster."""
-        if self._is_on_cpu and x.dtype == torch.bfloat16 and (x.shape[0] <= FEW_ROWS or not _multiplies_bfloat16()):
+        if self._has_kernel and x.dtype == torch.bfloat16 and (x.shape[0] <= FEW_ROWS or not _multiplies_bfloat16()):
             y = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._quantized, self._scale.to(x.dtype))
             return y if bias is None else y + bias
         return torch.nn.functional.linear(x, self.dequantized(x.dtype), bias)

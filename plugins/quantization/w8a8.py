@@ -38,6 +38,7 @@ class _EightBitMethod(QuantizationMethod):
     Options = EightBitOptions
     stability = "experimental"
     options: EightBitOptions
+    reloads_rows = True
 
     def _serves(self, shape: LinearShape) -> bool:
         """Matrix units take sizes that are multiples of 16."""

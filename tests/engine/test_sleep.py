@@ -42,6 +42,62 @@ def test_another_checkpoint_is_taken_only_where_that_is_asked_for(llm: LLM, tmp_
     assert tokens(llm) == greedy_by_hf(other)
 
 
+QUANTIZED = {"q8": "float32", "q4": "float32", "int8": "bfloat16", "fp8": "float32", "w8a8": "float32"}
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_quantized_weights_are_read_again(make_llm: Callable[..., LLM], tmp_path: Path, method: str) -> None:
+    """After level 2, old ones and new ones: what an engine says that starts with them."""
+    path, other = tmp_path / "model", tmp_path / "other"
+    for directory, seed in ((path, 1), (other, 2)):
+        save_tiny_model(directory, tiny_config("llama"), seed=seed)
+    section = {"quantization": method, "dtype": QUANTIZED[method], "packed_cache_gib": 0}
+    llm = make_llm(model={"path": str(path), **section})
+    before = tokens(llm)
+    llm.engine.sleep(2)
+    llm.engine.wake_up()
+    assert tokens(llm) == before
+    llm.engine.sleep(2)
+    (other / "model.safetensors").replace(path / "model.safetensors")
+    llm.engine.wake_up(new_weights=True)
+    assert tokens(llm) == tokens(make_llm(model={"path": str(path), **section})) != before
+
+
+def test_batch_invariant_weights_are_read_again(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(reproducibility="strict")
+    before = tokens(llm)
+    assert llm.engine.sleep(2) > 100_000
+    llm.engine.wake_up()
+    assert tokens(llm) == before
+
+
+def test_weights_that_were_kept_on_disk_stay_those_of_their_checkpoint(
+    make_llm: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that starts with kept weights wakes up with others: neither it nor a later start mixes them up."""
+    monkeypatch.setattr("dovetail.worker.model_worker.default_directory", lambda: tmp_path / "kept")
+    path, other = tmp_path / "model", tmp_path / "other"
+    for directory, seed in ((path, 1), (other, 2)):
+        save_tiny_model(directory, tiny_config("llama"), seed=seed)
+    section = {"path": str(path), "quantization": "q8"}
+    before = tokens(make_llm(model=section))
+    (file,) = (tmp_path / "kept").glob("*.safetensors")
+    kept = file.read_bytes()
+    llm = make_llm(model=section)
+    assert tokens(llm) == before
+    llm.engine.sleep(2)
+    (path / "model.safetensors").rename(tmp_path / "first")
+    (other / "model.safetensors").rename(path / "model.safetensors")
+    llm.engine.wake_up(new_weights=True)
+    after = tokens(llm)
+    assert after != before
+    assert file.read_bytes() == kept
+    assert tokens(make_llm(model=section)) == after
+    (path / "model.safetensors").unlink()
+    (tmp_path / "first").rename(path / "model.safetensors")
+    assert tokens(make_llm(model=section)) == before
+
+
 def test_one_that_was_put_back_is_taken(llm: LLM, tmp_path: Path) -> None:
     before = tokens(llm)
     file = tmp_path / "model" / "model.safetensors"

@@ -296,7 +296,7 @@ def test_waking_up_can_be_tried_again(model: Path, monkeypatch: pytest.MonkeyPat
     assert [o.outputs[0].token_ids for o in after] == [o.outputs[0].token_ids for o in before]
 
 
-@pytest.mark.parametrize(("level", "quantization"), [(2, None), (1, "q8")])
+@pytest.mark.parametrize(("level", "quantization"), [(2, None), (1, "q8"), (2, "q8")])
 def test_recordings_of_passes_do_not_outlive_a_sleep(
     tmp_path: Path, level: int, quantization: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

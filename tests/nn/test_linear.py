@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import CausalLM
-from dovetail.contracts.quantization import LinearKernel, LinearShape
+from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import (
     BuildContext,
     ColumnLinear,
@@ -24,8 +25,14 @@ from dovetail.nn import (
     RowLinear,
     VocabEmbedding,
     load_weights,
+    native,
+    plain_kernel,
 )
 from dovetail.nn.planning import PlannedRank
+from dovetail.plugins.quantization.grouped.kernel import SOURCE
+from dovetail.plugins.quantization.grouped.methods import EightBitMethod, FourBitMethod, GGUFMethod
+from dovetail.plugins.quantization.int8 import Int8Method
+from dovetail.testing.packed_blocks import random_blocks
 from dovetail.worker.forward import compiled
 
 HIDDEN = 12
@@ -154,18 +161,113 @@ def test_packed_weights_are_kept_from_a_compiler(make_context: Any) -> None:
     torch.testing.assert_close(compiled(cast(CausalLM, layer), layer.forward, "default")(x), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_can_be_loaded_again(make_context: Any, dtype: torch.dtype) -> None:
-    context = make_context(dtype=dtype)
-    embedding = VocabEmbedding(context, "embed", 16, HIDDEN)
-    model = torch.nn.ModuleList([embedding, LMHead(context, "head", 16, HIDDEN, embedding)])
-    model.append(ColumnLinear(context, "up", HIDDEN, 8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_weights_are_loaded_again_into_the_same_memory(
+    make_context: Any, dtype: torch.dtype, batch_invariant: bool
+) -> None:
+    """Plain and packed by oneDNN, a table, and an output layer that is tied to it."""
+
+    def build() -> torch.nn.ModuleList:
+        context = make_context(dtype=dtype, batch_invariant=batch_invariant)
+        embedding = VocabEmbedding(context, "embed", 16, HIDDEN)
+        head = LMHead(context, "head", 16, HIDDEN, embedding)
+        return torch.nn.ModuleList([embedding, head, ColumnLinear(context, "up", HIDDEN, 8)])
+
+    shapes = {"embed.weight": (16, HIDDEN), "up.weight": (8, HIDDEN)}
     x = torch.randn(2, HIDDEN).to(dtype)
-    for factor in (1.0, 2.0):
-        tensors = {n: t * factor for n, t in weights({"embed.weight": (16, HIDDEN), "up.weight": (8, HIDDEN)}).items()}
-        load_weights(model, tensors.items())
-        torch.testing.assert_close(model[1](x).float(), x.float() @ tensors["embed.weight"].T, rtol=0.05, atol=0.1)
-        torch.testing.assert_close(model[2](x).float(), x.float() @ tensors["up.weight"].T, rtol=0.05, atol=0.1)
+    model, fresh = build(), build()
+    load_weights(model, weights(shapes).items())
+    places, first = [kernel_address(layer.kernel) for layer in list(model)[1:]], [layer(x) for layer in list(model)[1:]]
+    changed = {name: 1 - tensor for name, tensor in weights(shapes).items()}
+    for module in (model, fresh):
+        load_weights(module, changed.items())
+    for layer, other, old in zip(list(model)[1:], list(fresh)[1:], first, strict=True):
+        assert torch.equal(layer(x), other(x))
+        assert not torch.equal(layer(x), old)
+    assert [kernel_address(layer.kernel) for layer in list(model)[1:]] == places
+
+
+def kernel_address(kernel: LinearKernel) -> list[int]:
+    """Of its weights; oneDNN's own layouts have an operator to ask."""
+    return [
+        tensor.data_ptr() if tensor.layout is torch.strided else torch.ops.mkldnn.data_ptr(tensor)
+        for tensor in kernel.tensors()
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_some_rows_of_plain_weights_are_loaded_again(dtype: torch.dtype) -> None:
+    old, new = torch.randn(2, 24, HIDDEN).to(dtype)
+    kernel, fresh = (plain_kernel(torch.empty(24, HIDDEN, dtype=dtype)) for _ in range(2))
+    kernel.load(slice(0, 24), old)
+    kernel.finish()
+    places = kernel_address(kernel)
+    kernel.load(slice(5, 11), new[5:11])
+    kernel.finish()
+    fresh.load(slice(0, 24), torch.cat((old[:5], new[5:11], old[11:])))
+    fresh.finish()
+    x = torch.randn(3, HIDDEN).to(dtype)
+    assert torch.equal(kernel.apply(x, None), fresh.apply(x, None))
+    assert kernel_address(kernel) == places
+
+
+class WholeLayers(Int8Method):
+    """Kernels that take all rows of a layer or none."""
+
+    reloads_rows = False
+
+
+@pytest.mark.parametrize("method", [Int8Method, WholeLayers])
+def test_one_part_of_a_fused_layer_is_loaded_again(make_context: Any, method: type[Int8Method]) -> None:
+    """Where the kernel takes some rows; otherwise that is refused, and the layer stays as it is."""
+    made = method(method.Options(), QuantizationNeed("cpu", "bfloat16"))
+    context = make_context(quantization=made, dtype=torch.bfloat16)
+    layer = MergedColumnLinear(context, "mlp.gate_up", HIDDEN, {"gate": 6, "up": 6})
+    load_weights(layer, weights({"gate.weight": (6, HIDDEN), "up.weight": (6, HIDDEN)}).items())
+    x = torch.randn(3, HIDDEN).bfloat16()
+    before = layer(x)
+    layer.finish()  # none of its weights was given
+    assert torch.equal(layer(x), before)
+    if not method.reloads_rows:
+        layer.load("up.weight", torch.zeros(6, HIDDEN))
+        with pytest.raises(ModelError, match=r"up\.weight cannot be loaded without gate\.weight"):
+            layer.finish()
+        return
+    layer.load("up.weight", torch.zeros(6, HIDDEN))
+    layer.finish()
+    assert torch.equal(layer(x)[:, :6], before[:, :6])
+    assert not layer(x)[:, 6:].any()
+
+
+@pytest.mark.skipif(bool(native.reasons_against(SOURCE)), reason="no C compiler")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("method_class", [EightBitMethod, FourBitMethod, GGUFMethod, Int8Method])
+def test_shards_are_loaded_again(make_context: Any, method_class: type[QuantizationMethod], rank: int) -> None:
+    """Rows and columns of one rank of two; packed blocks are cut at the edges of blocks."""
+    need = QuantizationNeed("cpu", "bfloat16", frozenset({"Q4_1"}) if method_class is GGUFMethod else frozenset())
+
+    def build() -> torch.nn.ModuleList:
+        quantization = method_class(method_class.Options(), need)
+        context = make_context(rank, 2, dtype=torch.bfloat16, quantization=quantization)
+        heads = QKVLinear(context, "qkv", 64, 4, 2, 16, ("q", "k", "v"))
+        return torch.nn.ModuleList([heads, RowLinear(context, "down", 128, 20)])
+
+    def checkpoint(seed: int) -> dict[str, torch.Tensor | PackedTensor]:
+        shapes = {"q.weight": (64, 64), "k.weight": (32, 64), "v.weight": (32, 64), "down.weight": (20, 128)}
+        if method_class is GGUFMethod:
+            return {name: random_blocks("Q4_1", rows, size // 32, seed) for name, (rows, size) in shapes.items()}
+        return {name: tensor * seed - 1 for name, tensor in weights(shapes).items()}
+
+    model, fresh = build(), build()
+    load_weights(model, checkpoint(1).items())
+    places = [address for layer in model for address in kernel_address(layer.kernel)]
+    for module in (model, fresh):
+        load_weights(module, checkpoint(2).items())
+    for layer, other, size in zip(model, fresh, (64, 64), strict=True):
+        x = torch.randn(3, size).bfloat16()
+        assert torch.equal(layer.kernel.apply(x, None), other.kernel.apply(x, None))
+    assert [address for layer in model for address in kernel_address(layer.kernel)] == places
 
 
 class RecordingMethod:

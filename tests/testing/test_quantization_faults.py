@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.nn import native
+from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear, _Segment
+from dovetail.plugins.quantization.grouped.methods import EightBitMethod
 from dovetail.testing.faults import Fault, check_fault
 from dovetail.testing.quantization_suite import QuantizationSuite
 
@@ -44,6 +48,7 @@ class Method(QuantizationMethod):
     """Takes input sizes that are multiples of 16."""
 
     contract = (1, 0)
+    reloads_rows = True
     kernel: ClassVar[type[Kernel]] = Kernel
     share: ClassVar[float] = 1.0
 
@@ -139,6 +144,46 @@ class LoadsOnce(Kernel):
         self.is_loaded = True
 
 
+class Moves(Kernel):
+    """Makes new tensors when it is loaded again, as one that packs in `finish` does."""
+
+    def finish(self) -> None:
+        self.weight = self.weight.clone()
+
+
+class KeepsScales(Kernel):
+    """Those of the first round."""
+
+    is_loaded = False
+
+    def scale(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.scales[: len(weight)] if self.is_loaded else super().scale(weight)
+
+    def finish(self) -> None:
+        self.is_loaded = True
+
+
+class OneScaleForWhatComes(Kernel):
+    """Rounds what one call brings together, so that the cut shows."""
+
+    def scale(self, weight: torch.Tensor) -> torch.Tensor:
+        return (weight.abs().max() / 127).expand(len(weight), 1)
+
+
+class CountsRows(Kernel):
+    """Takes a round for over when as many rows came as it has."""
+
+    num_rows = 0
+
+    def load(self, rows: slice, weight: Any) -> None:
+        if self.num_rows < len(self.weight):
+            super().load(rows, weight)
+        self.num_rows += len(weight)
+
+    def finish(self) -> None:
+        self.num_rows = 0
+
+
 class WantsRowsInOrder(Kernel):
     """Puts each part behind the one before."""
 
@@ -161,6 +206,37 @@ class NothingOnMeta(Method):
 
 class TakesMore(Method):
     share = 1.03
+
+
+class KeepsSmallRows(Method):
+    """Rows whose scale in memory is less than none are taken for ones that shall stay."""
+
+    class Keeps(Kernel):
+        def load(self, rows: slice, weight: Any) -> None:
+            stays = self.scales[rows] < 0
+            old = self.weight[rows].clone()
+            super().load(rows, weight)
+            self.weight[rows] = torch.where(stays, old, self.weight[rows])
+
+    kernel = Keeps
+
+
+class ClaimsToReloadRows(Method):
+    kernel = OneScaleForWhatComes
+
+
+class CopiesForCalls(EightBitMethod):
+    """Native code reads a copy of the weights, which each round makes anew."""
+
+    class Copying(GroupedLinear):
+        def finish(self) -> None:
+            self._parts = {first: replace(part, data=part.data.clone()) for first, part in self._parts.items()}
+            self.__dict__.setdefault("former", []).append(self._segments)  # which calls that were recorded still read
+            self._segments = (_Segment * 0)()
+            super().finish()
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+        return self.Copying(shape, self.memory)
 
 
 class ClaimsInvariance(Method):
@@ -193,15 +269,36 @@ FAULTS = [
     Fault("tells 3% too many bytes", TakesMore, "test_bytes_are_those_that_are_held"),
     Fault("has one scale for all parts", over(OneScale), "test_products_are_within_tolerance"),
     Fault("writes into its input", over(WritesIntoX), "test_products_are_within_tolerance"),
-    Fault("does not load anew", over(LoadsOnce), "test_loading_anew_replaces"),
+    Fault("is loaded once only", over(LoadsOnce), "test_loading_again_keeps_the_memory"),
+    Fault("moves when it is loaded again", over(Moves), "test_loading_again_keeps_the_memory"),
+    Fault("keeps the scales of the first weights", over(KeepsScales), "test_loading_again_keeps_the_memory"),
+    Fault(
+        "rounds the rows of a call together, and claims to reload some",
+        ClaimsToReloadRows,
+        "test_some_rows_are_loaded_again",
+    ),
+    Fault("goes on with a failed round", over(CountsRows), "test_a_round_that_failed_half_way_is_followed_by_another"),
+    Fault("keeps rows by what was in memory", KeepsSmallRows, "test_a_round_owes_nothing_to_what_was_there"),
     Fault("takes parts as they come", over(WantsRowsInOrder), "test_parts_come_in_any_order"),
     Fault("declares batch invariance falsely", ClaimsInvariance, "test_rows_do_not_depend_on_the_batch"),
     Fault("refuses without a reason", SaysNothing, "test_check_gives_reasons_in_sentences"),
 ]
 
 
+NATIVE_FAULTS = [
+    Fault("gives native code new copies", CopiesForCalls, "test_recorded_products_see_new_weights"),
+]
+"""Of methods with kernels in C."""
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_method_that(fault: Fault) -> None:
+    check_fault(fault, QuantizationSuite, method_class=fault.plugin, tolerance=0.01)
+
+
+@pytest.mark.skipif(bool(native.reasons_against(SOURCE)), reason="no C compiler")
+@pytest.mark.parametrize("fault", NATIVE_FAULTS, ids=str)
+def test_the_suite_finds_a_native_method_that(fault: Fault) -> None:
     check_fault(fault, QuantizationSuite, method_class=fault.plugin, tolerance=0.01)
 
 

@@ -26,6 +26,10 @@ class GroupFormat:
     table: tuple[int, ...] = ()
     """What the 16 values of q stand for, between -127 and 127; only with 4 bits. Empty: themselves."""
 
+    def __str__(self) -> str:
+        offset = " with minimums" if self.has_min else f" around {self.zero}" if self.zero else ""
+        return f"{self.bits} bits{' of a table' if self.table else ''} in groups of {self.group}{offset}"
+
     def bytes_per_weight(self) -> float:
         """Scales and minimums included."""
         return self.bits / 8 + (self.scale_bytes + 2 * self.has_min) / self.group
@@ -42,6 +46,26 @@ class Groups:
     """float16 [rows, columns / group]; uint8 where scales take one byte: 2^(scale - 128)."""
     minimums: torch.Tensor | None
     """float16 [rows, columns / group]."""
+
+    def ones(self) -> Groups:
+        """As many rows in which every bit is one."""
+        minimums = None if self.minimums is None else _all_ones(self.minimums)
+        values = torch.full_like(self.values, (1 << self.format.bits) - 1)
+        return Groups(self.format, values, _all_ones(self.scales), minimums)
+
+    def amid(self, before: int, behind: int) -> Groups:
+        """These between rows of zeros."""
+
+        def padded(rows: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(rows, (0, 0, before, behind))
+
+        minimums = None if self.minimums is None else padded(self.minimums)
+        return Groups(self.format, padded(self.values), padded(self.scales), minimums)
+
+
+def _all_ones(tensor: torch.Tensor) -> torch.Tensor:
+    """Of its shape and dtype, with every bit one."""
+    return torch.full_like(tensor.contiguous().view(torch.uint8), 0xFF).view(tensor.dtype)
 
 
 _BLOCKS_AT_ONCE = 1 << 14

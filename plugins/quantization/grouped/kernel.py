@@ -6,11 +6,12 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from dovetail.contracts.errors import CapacityError
+from dovetail.contracts.errors import CapacityError, ModelError
 from dovetail.contracts.quantization import LinearKernel, LinearShape
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import native
@@ -89,6 +90,7 @@ class _Library:
         pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self.linear = native.Kernel(library, "linear_call", _LinearCall)
         self.lookup = native.Kernel(library, "lookup_call", _LookupCall)
+        self.tile_rows: int = library.tile_rows()
         self.pack = library.pack
         self.pack.argtypes = (pointer, pointer, pointer, whole, whole, number, number, number, pointer, number)
         self.pack.restype = None
@@ -107,6 +109,16 @@ def layout() -> str:
     return f"{digest.hexdigest()}, {native.load(SOURCE).tile_rows()} rows a tile"
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Rows that were loaded together, in one format."""
+
+    rows: slice
+    form: GroupFormat
+    data: torch.Tensor
+    """uint8: their tiles."""
+
+
 class GroupedLinear(LinearKernel):
     """One linear layer in tiles of output rows, each fused part in the format that it came in.
 
@@ -119,40 +131,40 @@ class GroupedLinear(LinearKernel):
         self._memory = memory
         self._rounding = rounding
         self._library = _Library()
-        self._parts: dict[int, tuple[torch.Tensor, int, GroupFormat]] = {}
+        self._parts: dict[int, _Part] = {}
+        """By their first row. Their memory stays: segments, and calls that were recorded, hold its address."""
         self._segments = (_Segment * 0)()
         self._address = 0
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Lays the rows out at once; blocks that come packed keep their integers."""
-        former = self._parts.get(rows.start)
-        data, form = None if former is None else former[0], None
-        # Some rows at a time, since rounding works in float32 and takes several copies.
-        for start in range(0, max(1, weight.shape[0]), _ROWS_AT_ONCE):
-            part = weight[start : start + _ROWS_AT_ONCE]
-            groups = groups_of(part) if isinstance(part, PackedTensor) else self._rounding(part)
-            if form is None:
-                form = groups.format
-                num_bytes = self._packed_bytes(weight.shape[0], form)
-                # Weights that are loaded anew take the place of the former ones.
-                data = data if data is not None and len(data) == num_bytes else self._memory.take(num_bytes)
-            assert data is not None
-            self._lay_out(groups, data.data_ptr() + self._packed_bytes(start, form))
-        assert data is not None
-        assert form is not None
-        self._parts[rows.start] = (data, rows.stop - rows.start, form)
+        shared = [(part, own) for part in self._parts.values() if (own := _common(part.rows, rows)) is not None]
+        for part, own in shared:
+            self._write(part, own, weight[own.start - rows.start : own.stop - rows.start])
+        if not shared and rows.start < rows.stop:
+            # A few rows tell the format.
+            form = self._groups(weight[:1]).format
+            data = self._memory.take(self._packed_bytes(rows.stop - rows.start, form))
+            self._parts[rows.start] = _Part(rows, form, data)
+            self._write(self._parts[rows.start], rows, weight)
 
     def finish(self) -> None:
-        """Writes down where the parts are."""
-        segments = [_segment(data, rows, first, form) for first, (data, rows, form) in sorted(self._parts.items())]
+        """Writes down where the parts are, the first time."""
+        if len(self._segments) == len(self._parts):
+            return
+        segments = [_segment(part) for _, part in sorted(self._parts.items())]
         self._segments = (_Segment * len(segments))(*segments)
         self._address = ctypes.addressof(self._segments)
+
+    def held_rows(self) -> list[slice]:
+        """Rows of each part."""
+        return [part.rows for part in self._parts.values()]
 
     def packed(self) -> Mapping[str, torch.Tensor]:
         """Each part under where it goes and its format."""
         return {
-            ".".join(map(str, (first, rows, *_numbers_of(form)))): data
-            for first, (data, rows, form) in self._parts.items()
+            ".".join(map(str, (first, part.rows.stop - first, *_numbers_of(part.form)))): part.data
+            for first, part in self._parts.items()
         }
 
     def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
@@ -161,12 +173,12 @@ class GroupedLinear(LinearKernel):
             first, rows, *numbers = map(int, name.split("."))
             data = self._memory.take(len(kept))
             data.copy_(kept)
-            self._parts[first] = (data, rows, _format_of(*numbers))
+            self._parts[first] = _Part(slice(first, first + rows), _format_of(*numbers), data)
         self.finish()
 
     def tensors(self) -> list[torch.Tensor]:
-        """The parts, uint8. They stay where they are as long as they live: their addresses are written down."""
-        return [data for data, _, _ in self._parts.values()]
+        """The parts, uint8."""
+        return [part.data for part in self._parts.values()]
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias, for float32 and bfloat16 in one pass, each with a bias of either.
@@ -231,7 +243,43 @@ class GroupedLinear(LinearKernel):
         )
         return found
 
-    def _lay_out(self, groups: Groups, address: int) -> None:
+    def _groups(self, weight: torch.Tensor | PackedTensor) -> Groups:
+        return groups_of(weight) if isinstance(weight, PackedTensor) else self._rounding(weight)
+
+    def _write(self, part: _Part, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        """`weight` into rows of a part. Raises `ModelError` where it comes in another format."""
+        # Some rows at a time, since rounding works in float32 and takes several copies; all but the first piece begin
+        # with a tile.
+        start = rows.start
+        while start < rows.stop:
+            within = start - part.rows.start
+            stop = min(rows.stop, start + _ROWS_AT_ONCE - within % _ROWS_AT_ONCE)
+            groups = self._groups(weight[start - rows.start : stop - rows.start])
+            if groups.format != part.form:
+                raise ModelError(
+                    f"{self._shape.name}: rows {rows.start} to {rows.stop - 1} are held as {part.form}, and come as "
+                    f"{groups.format} now; loaded layers keep their memory: start another engine with these weights"
+                )
+            self._place(part, within, groups)
+            start = stop
+
+    def _place(self, part: _Part, first: int, groups: Groups) -> None:
+        """Groups into a part, from its row `first` on, whose other rows stay as they are."""
+        size, num_rows = self._library.tile_rows, part.rows.stop - part.rows.start
+        last = first + len(groups.values)
+        start, stop = first // size * size, min(-(-last // size) * size, num_rows)
+        tiles = part.data[self._packed_bytes(start, part.form) :][: self._packed_bytes(stop - start, part.form)]
+        if (start, stop) == (first, last):
+            self._lay_out(groups, tiles)
+            return
+        # Rows are interleaved within a tile; which bits are theirs shows in a layout of nothing but ones.
+        new, own = torch.empty_like(tiles), torch.empty_like(tiles)
+        self._lay_out(groups.amid(first - start, stop - last), new)
+        self._lay_out(groups.ones().amid(first - start, stop - last), own)
+        tiles.bitwise_and_(own.bitwise_not_()).bitwise_or_(new)
+
+    def _lay_out(self, groups: Groups, tiles: torch.Tensor) -> None:
+        """Whole tiles, or those at the end of a part."""
         rows, columns = groups.values.shape
         form = groups.format
         values, scales = groups.values.contiguous(), groups.scales.contiguous()
@@ -245,15 +293,23 @@ class GroupedLinear(LinearKernel):
             form.bits,
             form.group,
             form.scale_bytes,
-            address,
+            tiles.data_ptr(),
             torch.get_num_threads(),
         )
 
 
-def _segment(data: torch.Tensor, rows: int, first_row: int, form: GroupFormat) -> _Segment:
+def _common(one: slice, other: slice) -> slice | None:
+    """Rows that are in both; None: there are none."""
+    start, stop = max(one.start, other.start), min(one.stop, other.stop)
+    return slice(start, stop) if start < stop else None
+
+
+def _segment(part: _Part) -> _Segment:
+    form, first_row = part.form, part.rows.start
     table = (ctypes.c_int8 * 16)(*form.table)
     numbers = (form.bits, form.group, form.has_min, form.zero, form.scale_bytes)
-    return _Segment(data.data_ptr(), rows, first_row, *numbers, bool(form.table), table)
+    num_rows = part.rows.stop - first_row
+    return _Segment(part.data.data_ptr(), num_rows, first_row, *numbers, bool(form.table), table)
 
 
 def _numbers_of(form: GroupFormat) -> tuple[int, ...]:
@@ -283,15 +339,34 @@ class MixedLinear(LinearKernel):
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Nothing is rounded."""
+        self._check_form(rows, weight)
         if isinstance(weight, PackedTensor):
             self._grouped.load(rows, weight)
             return
-        self._hold(rows, weight.to(self._dtype, copy=True))
+        shared = [(own, held) for held, _, _ in self._plain.values() if (own := _common(held, rows)) is not None]
+        for own, held in shared:
+            kernel = self._plain[held.start][1]
+            kernel.load(
+                slice(own.start - held.start, own.stop - held.start),
+                weight[own.start - rows.start :][: own.stop - own.start],
+            )
+        if not shared:
+            self._hold(rows, weight.to(self._dtype, copy=True))
 
     def _hold(self, rows: slice, weight: torch.Tensor) -> None:
         plain = TorchLinear(weight)
         multiplies = TiledLinear(plain, weight.shape[1], plain.weight) if self._batch_invariant else plain
         self._plain[rows.start] = (rows, plain, multiplies)
+
+    def _check_form(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
+        is_packed = isinstance(weight, PackedTensor)
+        others = [held for held, _, _ in self._plain.values()] if is_packed else self._grouped.held_rows()
+        if any(_common(held, rows) for held in others):
+            was, is_now = ("numbers", "packed") if is_packed else ("packed", "numbers")
+            raise ModelError(
+                f"{self._shape.name}: rows {rows.start} to {rows.stop - 1} are held as {was}, and come as {is_now} now;"
+                " loaded layers keep their memory: start another engine with these weights"
+            )
 
     def finish(self) -> None:
         """Packs what came packed."""
@@ -305,7 +380,7 @@ class MixedLinear(LinearKernel):
         return {**self._grouped.packed(), **plain}
 
     def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
-        """As `GroupedLinear.restore`; parts in full precision stay in the file's map."""
+        """As `GroupedLinear.restore`; parts in full precision stay in the file's map, which is private."""
         for name, weight in packed.items():
             if name.startswith(_PLAIN):
                 first = int(name.removeprefix(_PLAIN))

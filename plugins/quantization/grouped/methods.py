@@ -41,6 +41,7 @@ class GroupedMethod(QuantizationMethod):
     stability = "provisional"
     embeddings = True
     batch_invariant = True
+    reloads_rows = True
 
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         super().__init__(options, need)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
@@ -32,6 +34,7 @@ class Int4Method(QuantizationMethod):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     stability = "experimental"
     preference: ClassVar[int] = 0
+    reloads_rows = True
     holds = frozenset(f"int4g{size}" for size in GROUP_SIZES)
 
     @classmethod
@@ -69,49 +72,99 @@ class Int4Linear(LinearKernel):
         self._shape = shape
         self._device = device
         self._dtype = dtype
-        self._parts: dict[int, _Packed | _Plain] = {}
-        self._in_order: list[_Packed | _Plain] = []
+        self._given: dict[int, _Part] = {}
+        """Parts of the first round, by their first row."""
+        self._parts: dict[int, _Part] = {}
+        """All rows from the first `finish` on, by their first row in ascending order. They keep their memory."""
 
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
-        """Takes a part."""
-        if isinstance(weight, PackedTensor):
-            self._parts[rows.start] = _Packed.of(weight, self._device)
-        else:
-            self._parts[rows.start] = _Plain(weight.to(self._device, self._dtype, copy=True))
+        """Takes a part; after the first round, rows of one or several."""
+        if not self._parts:
+            self._given[rows.start] = self._part_of(weight)
+            return
+        for first, part in self._parts.items():
+            start, stop = max(rows.start, first), min(rows.stop, first + len(part))
+            if start < stop:
+                new = self._part_of(weight[start - rows.start : stop - rows.start])
+                if not part.takes(new):
+                    raise ModelError(
+                        f"{self._shape.name}: rows {start} to {stop - 1} are held as {part}, and come as {new} now; "
+                        "loaded layers keep their memory: start another engine with these weights"
+                    )
+                part.write(start - first, new)
 
     def finish(self) -> None:
-        """Joins neighbours of one group size, so that they are one launch."""
-        self._in_order = []
-        for _, part in sorted(self._parts.items()):
-            last = self._in_order[-1] if self._in_order else None
-            if isinstance(part, _Packed) and isinstance(last, _Packed) and part.group_size == last.group_size:
-                self._in_order[-1] = last.joined(part)
+        """After the first round: joins neighbours of one group size, so that they are one launch."""
+        if self._parts:
+            return
+        last: _Part | None = None
+        for first, part in sorted(self._given.items()):
+            if isinstance(part, _Packed) and isinstance(last, _Packed) and last.takes(part):
+                last.join(part)
             else:
-                self._in_order.append(part)
-        self._parts = {}
+                self._parts[first] = last = part
+        self._given = {}
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The parts side by side."""
-        parts = [part.apply(x) for part in self._in_order]
+        parts = [part.apply(x) for part in self._parts.values()]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return y if bias is None else y + bias
 
     def tensors(self) -> list[torch.Tensor]:
         """Of every part."""
-        return [tensor for part in self._in_order for tensor in vars(part).values() if isinstance(tensor, torch.Tensor)]
+        return [tensor for part in self._parts.values() for tensor in part.tensors()]
+
+    def _part_of(self, weight: torch.Tensor | PackedTensor) -> _Part:
+        if isinstance(weight, PackedTensor):
+            return _Packed.of(weight, self._device)
+        return _Plain(weight.to(self._device, self._dtype, copy=True))
 
 
-class _Plain:
+class _Part(ABC):
+    """Some rows of a layer, in one form."""
+
+    @abstractmethod
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in_features] -> [T, rows]."""
+
+    @abstractmethod
+    def takes(self, other: _Part) -> bool:
+        """Whether rows of `other` have the same form."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What it holds, rows first."""
+
+    def __len__(self) -> int:
+        return len(self.tensors()[0])
+
+    def write(self, first: int, other: _Part) -> None:
+        """The rows of `other` in place of those from `first` on, in the same memory."""
+        for own, new in zip(self.tensors(), other.tensors(), strict=True):
+            own[first : first + len(new)].copy_(new)
+
+
+class _Plain(_Part):
     """A part in full precision."""
 
     def __init__(self, weight: torch.Tensor):
         self._weight = weight
 
+    def __str__(self) -> str:
+        return "numbers"
+
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self._weight)
 
+    def takes(self, other: _Part) -> bool:
+        return isinstance(other, _Plain)
 
-class _Packed:
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self._weight,)
+
+
+class _Packed(_Part):
     """A part in groups: nibbles uint8 [rows, columns / 2], scales and zero points float16 [rows, groups]."""
 
     def __init__(self, nibbles: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int):
@@ -120,23 +173,30 @@ class _Packed:
         self._scales = scales
         self._zeros = zeros
 
+    def __str__(self) -> str:
+        return f"four bits in groups of {self.group_size}"
+
     @classmethod
     def of(cls, weight: PackedTensor, device: torch.device) -> _Packed:
         rows, size = weight.shape[0], weight.block_size
         blocks = weight.blocks.reshape(rows, -1, weight.block_bytes)
         header = blocks[..., :_HEADER].contiguous().view(torch.float16)
-        nibbles = blocks[..., _HEADER:].reshape(rows, -1)
-        scales, zeros = (header[..., index].contiguous().to(device) for index in (0, 1))
-        return cls(nibbles.contiguous().to(device), scales, zeros, size)
+        # Copies in any case: what is handed in may be a file's memory, and what is held is written to later.
+        scales, zeros = (_copied(header[..., index]).to(device) for index in (0, 1))
+        nibbles = _copied(blocks[..., _HEADER:]).view(rows, weight.shape[1] // 2)
+        return cls(nibbles.to(device), scales, zeros, size)
 
-    def joined(self, other: _Packed) -> _Packed:
-        """Both, one below the other."""
-        return _Packed(
-            torch.cat((self._nibbles, other._nibbles)),
-            torch.cat((self._scales, other._scales)),
-            torch.cat((self._zeros, other._zeros)),
-            self.group_size,
-        )
+    def takes(self, other: _Part) -> bool:
+        return isinstance(other, _Packed) and other.group_size == self.group_size
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self._nibbles, self._scales, self._zeros)
+
+    def join(self, other: _Packed) -> None:
+        """Takes the rows of `other` in behind its own."""
+        self._nibbles = torch.cat((self._nibbles, other._nibbles))
+        self._scales = torch.cat((self._scales, other._scales))
+        self._zeros = torch.cat((self._zeros, other._zeros))
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cuda" and x.shape[0] <= _FEW_TOKENS:
@@ -173,3 +233,7 @@ class _Packed:
         weights = torch.stack((nibbles & 15, nibbles >> 4), dim=-1).view(len(nibbles), -1, self.group_size)
         scales, zeros = (side[start:stop, :, None].float() for side in (self._scales, self._zeros))
         return ((weights - zeros) * scales).view(len(nibbles), -1).to(dtype)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

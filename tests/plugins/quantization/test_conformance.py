@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from dovetail.contracts.weights import PackedTensor
 from dovetail.plugins.quantization.grouped.methods import EightBitMethod, FourBitMethod, GGUFMethod
+from dovetail.plugins.quantization.int4.method import Int4Method
 from dovetail.plugins.quantization.int8 import Int8Method
 from dovetail.plugins.quantization.w8a8 import FP8Method, Int8ActivationMethod
+from dovetail.plugins.weight_formats.int4_checkpoint import pack_groups
 from dovetail.testing.packed_blocks import random_blocks
 from dovetail.testing.quantization_suite import QuantizationSuite
 
@@ -73,3 +77,23 @@ class TestGGUFOfTables(QuantizationSuite):
             if seed % 10 == 2
             else random_blocks("IQ4_XS", rows, columns // 256, seed)
         )
+
+
+class TestInt4(QuantizationSuite):
+    """Two parts of one group size, which are joined, and one of another."""
+
+    method_class = Int4Method
+    tolerance = 0.01
+    packed_formats = frozenset({"int4g64", "int4g128"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
+        return random_groups(rows, columns, 128 if seed % 10 == 2 else 64, seed)
+
+
+def random_groups(rows: int, columns: int, size: int, seed: int) -> PackedTensor:
+    """Weights as AWQ and GPTQ checkpoints have them."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(1, 16, (rows, columns // size), generator=generator).half()
+    scales = (torch.rand(rows, columns // size, generator=generator) * 0.02 + 0.002).half()
+    return pack_groups("layer", weights, zeros, scales, size)

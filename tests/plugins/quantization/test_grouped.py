@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.huge_pages import WeightMemory
@@ -24,6 +25,7 @@ from dovetail.plugins.quantization.grouped.methods import (
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
 from dovetail.registry.environment import detect_environment
 from dovetail.testing.packed_blocks import random_blocks
+from dovetail.testing.quantization_suite import stacked
 
 _REASONS = native.reasons_against(SOURCE)
 needs_kernels = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
@@ -247,15 +249,51 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 @needs_kernels
-def test_weights_that_are_loaded_anew_replace_the_former_ones() -> None:
-    kernel = _loaded(GroupedLinear(_shape(40, 64), WeightMemory()), torch.randn(40, 64))
-    weight = torch.randn(40, 64)
-    x = torch.randn(3, 64)
-    kernel.apply(x, None)
-    again = _loaded(kernel, weight)
-    assert torch.equal(
-        again.apply(x, None), _loaded(GroupedLinear(_shape(40, 64), WeightMemory()), weight).apply(x, None)
-    )
+@settings(deadline=None, max_examples=60)
+@given(
+    form=st.sampled_from(["q8", "q4", *sorted(PACKED_FORMATS)]),
+    ends=st.lists(st.integers(0, 53), min_size=2, max_size=2, unique=True).map(sorted),
+)
+def test_any_rows_are_loaded_again_into_their_tiles(form: str, ends: list[int]) -> None:
+    """Over the edges of tiles and of fused parts: nothing but the bits of these rows changes."""
+    parts, cut = (slice(0, 21), slice(21, 53)), slice(*ends)
+
+    def weight(seed: int) -> torch.Tensor | PackedTensor:
+        if form in PACKED_FORMATS:
+            return random_blocks(form, rows=53, num_blocks=2, seed=seed)
+        return torch.randn(53, 64, generator=torch.Generator().manual_seed(seed))
+
+    def loaded(whole: torch.Tensor | PackedTensor) -> GroupedLinear:
+        rounding = round_to_four if form == "q4" else round_to_eight
+        kernel = GroupedLinear(_shape(53, whole.shape[1]), WeightMemory(), rounding)
+        for rows in parts:
+            kernel.load(rows, whole[rows])
+        kernel.finish()
+        return kernel
+
+    old, new = weight(1), weight(2)
+    kernel = loaded(old)
+    kernel.load(cut, new[cut])
+    kernel.finish()
+    expected = loaded(stacked([old[: cut.start], new[cut], old[cut.stop :]]))
+    for name, tensor in expected.packed().items():
+        assert torch.equal(kernel.packed()[name], tensor)
+
+
+@needs_kernels
+def test_weights_in_another_form_are_refused_once_there_are_some() -> None:
+    kernel = MixedLinear(_shape(24, 256), WeightMemory(), torch.float32)
+    kernel.load(slice(0, 8), random_blocks("Q4_K", 8, 1, seed=1))
+    kernel.load(slice(8, 24), torch.randn(16, 256))
+    kernel.finish()
+    before = kernel.apply(torch.ones(1, 256), None)
+    with pytest.raises(ModelError, match=r"rows 0 to 7 are held as 4 bits .* come as 6 bits .* start another engine"):
+        kernel.load(slice(0, 8), random_blocks("Q6_K", 8, 1, seed=1))
+    with pytest.raises(ModelError, match="rows 4 to 7 are held as packed, and come as numbers"):
+        kernel.load(slice(4, 8), torch.randn(4, 256))
+    with pytest.raises(ModelError, match="rows 8 to 11 are held as numbers, and come as packed"):
+        kernel.load(slice(8, 12), random_blocks("Q4_K", 4, 1, seed=1))
+    assert torch.equal(kernel.apply(torch.ones(1, 256), None), before)
 
 
 def test_pieces_of_weight_memory_do_not_overlap() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, ModelError
@@ -179,6 +180,39 @@ def test_a_quantized_model_says_what_its_numbers_say(checkpoints: tuple[Path, Pa
     assert run(packed, None, dtype="float32") == expected
     method = json.loads((packed / "config.json").read_text())["quantization_config"]["quant_method"]
     assert run(packed, "int4", quantization=method) == expected
+
+
+def test_packed_weights_are_read_again_after_sleep(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    """Others of the same form as well; where they come as numbers, that is refused."""
+    whole, packed = checkpoints
+    path = tmp_path / "model"
+    shutil.copytree(packed, path)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+    def answer(llm: LLM) -> list[int]:
+        return list(llm.generate([[5, 9, 33]], params)[0].outputs[0].token_ids)
+
+    with LLM(str(path), tokenizer_mode="none", num_gpu_blocks_override=50) as llm:
+        before = answer(llm)
+        llm.engine.sleep(2)
+        llm.engine.wake_up()
+        assert answer(llm) == before
+        llm.engine.sleep(2)
+        stored = load_file(path / "model.safetensors")
+        save_file(
+            {name: t.flip(0) if "scales" in name else t for name, t in stored.items()}, path / "model.safetensors"
+        )
+        llm.engine.wake_up(new_weights=True)
+        changed = answer(llm)
+        assert changed != before
+        llm.engine.sleep(2)
+        for file in ("config.json", "model.safetensors"):
+            shutil.copy(whole / file, path / file)
+        with pytest.raises(ModelError, match="held as four bits in groups of 32, and come as numbers"):
+            llm.engine.wake_up(new_weights=True)
+    shutil.copytree(packed, path, dirs_exist_ok=True)
+    with LLM(str(path), tokenizer_mode="none", num_gpu_blocks_override=50) as llm:
+        assert answer(llm) == before
 
 
 def test_the_name_of_a_checkpoints_format_is_no_method(checkpoints: tuple[Path, Path]) -> None:

@@ -45,6 +45,17 @@ def test_a_row_of_zeros_stays_zero() -> None:
     assert torch.equal(loaded(torch.zeros(3, 8)).dequantized(torch.float32), torch.zeros(3, 8))
 
 
+@pytest.mark.parametrize("in_features", [8, 12, 40])
+def test_sizes_that_torchs_kernel_does_not_take(in_features: int) -> None:
+    """It takes 16 input features at a time, and would read beyond the end of others."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = loaded(torch.randn(12, in_features, generator=generator))
+    for rows in (1, 3):
+        x = torch.randn(rows, in_features, generator=generator).bfloat16()
+        expected = x.double() @ kernel.dequantized(torch.float32).double().T
+        torch.testing.assert_close(kernel.apply(x, None).double(), expected, rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 5, 33])
 @pytest.mark.parametrize("has_bias", [False, True])
