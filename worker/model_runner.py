@@ -23,8 +23,7 @@ from dovetail.worker.computed_step import ComputedStep, no_tokens
 from dovetail.worker.forward import ForwardPass
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.overlap.deferred import DeferredSteps
-from dovetail.worker.sampling.logprobs import token_logprobs
-from dovetail.worker.sampling.sampler import Sampler
+from dovetail.worker.sampling.sampler import Sampler, token_logprobs
 
 if TYPE_CHECKING:
     from dovetail.worker.speculation.speculation import Speculation
@@ -64,7 +63,7 @@ class ModelRunner:
         limits = config.limits
         self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators)
         sizes = limits.max_num_seqs, limits.max_num_batched_tokens
-        self._deferred = DeferredSteps(device, model, forward, batch, *sizes)
+        self._deferred = DeferredSteps(device, model, forward, self._sampler, batch, *sizes)
         self._prompt_scored: set[int] = set()
         """Requests that ask for log probabilities of their prompts."""
         self._samples = answers
@@ -83,9 +82,8 @@ class ModelRunner:
             inputs = self._batch.prepare(plan)
             places = np.flatnonzero(inputs.reaches_end)
             keys = [plan.keys[place] for place in places.tolist()]
-            draw = self._sampler.defer(keys, self._batch.num_tokens[inputs.rows[places]].astype(np.int64))
-            if draw is not None:
-                return self._deferred.start(plan, inputs, draw, places)
+            if self._sampler.can_defer(keys):
+                return self._deferred.start(plan, inputs, places, keys)
         return self._run_alone(plan, started)
 
     def _run_alone(self, plan: StepPlan, started: float) -> StepResult:

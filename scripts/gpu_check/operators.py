@@ -12,7 +12,7 @@ from common import Arguments, Report, copy_bandwidth, run, seconds_of
 from dovetail.contracts.operators import Operators
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.chain_cases import random_chains
-from dovetail.worker.sampling.sampling_ops import Truncation, draw, truncated_weights
+from dovetail.worker.sampling.draw import draw, truncated_weights
 
 EPS = 1e-5
 
@@ -67,12 +67,9 @@ def check_draw(report: Report, operators: Operators, arguments: Arguments, dtype
     """The same tokens as the host's own draw, but for rows where a rounding decides."""
     rows, vocab_size = 256, 128256
     logits = random(arguments, rows, vocab_size, dtype=dtype) * 3
-    truncation, uniforms = parameters(arguments, rows, vocab_size)
-    drawn = operators.draw(
-        logits, truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, uniforms
-    )
-    every = torch.arange(rows, device=arguments.device)
-    weights = truncated_weights(logits.float(), truncation, every)
+    params, uniforms = parameters(arguments, rows, vocab_size)
+    drawn = operators.draw(logits, *params, uniforms)
+    weights = truncated_weights(logits.float(), *params)
     assert drawn is not None
     kept = (weights.gather(1, drawn[:, None])[:, 0] > 0).float().mean().item()
     same = (drawn == draw(weights, uniforms)).float().mean().item()
@@ -121,13 +118,10 @@ def measure(report: Report, operators: Operators, arguments: Arguments, bandwidt
     if not arguments.null:
         measure_chains(report, operators, arguments, bandwidth)
         logits = random(arguments, 256, 128256, dtype=torch.float32)
-        truncation, uniforms = parameters(arguments, 256, 128256)
-        columns = truncation.temperature, truncation.min_p, truncation.top_k, truncation.top_p, uniforms
-        report.add(
-            "draw, 256 rows, top_k and top_p", 1e3 * seconds_of(lambda: operators.draw(logits, *columns), device), "ms"
-        )
-        every = torch.arange(256, device=device)
-        whole = seconds_of(lambda: draw(truncated_weights(logits, truncation, every), uniforms), device)
+        params, uniforms = parameters(arguments, 256, 128256)
+        fused = seconds_of(lambda: operators.draw(logits, *params, uniforms), device)
+        report.add("draw, 256 rows, top_k and top_p", 1e3 * fused, "ms")
+        whole = seconds_of(lambda: draw(truncated_weights(logits, *params), uniforms), device)
         report.add("the same in torch", 1e3 * whole, "ms")
 
 
@@ -147,8 +141,10 @@ def measure_chains(report: Report, operators: Operators, arguments: Arguments, b
     )
 
 
-def parameters(arguments: Arguments, rows: int, vocab_size: int) -> tuple[Truncation, torch.Tensor]:
-    """Of requests that truncate in different ways."""
+def parameters(
+    arguments: Arguments, rows: int, vocab_size: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """temperature, min_p, top_k and top_p of requests that truncate in different ways, and their uniforms."""
     device = arguments.device
     top_k = torch.tensor([vocab_size, 50, 1, 7], device=device).repeat(rows // 4)
     top_p = torch.tensor([1.0, 0.9, 0.95, 0.5, 1.0, 0.99, 0.8, 1.0], dtype=torch.float64, device=device)
@@ -156,7 +152,7 @@ def parameters(arguments: Arguments, rows: int, vocab_size: int) -> tuple[Trunca
     temperature = torch.full((rows,), 0.8, device=device)
     generator = torch.Generator().manual_seed(5)
     uniforms = torch.rand(rows, dtype=torch.float64, generator=generator).to(device)
-    return Truncation(temperature, min_p, top_k, top_p.repeat(rows // 8)), uniforms
+    return (temperature, min_p, top_k, top_p.repeat(rows // 8)), uniforms
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,8 @@ from dovetail.contracts.model import CausalLM
 from dovetail.contracts.step import StepPlan, StepResult, StepTimes
 from dovetail.worker.forward import ForwardPass
 from dovetail.worker.input_batch import BatchRequest, InputBatch, StepInputs
-from dovetail.worker.sampling.row_draws import DrawNumbers, numbers_room
-from dovetail.worker.sampling.sampler import DeferredDraw
+from dovetail.worker.sampling.draw import DrawParams
+from dovetail.worker.sampling.sampler import Sampler, sample_output
 
 MAX_IN_FLIGHT = 2
 
@@ -35,8 +35,8 @@ class _HostBuffers:
     is, -1 where the id says it."""
     drawing: torch.Tensor
     """int64 [2, max_num_seqs]: for each token to draw, the row of the hidden states and the batch row."""
-    numbers: torch.Tensor
-    """int64 [numbers_room(max_num_seqs)]: what rows that are not greedy are drawn with (`DrawNumbers`)."""
+    params: torch.Tensor
+    """int64 [DrawParams.memory_size(max_num_seqs)]: how rows that are not greedy are drawn."""
     tokens: torch.Tensor
     """int64 [max_num_seqs]"""
     highest: torch.Tensor
@@ -81,7 +81,6 @@ class _UnderWay:
 
     step: DeferredStep
     buffers: _HostBuffers
-    draw: DeferredDraw
     places: np.ndarray
     """int64 [N]: places in the plan that get a token."""
     requests: list[BatchRequest]
@@ -99,6 +98,7 @@ class DeferredSteps:
         device: Device,
         model: CausalLM,
         forward: ForwardPass,
+        sampler: Sampler,
         batch: InputBatch,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -106,39 +106,40 @@ class DeferredSteps:
         self._device = device
         self._model = model
         self._forward = forward
+        self._sampler = sampler
         self._batch = batch
         sizes = max_num_batched_tokens, max_num_seqs
         self._buffers = deque(_create_buffers(device, *sizes) for _ in range(MAX_IN_FLIGHT))
         where = device.torch_device
         self._inputs = torch.zeros(3, max_num_batched_tokens, dtype=torch.int64, device=where)
         self._drawing = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=where)
-        self._numbers = torch.zeros(numbers_room(max_num_seqs), dtype=torch.int64, device=where)
+        self._params = torch.zeros(DrawParams.memory_size(max_num_seqs), dtype=torch.int64, device=where)
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=where)
         """By batch row, the last token that was drawn."""
         self._on_device = np.zeros(max_num_seqs, dtype=bool)
         """By batch row, whether the host does not know the last token."""
         self._under_way: deque[_UnderWay] = deque()
 
-    def start(self, plan: StepPlan, inputs: StepInputs, draw: DeferredDraw, places: np.ndarray) -> DeferredStep:
-        """Hands a prepared step over. `places` reach their end and draw their tokens with `draw`."""
+    def start(self, plan: StepPlan, inputs: StepInputs, places: np.ndarray, seq_ids: list[int]) -> DeferredStep:
+        """Hands a prepared step over. `places` reach their end, those of `seq_ids`, which `Sampler.can_defer`."""
         started = time.perf_counter()
         while len(self._under_way) >= MAX_IN_FLIGHT:
             self.settle_first()
         buffers = self._buffers[0]
         rows = inputs.rows[places]
         self._fill(buffers, inputs, places, rows)
-        numbers = draw.gather(buffers.numbers)
-        self._device.launch(partial(self._run, buffers, inputs, draw, numbers, len(places)))
+        positions = self._batch.num_tokens[rows].astype(np.int64)
+        params = self._sampler.draw_params(seq_ids, positions, buffers.params)
+        self._device.launch(partial(self._run, buffers, inputs, params, len(places)))
         done = self._device.record()
         self._buffers.rotate(1)
-        requests = [self._batch.requests[plan.keys[place]] for place in places.tolist()]
-        positions = self._batch.num_tokens[rows].astype(np.int64)
+        requests = [self._batch.requests[seq_id] for seq_id in seq_ids]
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         self._batch.num_tokens[rows] += 1
         self._on_device[rows] = True
         now = time.perf_counter()
         step = DeferredStep(self, plan, 1e3 * (now - started))
-        self._under_way.append(_UnderWay(step, buffers, draw, places, requests, positions, done, now))
+        self._under_way.append(_UnderWay(step, buffers, places, requests, positions, done, now))
         return step
 
     def forget(self, row: int) -> None:
@@ -161,7 +162,7 @@ class DeferredSteps:
             under_way.step.settle(error)
             return
         count = len(under_way.places)
-        output = under_way.draw.output(
+        output = sample_output(
             under_way.buffers.tokens[:count].numpy().copy(), under_way.buffers.highest[:count].numpy()
         )
         self._note_tokens(under_way, np.maximum(output.token_ids, 0))
@@ -206,9 +207,7 @@ class DeferredSteps:
         drawing[1, : len(places)] = rows
 
     @torch.inference_mode()
-    def _run(
-        self, buffers: _HostBuffers, inputs: StepInputs, draw: DeferredDraw, numbers: DrawNumbers, count: int
-    ) -> None:
+    def _run(self, buffers: _HostBuffers, inputs: StepInputs, params: DrawParams | None, count: int) -> None:
         """The device's part of a step."""
         num_tokens = len(inputs.input_ids)
         for part in range(3):
@@ -221,8 +220,8 @@ class DeferredSteps:
         for part in range(2):
             self._drawing[part, :count].copy_(buffers.drawing[part, :count], non_blocking=True)
         last, rows = self._drawing[0, :count], self._drawing[1, :count]
-        on_device = numbers.copied_to(self._numbers)
-        tokens, highest = draw.choose(self._model.compute_logits(hidden[last]), on_device)
+        on_device = None if params is None else params.copied_to(self._params)
+        tokens, highest = self._sampler.draw(self._model.compute_logits(hidden[last]), on_device)
         self._last_tokens[rows] = tokens
         buffers.tokens[:count].copy_(tokens, non_blocking=True)
         buffers.highest[:count].copy_(highest, non_blocking=True)
@@ -232,7 +231,7 @@ def _create_buffers(device: Device, max_num_batched_tokens: int, max_num_seqs: i
     return _HostBuffers(
         inputs=device.host_buffer(3, max_num_batched_tokens, dtype=torch.int64),
         drawing=device.host_buffer(2, max_num_seqs, dtype=torch.int64),
-        numbers=device.host_buffer(numbers_room(max_num_seqs), dtype=torch.int64),
+        params=device.host_buffer(DrawParams.memory_size(max_num_seqs), dtype=torch.int64),
         tokens=device.host_buffer(max_num_seqs, dtype=torch.int64),
         highest=device.host_buffer(max_num_seqs, dtype=torch.float32),
     )

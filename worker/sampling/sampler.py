@@ -1,41 +1,44 @@
-"""Sampler: from logits to tokens, for the rows that draw one and for the rows on which drafts are judged."""
+"""Sampler: from logits to tokens and log probabilities; the one entry to sampling.
+
+logits [N, vocab_size]
+  -> edits     masks, biases, penalties and logits processors, for requests that ask for them
+  -> draw      the most likely token of greedy rows; temperature, min_p, top_k, top_p and a draw for others
+       <- streams    one random number per row, a function of seed and position
+  -> SampleOutput: token ids, log probabilities of the raw logits, failures
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dovetail.contracts.logits import LogitsProcessor, LogitsRequest
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest, TokenLogprobs
 from dovetail.nn.operators import torch_operators
 from dovetail.nn.row_max import row_max
-from dovetail.worker.sampling.logits_edits import EditRow, apply_edits
-from dovetail.worker.sampling.logprobs import token_logprobs
-from dovetail.worker.sampling.random_streams import DRAFT, uniforms
-from dovetail.worker.sampling.row_draws import DrawNumbers, TargetRows, choose, gather_numbers, on_host, unusable
-from dovetail.worker.sampling.sampling_state import (
-    NO_LOGPROBS,
-    ROW,
-    LogitsEdits,
-    RequestState,
-    create_edits,
-    fill_broken_row,
-    fill_row,
-    token_id_error,
+from dovetail.worker.sampling.draw import BatchParams, DrawParams, draw_tokens, normalized, row_groups, row_weights
+from dovetail.worker.sampling.edits import Edits
+from dovetail.worker.sampling.streams import DRAFT, UInt64Array, uniforms
+
+NOTHING_LEFT = (
+    "no token is left to sample: allowed_token_ids, bad_words, min_tokens, logit_bias and logits processors together "
+    "mask the whole vocabulary; relax one of them"
 )
+NOT_FINITE = "the model's logits hold NaN or infinity; its weights may be damaged, or overflow in this dtype"
+_LOGPROB_ROWS = 32
+"""At a time: bounds the temporaries, of which there are three of the vocabulary's size per row."""
 
-_logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SampleOutput:
     """What one call drew. Dictionaries are keyed by row and usually empty."""
 
@@ -47,41 +50,18 @@ class SampleOutput:
     """Rows whose request cannot go on, with the message for its user."""
 
 
-@dataclass(frozen=True)
-class DeferredDraw:
-    """What is needed to draw one token for each row of a step whose logits the host never looks at: the device draws,
-    and the host hears of it later."""
-
-    rows: NDArray[np.void]
-    positions: NDArray[np.int64]
-    vocab_size: int
-    operators: Operators
-
-    def gather(self, host: Tensor) -> DrawNumbers:
-        """The numbers that `choose` takes, written to `host`: int64, with `numbers_room` of the rows."""
-        return gather_numbers(self.rows, self.positions, self.vocab_size, host)
-
-    def choose(self, logits: Tensor, numbers: DrawNumbers) -> tuple[Tensor, Tensor]:
-        """The token of each row and its highest logit: int64 [N], float32 [N], on the device, where `numbers` are: a
-        copy from the host here would wait for the whole forward pass."""
-        tokens, highest = choose(logits, numbers, self.operators)
-        return tokens, highest.float()
-
-    def output(self, token_ids: NDArray[np.int64], highest: NDArray[np.float32]) -> SampleOutput:
-        """What `choose` came to, once the host has it."""
-        failed = unusable(highest)
-        if failed:
-            token_ids = token_ids.copy()
-            token_ids[list(failed)] = -1
-        return SampleOutput(token_ids, {}, failed)
+@dataclass(frozen=True, slots=True)
+class _Request:
+    slot: int
+    """In `BatchParams`."""
+    sampling: SamplingParams
 
 
 class Sampler:
     """Keeps the sampling state of the requests in the batch and draws their tokens.
 
-    Per request there is one row of numbers, written when it arrives; a step gathers rows and rebuilds nothing. The
-    sampler follows the output of requests that need it (penalties, bad words, logits processors) by
-    itself: what `sample` draws and what `commit` is told.
+    The sampler follows the output of requests that need it (penalties, bad words, logits processors) by itself: what
+    `sample` draws and what `commit` reports.
     """
 
     def __init__(
@@ -93,104 +73,106 @@ class Sampler:
     ):
         self.vocab_size = vocab_size
         self._operators = operators if operators is not None else torch_operators()
-        self._processors = dict(processors or {})
-        self._table = np.zeros(max_num_seqs, dtype=ROW)
-        self._free = list(range(max_num_seqs - 1, -1, -1))
-        self._requests: dict[int, RequestState] = {}
-        self._special: set[int] = set()
-        """Requests that ask for more than the most likely token of each row."""
+        self._params = BatchParams.empty(max_num_seqs, vocab_size)
+        self._edits = Edits(vocab_size, dict(processors or {}))
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._requests: dict[int, _Request] = {}
+        # By seq_id, only requests that are not plain greedy ones: a step of greedy requests looks at empty containers.
+        self._drawn: set[int] = set()
+        self._num_logprobs: dict[int, int] = {}
+        self._errors: dict[int, str] = {}
+        """Why requests cannot be served; reported when their first token is due."""
 
     def add(self, request: NewRequest) -> None:
         """A request arrives, or comes back after a preemption with its output so far. Never fails: what cannot be
         served is reported when its first token is due."""
-        slot, row = self._free[-1], self._table[self._free[-1]]
-        edits: LogitsEdits | None = None
-        wanted: tuple[str, ...] = ()
+        seq_id, sampling, slot = request.key, request.sampling, self._free_slots.pop()
+        self._requests[seq_id] = _Request(slot, sampling)
         try:
-            error = token_id_error(request, self.vocab_size)
-            if error is None:
-                wanted, error = self._offer(request)
-            if error is None:
-                edits = create_edits(request, self.vocab_size, wanted)
-                fill_row(row, request, self.vocab_size, has_edits=not edits.is_empty)
-                if edits.is_empty and not request.sampling.min_tokens:
-                    edits = None
-        except (ArithmeticError, TypeError, ValueError) as fault:  # numbers that the table cannot hold, and the like
-            error = f"the sampling parameters cannot be used: {fault}"
-            edits = None
-            for name in wanted:
-                self._withdraw(name, request.key)
-        if error is not None:
-            fill_broken_row(row, self.vocab_size)
-        self._free.pop()
-        self._requests[request.key] = RequestState(slot, request.sampling, edits, error)
-        if error is not None or edits is not None or row["temperature"] or row["logprobs"] != NO_LOGPROBS:
-            self._special.add(request.key)
-
-    def remove(self, key: int) -> None:
-        """A request leaves, finished or preempted; unknown keys are passed over."""
-        state = self._requests.pop(key, None)
-        if state is None:
+            self._edits.add(request)
+            self._params.put(slot, sampling, request.seed)
+        except RequestError as error:
+            self._errors[seq_id] = str(error)
             return
-        self._free.append(state.slot)
-        self._special.discard(key)
-        for name in state.edits.processors if state.edits is not None else ():
-            self._withdraw(name, key)
+        except (ArithmeticError, TypeError, ValueError) as error:  # numbers that the arrays cannot hold, and the like
+            self._errors[seq_id] = f"the sampling parameters cannot be used: {error}"
+            self._edits.remove(seq_id)
+            return
+        if not sampling.is_greedy:
+            self._drawn.add(seq_id)
+        if sampling.logprobs is not None:
+            self._num_logprobs[seq_id] = sampling.logprobs
 
-    def sampling(self, key: int) -> SamplingParams:
+    def remove(self, seq_id: int) -> None:
+        """A request leaves, finished or preempted; unknown ones are passed over."""
+        request = self._requests.pop(seq_id, None)
+        if request is not None:
+            self._free_slots.append(request.slot)
+            self._drawn.discard(seq_id)
+            self._num_logprobs.pop(seq_id, None)
+            self._errors.pop(seq_id, None)
+            self._edits.remove(seq_id)
+
+    def sampling(self, seq_id: int) -> SamplingParams:
         """The parameters of a request."""
-        return self._requests[key].sampling
+        return self._requests[seq_id].sampling
 
-    def seeds(self, keys: Sequence[int]) -> NDArray[np.uint64]:
-        """uint64 [len(keys)]: the seeds of requests, as `random_streams.uniforms` takes them."""
-        return self._rows(keys)["seed"]
+    def seeds(self, seq_ids: Sequence[int]) -> UInt64Array:
+        """uint64 [len(seq_ids)]: the seeds of requests, as `streams.uniforms` takes them."""
+        return self._params.seed[self._slots(seq_ids)]
 
-    def draft_uniforms(self, keys: Sequence[int], positions: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-        """float64 [len(keys), count]: streams for drafting in rounds whose first drafts stand at `positions`."""
-        return uniforms(self.seeds(keys)[:, None], DRAFT, positions[:, None], np.arange(count))
+    def draft_uniforms(self, seq_ids: Sequence[int], positions: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+        """float64 [len(seq_ids), count]: random numbers for rounds whose first drafts are at `positions`."""
+        return uniforms(self.seeds(seq_ids)[:, None], DRAFT, positions[:, None], np.arange(count))
 
-    def commit(self, key: int, token_ids: Sequence[int]) -> None:
-        """Tokens that stand and that `sample` did not draw: accepted drafts, and the token after them."""
-        edits = self._requests[key].edits
-        if edits is not None:
-            for token in token_ids:
-                edits.append(token)
+    def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """Output that `sample` did not draw: accepted drafts, and the token after them."""
+        self._edits.append(seq_id, token_ids)
 
-    def defer(self, keys: Sequence[int], positions: NDArray[np.int64]) -> DeferredDraw | None:
-        """The draw of a step, arguments as for `sample`, for logits that are not there yet; None where some request
-        needs its logits or its last token on the host: for penalties, masks, processors, log probabilities."""
-        rows = self._rows(keys)
-        if (rows["has_edits"] | rows["is_broken"] | (rows["min_tokens"] > 0) | (rows["logprobs"] != NO_LOGPROBS)).any():
-            return None
-        return DeferredDraw(rows, positions, self.vocab_size, self._operators)
-
-    def sample(self, logits: Tensor, keys: Sequence[int], positions: NDArray[np.int64]) -> SampleOutput:
+    def sample(self, logits: Tensor, seq_ids: Sequence[int], positions: NDArray[np.int64]) -> SampleOutput:
         """Draws one token for each row.
 
         Args:
             logits: [N, vocab_size], any float type; left as they are.
-            keys: the request of each row, no two alike.
+            seq_ids: the request of each row, no two alike.
             positions: int64 [N]: absolute position of the token to draw, which is the number of known tokens.
         """
-        if not self._special and logits.shape == (len(keys), self.vocab_size):
-            return _most_likely(logits)
-        rows = self._rows(keys)
-        edited, failed = self._edited(logits, rows, keys, positions, None)
-        numbers = gather_numbers(rows, positions, self.vocab_size).on(logits.device)
-        tokens, highest = choose(edited, numbers, self._operators)
-        failed = unusable(on_host(highest)) | failed
-        token_ids = tokens.cpu().numpy()
-        if failed:
-            token_ids[list(failed)] = -1
-        for row in np.flatnonzero(rows["has_edits"] | (rows["min_tokens"] > 0)).tolist():
-            if row not in failed:
-                self.commit(keys[row], (int(token_ids[row]),))
-        return SampleOutput(token_ids, self._logprobs(logits, rows, token_ids), failed)
+        edited, failed = self._edited(logits, seq_ids, positions, None)
+        params = self.draw_params(seq_ids, positions)
+        tokens, highest = self.draw(edited, None if params is None else params.on(logits.device))
+        output = sample_output(tokens.cpu().numpy(), highest.cpu().numpy(), failed)
+        if not (self._edits.requests or self._num_logprobs):
+            return output
+        for row, seq_id in enumerate(seq_ids):
+            if row not in output.failed:
+                self._edits.append(seq_id, (int(output.token_ids[row]),))
+        return SampleOutput(output.token_ids, self._logprobs(logits, seq_ids, output), output.failed)
+
+    def can_defer(self, seq_ids: Sequence[int]) -> bool:
+        """Whether the device can draw the next tokens, with `draw_params`, `draw` and `sample_output`: no request needs
+        its logits or its last token on the host, for masks, penalties, processors or log probabilities."""
+        on_host = (self._edits.requests.keys(), self._num_logprobs.keys(), self._errors.keys())
+        return not any(each and not each.isdisjoint(seq_ids) for each in on_host)
+
+    def draw_params(
+        self, seq_ids: Sequence[int], positions: NDArray[np.int64], memory: Tensor | None = None
+    ) -> DrawParams | None:
+        """What `draw` needs of a step's rows, on the host; None where all are greedy. Arguments as for `sample` and
+        `BatchParams.gather`."""
+        return self._params.gather(self._slots(seq_ids), positions, memory) if self._drawn else None
+
+    def draw(self, logits: Tensor, params: DrawParams | None) -> tuple[Tensor, Tensor]:
+        """The token of each row and its highest logit: int64 [N], float32 [N], on the device of `logits` and `params`.
+        With `params` on the device nothing is copied from the host."""
+        highest, tokens = row_max(logits)
+        if params is not None:
+            tokens = draw_tokens(logits, tokens, params, self._operators)
+        return tokens, highest.float()
 
     def target_rows(
         self,
         logits: Tensor,
-        keys: Sequence[int],
+        seq_ids: Sequence[int],
         positions: NDArray[np.int64],
         paths: Sequence[Sequence[int]],
     ) -> TargetRows:
@@ -198,107 +180,167 @@ class Sampler:
 
         Args:
             logits: [M, vocab_size], any float type; left as they are; the result reads them later.
-            keys: the request of each row; a request has as many rows as it likes.
+            seq_ids: the request of each row; a request has as many rows as it likes.
             positions: int64 [M]: absolute position of the token that the row predicts.
             paths: for each row, the drafts between the request's last known token and that position.
         """
-        if not self._special and logits.shape == (len(keys), self.vocab_size):
-            return TargetRows(logits, None, positions, self._operators, {})
-        rows = self._rows(keys)
-        edited, failed = self._edited(logits, rows, keys, positions, paths)
-        return TargetRows(edited, rows, positions, self._operators, failed)
+        edited, failed = self._edited(logits, seq_ids, positions, paths)
+        slots = self._slots(seq_ids) if self._drawn else None
+        return TargetRows(edited, self._params, slots, positions, self._operators, failed)
 
     def row_logprobs(
-        self, logits: Tensor, rows: Sequence[int], key: int, token_ids: Sequence[int]
+        self, logits: Tensor, rows: Sequence[int], seq_id: int, token_ids: Sequence[int]
     ) -> list[TokenLogprobs]:
         """Log probabilities of tokens that one request got, if it wants any; each is scored by its raw logits."""
-        num_top = self._requests[key].sampling.logprobs
+        num_top = self._num_logprobs.get(seq_id)
         if num_top is None:
             return []
         return token_logprobs(logits[list(rows)], np.array(token_ids, dtype=np.int64), num_top)
 
-    def _rows(self, keys: Sequence[int]) -> NDArray[np.void]:
+    def _slots(self, seq_ids: Sequence[int]) -> NDArray[np.int64]:
         requests = self._requests
-        rows: NDArray[np.void] = self._table[[requests[key].slot for key in keys]]
-        return rows
+        return np.array([requests[seq_id].slot for seq_id in seq_ids], dtype=np.int64)
 
     def _edited(
         self,
         logits: Tensor,
-        rows: NDArray[np.void],
-        keys: Sequence[int],
+        seq_ids: Sequence[int],
         positions: NDArray[np.int64],
         paths: Sequence[Sequence[int]] | None,
     ) -> tuple[Tensor, dict[int, str]]:
-        """Logits after masks, biases, penalties and processors (a copy if any is asked for), and rows that failed."""
-        if logits.shape != (len(keys), self.vocab_size):
-            expected = (len(keys), self.vocab_size)
+        """Logits after the edits (a copy if there are any), and rows that failed."""
+        if logits.shape != (len(seq_ids), self.vocab_size):
+            expected = (len(seq_ids), self.vocab_size)
             raise ValueError(f"logits have shape {tuple(logits.shape)}, the sampler was made for {expected}")
-        num_output = positions - rows["num_prompt_tokens"]
-        places = np.flatnonzero(rows["has_edits"] | (num_output < rows["min_tokens"]))
-        failed: dict[int, str] = {}
-        if rows["is_broken"].any():
-            errors = ((row, self._requests[keys[row]].error) for row in np.flatnonzero(rows["is_broken"]).tolist())
-            failed = {row: error for row, error in errors if error is not None}
-        edit_rows = []
-        for row in places.tolist():
-            edits = self._requests[keys[row]].edits
-            if edits is not None:
-                path = paths[row] if paths is not None else ()
-                edit_rows.append(EditRow(row, keys[row], edits, int(num_output[row]), path))
-        if not edit_rows:
+        failed = {}
+        if self._errors:
+            failed = {row: self._errors[seq_id] for row, seq_id in enumerate(seq_ids) if seq_id in self._errors}
+        if not self._edits.requests:
             return logits, failed
-        _check_output_lengths(edit_rows)
-        # A copy even where the dtype is right already: log probabilities are taken from the raw logits.
-        edited = logits.to(torch.float32, copy=True).contiguous()
-        return edited, failed | apply_edits(edited, edit_rows, self._processors)
+        edited, errors = self._edits.apply(logits, seq_ids, positions, paths)
+        return edited, failed | errors
 
-    def _logprobs(
-        self, logits: Tensor, rows: NDArray[np.void], token_ids: NDArray[np.int64]
-    ) -> dict[int, TokenLogprobs]:
-        places = np.flatnonzero((rows["logprobs"] != NO_LOGPROBS) & (token_ids >= 0))
-        if not len(places):
+    def _logprobs(self, logits: Tensor, seq_ids: Sequence[int], output: SampleOutput) -> dict[int, TokenLogprobs]:
+        counts = self._num_logprobs
+        rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in counts and row not in output.failed]
+        if not rows:
             return {}
-        wanted = logits if len(places) == len(rows) else logits[torch.from_numpy(places).to(logits.device)]
-        entries = token_logprobs(wanted, token_ids[places], rows["logprobs"][places])
-        return dict(zip(places.tolist(), entries, strict=True))
-
-    def _offer(self, request: NewRequest) -> tuple[tuple[str, ...], str | None]:
-        """Shows a new request to the processors: the names of those that want it, and what went wrong."""
-        wanted: list[str] = []
-        for name, processor in self._processors.items():
-            options = request.sampling.processors.get(name)
-            prompt = request.token_ids[: request.num_prompt_tokens]
-            try:
-                if processor.add_request(LogitsRequest(request.key, prompt, request.sampling, options)):
-                    wanted.append(name)
-            except Exception as error:  # a plugin's fault costs this request, not the batch
-                for other in wanted:
-                    self._withdraw(other, request.key)
-                return (), f"logits processor {name!r} failed: {type(error).__name__}: {error}"
-        return tuple(wanted), None
-
-    def _withdraw(self, name: str, key: int) -> None:
-        try:
-            self._processors[name].remove_request(key)
-        except Exception:  # the request is gone already; nobody is left to fail
-            _logger.exception("logits processor %r failed to forget request %d", name, key)
+        wanted = logits if len(rows) == len(seq_ids) else logits[torch.tensor(rows, device=logits.device)]
+        num_top = np.array([counts[seq_ids[row]] for row in rows], dtype=np.int64)
+        return dict(zip(rows, token_logprobs(wanted, output.token_ids[rows], num_top), strict=True))
 
 
-def _most_likely(logits: Tensor) -> SampleOutput:
-    """What `Sampler.sample` comes to where every request is greedy and wants nothing else."""
-    highest, tokens = row_max(logits)
-    token_ids, failed = tokens.cpu().numpy(), unusable(on_host(highest))
+class TargetRows:
+    """The target's distributions after known tokens and drafts, for an acceptance rule: what it does not look at is
+    not computed."""
+
+    def __init__(
+        self,
+        logits: Tensor,
+        params: BatchParams,
+        slots: NDArray[np.int64] | None,
+        positions: NDArray[np.int64],
+        operators: Operators,
+        failed: Mapping[int, str],
+    ):
+        """`slots`: int64 [M], in `params`; None where all rows are greedy. The rest as for `Sampler.target_rows`."""
+        self._logits = logits
+        self._params = params
+        self._slots = slots
+        self._positions = positions
+        self._operators = operators
+        highest, self._best = row_max(logits)
+        self.failed: Mapping[int, str] = _unusable(highest.float().cpu().numpy()) | dict(failed)
+        """Rows from which nothing can be drawn, with the message for the user of their request."""
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """[end - start]: the token that `Sampler.sample` would draw from each of these rows."""
+        return self._tokens[start:end]
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        """[M]; of the whole batch, which takes one transfer from the device."""
+        params = None if self._slots is None else self._params.gather(self._slots, self._positions)
+        drawn = self._best
+        if params is not None:
+            drawn = draw_tokens(self._logits, drawn, params.on(self._logits.device), self._operators)
+        tokens: list[int] = drawn.tolist()
+        return tokens
+
+    def probs(self, rows: NDArray[np.int64]) -> Tensor:
+        """float32 [len(rows), vocab_size], of rows of whichever requests: one-hot for greedy ones, zeros for rows that
+        failed. What it takes in transfers to the device does not depend on how many requests they are of."""
+        logits = self._logits
+        index = torch.from_numpy(rows).to(logits.device)
+        params = None if self._slots is None else self._params.gather(self._slots[rows], None)
+        found = torch.zeros(len(rows), logits.shape[1], dtype=torch.float32, device=logits.device)
+        if params is None or len(params.rows) < len(rows):
+            found.scatter_(1, self._best[index][:, None], 1.0)
+        if params is not None:
+            params = params.on(logits.device)
+            for start, end in row_groups(len(params.rows), logits):
+                part = params.part(start, end)
+                found.index_copy_(0, part.rows, normalized(row_weights(logits[index[part.rows]], part)))
+        failed = [place for place, row in enumerate(rows.tolist()) if row in self.failed] if self.failed else []
+        if failed:
+            found[failed] = 0.0
+        return found
+
+
+def sample_output(
+    token_ids: NDArray[np.int64], highest: NDArray[np.float32], failed: Mapping[int, str] | None = None
+) -> SampleOutput:
+    """What was drawn, once the host has it: arrays [N] of `Sampler.draw`, and by row what failed before."""
+    failures = _unusable(highest)
     if failed:
-        token_ids[list(failed)] = -1
-    return SampleOutput(token_ids, failed=failed)
+        failures |= failed
+    if failures:
+        token_ids = token_ids.copy()
+        token_ids[list(failures)] = -1
+    return SampleOutput(token_ids, failed=failures)
 
 
-def _check_output_lengths(rows: Sequence[EditRow]) -> None:
-    """The sampler's own record of an output must be as long as the caller says that it is."""
-    for row in rows:
-        known = len(row.edits.output_token_ids) + len(row.path)
-        if known != row.position:
-            raise ValueError(
-                f"request {row.key} draws output token {row.position}, but {known} were sampled or committed before it"
-            )
+def _unusable(highest: NDArray[np.float32]) -> dict[int, str]:
+    """Rows from which nothing can be drawn, by their highest logit, with the reason."""
+    is_finite = np.isfinite(highest)
+    if is_finite.all():
+        return {}
+    return {int(row): NOTHING_LEFT if highest[row] == -np.inf else NOT_FINITE for row in np.flatnonzero(~is_finite)}
+
+
+def token_logprobs(
+    logits: Tensor, token_ids: NDArray[np.int64], num_top: NDArray[np.int64] | int
+) -> list[TokenLogprobs]:
+    """The log probability and rank of one token per row, and the most likely tokens: of the raw distribution, before
+    any mask, penalty or temperature.
+
+    Args:
+        logits: [n, vocab_size], any float type; the softmax is taken in float32.
+        token_ids: int64 [n], the output tokens.
+        num_top: alternatives reported for each row; -1: the whole vocabulary.
+
+    Returns:
+        One entry per row, alternatives by falling probability. A token's rank is 1 plus the number of tokens that are
+        strictly more likely.
+    """
+    wanted = np.broadcast_to(np.asarray(num_top, dtype=np.int64), token_ids.shape)
+    entries: dict[int, TokenLogprobs] = {}
+    for count in np.unique(wanted):
+        rows = np.flatnonzero(wanted == count)
+        for start in range(0, len(rows), _LOGPROB_ROWS):
+            part = rows[start : start + _LOGPROB_ROWS]
+            selected = logits[torch.from_numpy(part).to(logits.device)]
+            entries |= zip(part.tolist(), _entries(selected, token_ids[part], int(count)), strict=True)
+    return [entries[row] for row in range(len(token_ids))]
+
+
+def _entries(logits: Tensor, token_ids: NDArray[np.int64], num_top: int) -> list[TokenLogprobs]:
+    log_probs = logits.float().log_softmax(-1)
+    chosen = log_probs.gather(1, torch.from_numpy(token_ids).to(log_probs.device)[:, None])
+    # Counted as floats (exact below 2**24), which CPUs sum much faster than booleans.
+    is_higher = torch.gt(log_probs, chosen, out=torch.empty_like(log_probs))
+    ranks = is_higher.sum(-1).long() + 1
+    vocab_size = log_probs.shape[1]
+    top = log_probs.topk(vocab_size if num_top < 0 else min(num_top, vocab_size), dim=-1)
+    columns = (token_ids.tolist(), chosen[:, 0].tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist())
+    return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]

@@ -9,7 +9,7 @@ import torch
 
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.nn.row_max import row_max
-from dovetail.worker.sampling.sampling_ops import Truncation, draw, normalized, row_groups, truncated_weights
+from dovetail.worker.sampling.draw import draw, normalized, row_groups, truncated_weights
 
 
 def draft_distributions(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
@@ -37,11 +37,12 @@ def draft_draw(probs: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
 def _sampled(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
     device, vocab_size = logits.device, logits.shape[1]
     top_k = [params.top_k if 0 < params.top_k < vocab_size else vocab_size for params in sampling]
-    truncation = Truncation(
+    weights = truncated_weights(
+        logits,
         temperature=torch.tensor([params.temperature for params in sampling], device=device),
         min_p=torch.tensor([params.min_p for params in sampling], device=device),
         top_k=torch.tensor(top_k, device=device),
         top_p=torch.tensor([params.top_p for params in sampling], dtype=torch.float64, device=device),
+        is_truncated=min(top_k) < vocab_size or min(params.top_p for params in sampling) < 1,
     )
-    cut = [row for row, params in enumerate(sampling) if top_k[row] < vocab_size or params.top_p < 1]
-    return normalized(truncated_weights(logits, truncation, torch.tensor(cut, device=device) if cut else None))
+    return normalized(weights)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
 from dovetail.contracts.step import TokenLogprobs
-from dovetail.worker.sampling.random_streams import ACCEPT, SAMPLE, uniforms
-from dovetail.worker.sampling.row_draws import TargetRows
-from dovetail.worker.sampling.sampler import Sampler
+from dovetail.worker.sampling.sampler import Sampler, TargetRows
+from dovetail.worker.sampling.streams import ACCEPT, SAMPLE, uniforms
 from dovetail.worker.speculation.checked import checked_verdict
 
 

@@ -15,7 +15,7 @@ from dovetail.nn.moe import SparseMoE, SparseShape
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.plugins.quantization.int4.method import _Packed
 from dovetail.testing.operators_suite import OperatorsSuite
-from dovetail.worker.sampling.sampling_ops import Truncation, draw, truncated_weights
+from dovetail.worker.sampling.draw import draw, truncated_weights
 
 
 class InterpretedOperators(TritonOperators):
@@ -55,8 +55,7 @@ def test_draw_is_the_hosts_draw(vocab_size: int, dtype: torch.dtype) -> None:
     top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 0.99, 0.01], dtype=torch.float64).repeat(rows // 6)
     chosen = uniforms(rows)
     drawn = create().draw(logits, temperature, min_p, top_k, top_p, chosen)
-    truncation = Truncation(temperature, min_p, top_k, top_p)
-    weights = truncated_weights(logits.float(), truncation, torch.arange(rows))
+    weights = truncated_weights(logits.float(), temperature, min_p, top_k, top_p)
     assert drawn is not None
     assert drawn.tolist() == draw(weights, chosen).tolist()
 

@@ -17,8 +17,8 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest
 from dovetail.testing.acceptance_suite import SIGNIFICANCE, chi_square_p
-from dovetail.worker.sampling.row_draws import numbers_room
-from dovetail.worker.sampling.sampler import Sampler
+from dovetail.worker.sampling.draw import DrawParams
+from dovetail.worker.sampling.sampler import Sampler, sample_output
 
 VOCAB = 12
 EOS = 3
@@ -403,15 +403,15 @@ def test_slots_are_reused() -> None:
     assert sampler.sample(logits, [9], np.array([3])).token_ids.tolist() == [0]
 
 
-def test_a_caller_that_loses_tokens_is_told() -> None:
+def test_a_caller_that_loses_tokens_gets_an_error() -> None:
     sampler = Sampler(VOCAB, 1)
     sampler.add(new_request(1, presence_penalty=1.0))
     with pytest.raises(ValueError, match="draws output token 2, but 0 were sampled"):
         sampler.sample(torch.zeros(1, VOCAB), [1], np.array([5]))
 
 
-@pytest.mark.parametrize("fault", [{"seed": "seven"}, {"num_prompt_tokens": 10**30}, {"eos_token_ids": ("end",)}])
-def test_a_request_that_cannot_be_held_fails_alone_and_frees_its_place(fault: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fault", [{"seed": "seven"}, {"bad_word_ids": (("word",),)}, {"eos_token_ids": ("end",)}])
+def test_a_request_that_cannot_be_held_fails_alone_and_frees_its_slot(fault: dict[str, Any]) -> None:
     sampler = Sampler(VOCAB, 2)
     sampler.add(new_request(0, temperature=0))
     for key in range(1, 5):
@@ -458,24 +458,61 @@ def test_a_deferred_draw_reads_nothing_from_the_host() -> None:
     requests = [new_request(0, temperature=0), new_request(1, temperature=0.8), new_request(2, temperature=1.2)]
     for request in requests:
         sampler.add(request)
-    draw = sampler.defer([0, 1, 2], positions(*requests))
-    assert draw is not None
-    numbers = draw.gather(torch.zeros(numbers_room(3), dtype=torch.int64)).on(torch.device("meta"))
+    assert sampler.can_defer([0, 1, 2])
+    memory = torch.zeros(DrawParams.memory_size(3), dtype=torch.int64)
+    params = sampler.draw_params([0, 1, 2], positions(*requests), memory)
+    assert params is not None
+    on_device = params.on(torch.device("meta"))
     with HostReads() as reads:
-        tokens, _ = draw.choose(torch.empty(3, VOCAB, device="meta"), numbers)
+        tokens, _ = sampler.draw(torch.empty(3, VOCAB, device="meta"), on_device)
     assert tokens.shape == (3,)
     assert reads.found == []
 
 
-def test_the_numbers_of_a_deferred_draw_stand_in_the_buffer_that_it_was_given() -> None:
+def test_the_parameters_of_a_deferred_draw_are_views_of_the_given_memory() -> None:
     """Which lives until the step is done; what the device has not copied yet, it has not seen."""
     sampler = Sampler(VOCAB, 1)
     request = new_request(1, temperature=0.8, top_k=3)
     sampler.add(request)
-    draw = sampler.defer([1], positions(request))
-    assert draw is not None
-    host, device = (torch.zeros(numbers_room(1), dtype=torch.int64) for _ in range(2))
-    numbers = draw.gather(host)
-    assert numbers.truncation(0, 1).top_k.tolist() == [3]
+    host, device = (torch.zeros(DrawParams.memory_size(1), dtype=torch.int64) for _ in range(2))
+    params = sampler.draw_params([1], positions(request), host)
+    assert params is not None
+    assert params.top_k.tolist() == [3]
     host.fill_(5)
-    assert numbers.copied_to(device).truncation(0, 1).top_k.tolist() == [5]
+    assert params.copied_to(device).top_k.tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": {1: 1.0}},
+        {"presence_penalty": 1.0},
+        {"min_tokens": 2},
+        {"logprobs": 0},
+        {"allowed_token_ids": [VOCAB]},
+    ],
+)
+def test_requests_that_need_the_host_are_not_deferred(params: dict[str, Any]) -> None:
+    """Their masks, penalties, log probabilities and errors come from the host; others in the batch do not wait."""
+    sampler = Sampler(VOCAB, 2)
+    sampler.add(new_request(0, **params))
+    sampler.add(new_request(1, top_k=3))
+    assert not sampler.can_defer([1, 0])
+    assert sampler.can_defer([1])
+    sampler.remove(0)
+    assert sampler.can_defer([1])
+
+
+def test_deferred_tokens_are_those_of_sample() -> None:
+    sampler = Sampler(VOCAB, 4)
+    requests = [new_request(0, temperature=0), new_request(1), new_request(2, top_p=0.8), new_request(3, min_p=0.1)]
+    for request in requests:
+        sampler.add(request)
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits[1, 3] = torch.nan
+    tokens, highest = sampler.draw(logits, sampler.draw_params(range(4), positions(*requests)))
+    deferred = sample_output(tokens.numpy(), highest.numpy())
+    output = sampler.sample(logits, range(4), positions(*requests))
+    assert deferred.token_ids.tolist() == output.token_ids.tolist()
+    assert deferred.failed == output.failed
+    assert list(deferred.failed) == [1]

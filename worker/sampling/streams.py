@@ -1,7 +1,7 @@
-"""Randomness of requests: pure functions of (seed, stream, position, lane), with no state to keep or restore.
+"""Random streams of requests: pure functions of (seed, stream, position, index), with no state to keep or restore.
 
-A draw depends on the request's seed and the token's place alone, so a seeded request repeats in any batch, and
-after a preemption goes on as if nothing had happened.
+A number depends on the request's seed and the token's position alone, so a seeded request repeats in any batch, and
+goes on after a preemption as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SAMPLE: Final = 1
 recovered) token after drafts comes from it as well: each position is committed once, so no value is used twice, and
 drafts that carry no probabilities leave the tokens of a seeded request as they are without speculation."""
 DRAFT: Final = 2
-"""Draws of a drafter: position is that of the round's first draft, lane the number of the draw in the round."""
+"""Draws of a drafter: position is that of the round's first draft, index the number of the draw in the round."""
 ACCEPT: Final = 3
-"""Decisions about drafts: position is that of the round's first draft, lane the number of the node. Rounds start at
+"""Decisions about drafts: position is that of the round's first draft, index the number of the node. Rounds start at
 different positions, so siblings in a tree and later rounds never share a value."""
 
 # Golden-ratio increment of SplitMix64 (Steele, Lea, Flood 2014), and two odd constants of PCG that keep the words
@@ -42,7 +42,7 @@ def uniforms(
     seeds: UInt64Array,
     stream: int | NDArray[np.int64],
     positions: NDArray[np.int64],
-    lanes: NDArray[np.int64] | int = 0,
+    indices: NDArray[np.int64] | int = 0,
 ) -> NDArray[np.float64]:
     """One number in [0, 1) for each entry; arguments broadcast.
 
@@ -50,24 +50,24 @@ def uniforms(
         seeds: uint64, one per draw.
         stream: `SAMPLE`, `DRAFT` or `ACCEPT`, or an array of these.
         positions: int64, absolute positions in the sequence.
-        lanes: int64 below 2**32, where one position needs several draws.
+        indices: int64 below 2**32, where one position needs several draws.
 
     Returns:
         float64 multiples of 2**-53, each a hash of its own arguments: three rounds of SplitMix64's finalizer.
     """
-    every = np.broadcast(seeds, stream, positions, lanes)
+    every = np.broadcast(seeds, stream, positions, indices)
     if every.size <= _FEW:
         return np.array([_hash(*map(int, draw)) for draw in every]).reshape(every.shape)
     # Arrays throughout: numpy warns where scalars overflow, which here is the point.
-    words = (np.atleast_1d(part).astype(np.uint64) for part in (seeds, stream, positions, lanes))
+    words = (np.atleast_1d(part).astype(np.uint64) for part in (seeds, stream, positions, indices))
     found: NDArray[np.float64] = _hash(*words)
     return found
 
 
-def _hash(seed: Any, stream: Any, position: Any, lane: Any) -> Any:
+def _hash(seed: Any, stream: Any, position: Any, index: Any) -> Any:
     """The number of one draw from Python's integers, or those of many from arrays of uint64."""
     state = _mix(seed + _GAMMA)
-    state = _mix(state + (lane << 32 | stream) * _STREAM_STEP)
+    state = _mix(state + (index << 32 | stream) * _STREAM_STEP)
     state = _mix(state + position * _POSITION_STEP)
     return (state >> 11) * 2.0**-53
 

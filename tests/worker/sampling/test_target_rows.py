@@ -22,9 +22,9 @@ from dovetail.spec_decode.rejection import RejectionRule
 from dovetail.spec_decode.typical import TypicalRule
 from dovetail.testing.acceptance_suite import verify_request
 from dovetail.testing.chain_cases import Chains
-from dovetail.worker.sampling import row_draws, sampling_ops
+from dovetail.worker.sampling import draw as drawing
+from dovetail.worker.sampling.draw import normalized, truncated_weights
 from dovetail.worker.sampling.sampler import Sampler
-from dovetail.worker.sampling.sampling_ops import Truncation, normalized, truncated_weights
 from dovetail.worker.speculation import draft_sampling
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
@@ -46,17 +46,18 @@ def new_sampler(params: Sequence[SamplingParams]) -> Sampler:
 
 
 def one_row(row: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """A row's distribution in the words of the parameters, without anybody beside it."""
+    """A row's distribution in the words of the parameters, with no other in the batch."""
     if sampling.is_greedy:
         return torch.nn.functional.one_hot(row.argmax(), VOCAB).float()
     top_k = sampling.top_k if sampling.top_k > 0 else VOCAB
-    truncation = Truncation(
-        torch.tensor([sampling.temperature]),
-        torch.tensor([sampling.min_p]),
-        torch.tensor([top_k]),
-        torch.tensor([sampling.top_p], dtype=torch.float64),
+    weights = truncated_weights(
+        row[None],
+        temperature=torch.tensor([sampling.temperature]),
+        min_p=torch.tensor([sampling.min_p]),
+        top_k=torch.tensor([top_k]),
+        top_p=torch.tensor([sampling.top_p], dtype=torch.float64),
     )
-    return normalized(truncated_weights(row[None], truncation, torch.tensor([0])))[0]
+    return normalized(weights)[0]
 
 
 @given(
@@ -78,7 +79,7 @@ def test_rows_of_many_requests_are_those_of_each(
     target = new_sampler(params).target_rows(logits, owners, positions, [()] * len(owners))
     chosen = data.draw(st.lists(st.integers(0, len(owners) - 1), min_size=1, unique=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling_ops, "_ENTRIES_ON_CPU", rows_at_once * VOCAB)
+        patch.setattr(drawing, "_ENTRIES_ON_CPU", rows_at_once * VOCAB)
         together = target.probs(np.array(chosen))
     for found, row in zip(together, chosen, strict=True):
         assert torch.equal(found, target.probs(np.array([row]))[0])
@@ -144,11 +145,11 @@ def test_rows_of_a_step_are_computed_together(
 ) -> None:
     """Each computation of rows may stop the host of a GPU. At most once for chains and once for the rest."""
     calls = []
-    compute = row_draws.truncated_weights
+    compute = drawing.truncated_weights
 
-    def counted(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    def counted(logits: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
         calls.append(len(logits))
-        return compute(logits, *arguments)
+        return compute(logits, *arguments, **keywords)
 
     rule = rule_class(rule_class.Options())
     if operators is not None:
@@ -156,7 +157,7 @@ def test_rows_of_a_step_are_computed_together(
     drafted = [request for request in drawn_drafts(24, 3, trees=trees) if len(request.draft.token_ids)]
     num_rows = sum(len(request.draft.token_ids) + 1 for request in drafted)
     sampler = new_sampler([SAMPLING[2]] * 24)
-    monkeypatch.setattr(row_draws, "truncated_weights", counted)
+    monkeypatch.setattr(drawing, "truncated_weights", counted)
     Verifier(rule, sampler).verify(torch.randn(num_rows, VOCAB), drafted)
     judged_apart = rule_class is RejectionRule and operators is not None and trees
     drawn = rule_class is TypicalRule  # of which the last token is drawn as without drafts
@@ -174,11 +175,11 @@ def test_rules_of_an_older_host_get_rows_request_by_request() -> None:
 def test_what_is_computed_of_rows_is_computed_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the memory that it takes is bounded, whatever the number of rows; tokens and distributions stay the same."""
     largest = []
-    compute = sampling_ops.truncated_weights
+    compute = drawing.truncated_weights
 
-    def counted(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    def counted(logits: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
         largest.append(len(logits))
-        return compute(logits, *arguments)
+        return compute(logits, *arguments, **keywords)
 
     params = [SAMPLING[i % len(SAMPLING)] for i in range(40)]
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(1)) * 3
@@ -199,9 +200,9 @@ def test_what_is_computed_of_rows_is_computed_in_groups(monkeypatch: pytest.Monk
         ]
 
     expected = results()
-    for module in (row_draws, draft_sampling):
+    for module in (drawing, draft_sampling):
         monkeypatch.setattr(module, "truncated_weights", counted)
-    monkeypatch.setattr(sampling_ops, "_ENTRIES_ON_CPU", 7 * VOCAB)
+    monkeypatch.setattr(drawing, "_ENTRIES_ON_CPU", 7 * VOCAB)
     for found, whole in zip(results(), expected, strict=True):
         assert torch.equal(found, whole)
     assert max(largest) == 7

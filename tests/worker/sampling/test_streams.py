@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail.testing.acceptance_suite import SIGNIFICANCE, chi_square_p
-from dovetail.worker.sampling.random_streams import ACCEPT, DRAFT, SAMPLE, seed_word, uniforms
+from dovetail.worker.sampling.streams import ACCEPT, DRAFT, SAMPLE, seed_word, uniforms
 
 N = 1 << 16
 
@@ -25,7 +25,7 @@ def along(axis: str) -> np.ndarray:
     return uniforms(seeds(5), ACCEPT, np.array([5]), steps)
 
 
-@pytest.mark.parametrize("axis", ["seeds", "positions", "lanes"])
+@pytest.mark.parametrize("axis", ["seeds", "positions", "indices"])
 def test_draws_are_uniform(axis: str) -> None:
     draws = along(axis)
     assert draws.min() >= 0
@@ -37,7 +37,7 @@ def test_draws_are_uniform(axis: str) -> None:
     assert chi_square_p(low, np.full(256, N / 256)) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("axis", ["seeds", "positions", "lanes"])
+@pytest.mark.parametrize("axis", ["seeds", "positions", "indices"])
 @pytest.mark.parametrize("lag", [1, 2, 7, 64])
 def test_neighbours_are_independent(axis: str, lag: int) -> None:
     draws = along(axis)
@@ -48,7 +48,7 @@ def test_neighbours_are_independent(axis: str, lag: int) -> None:
 def test_streams_and_seeds_are_uncorrelated() -> None:
     steps = np.arange(N)
     columns = [uniforms(seeds(seed), stream, steps) for seed in (0, 1, 2**63) for stream in (SAMPLE, DRAFT, ACCEPT)]
-    columns += [uniforms(seeds(0), ACCEPT, steps, lane) for lane in (1, 2)]
+    columns += [uniforms(seeds(0), ACCEPT, steps, index) for index in (1, 2)]
     correlations = np.corrcoef(columns) - np.eye(len(columns))
     assert np.abs(correlations).max() < 4.5 / np.sqrt(N)
 

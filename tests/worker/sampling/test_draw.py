@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.worker.sampling.sampling_ops import draw, normalized
+from dovetail.worker.sampling.draw import draw, normalized
 
 LAST = 1 - 2.0**-53
 
@@ -26,7 +26,7 @@ def test_draw_inverts_the_cumulative_distribution(seed: int, vocab_size: int, nu
     rows = torch.from_numpy(weights).expand(len(uniforms), vocab_size)
     tokens = draw(rows, torch.from_numpy(uniforms)).numpy()
     assert (weights[tokens] > 0).all()
-    # Blocks are summed in float32, so a draw may fall beside the exact place by that rounding.
+    # Blocks are summed in float32, so that rounding may move a draw to the next token.
     cumulative = np.concatenate([[0.0], weights.astype(np.float64).cumsum()]) / weights.astype(np.float64).sum()
     assert (cumulative[tokens] <= uniforms + 1e-6).all()
     assert (cumulative[tokens + 1] >= uniforms - 1e-6).all()

@@ -1,0 +1,330 @@
+"""From logits to tokens: temperature, min_p, top_k, top_p, then one draw per row; greedy rows take the highest logit.
+
+Every function treats each row by itself, with sums in an order that does not depend on how many rows there are, so
+that a request draws the same token in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dovetail.contracts.operators import Operators
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.worker.sampling.streams import SAMPLE, UInt64Array, seed_word, uniforms
+
+_ENTRIES_ON_CPU = 2**20
+"""Temporaries of 4 MiB: larger ones are mapped anew each time, and the page faults cost more than the arithmetic."""
+_ENTRIES = 2**24
+"""Elsewhere of 64 MiB. Rows that are truncated take some 60 bytes an entry where they are sorted whole: one GiB, while
+the rows of a verify step taken at once would take that many times over."""
+_BLOCK = 256
+_CANDIDATES = (64, 1024, 8192)
+"""How many of the highest logits are tried before a row is sorted whole: models are sure of most tokens, and the
+highest 64 of 49,152 cost a thirtieth of a sort."""
+_NUM_TENSORS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """The rows of a step that are not greedy, and how each is drawn: tensors of n entries on one device."""
+
+    rows: Tensor
+    """int64 [n]: row of the logits."""
+    temperature: Tensor
+    """float32 [n], above 0."""
+    min_p: Tensor
+    """float32 [n]: least probability relative to the most likely token's; 0 keeps all."""
+    top_k: Tensor
+    """int64 [n], at least 1; the vocabulary's size keeps all."""
+    top_p: Tensor
+    """float64 [n] in (0, 1]; 1 keeps all."""
+    uniforms: Tensor
+    """float64 [n] in [0, 1): the random number of each draw."""
+    is_truncated: bool
+    """Whether top_k or top_p shorten any row. The host knows it, so that nobody asks the device."""
+    memory: Tensor
+    """int64: what the tensors are views of. One copy takes it to a device; the host does not wait if it is pinned."""
+
+    @staticmethod
+    def memory_size(num_rows: int) -> int:
+        """How many int64 the parameters of so many rows take."""
+        # Even, so that each tensor starts at 16 bytes: Triton compiles a kernel anew for pointers that do not.
+        return _NUM_TENSORS * (num_rows + num_rows % 2)
+
+    @classmethod
+    def within(cls, memory: Tensor, num_rows: int, *, is_truncated: bool) -> DrawParams:
+        """Views of `memory`, int64 [>= memory_size(num_rows)], with whatever it holds."""
+        memory = memory[: cls.memory_size(num_rows)]
+        rows, top_k, top_p, uniforms, temperature, min_p = memory.view(_NUM_TENSORS, -1)[:, :num_rows].unbind()
+        return cls(
+            rows=rows,
+            temperature=temperature.view(torch.float32)[:num_rows],
+            min_p=min_p.view(torch.float32)[:num_rows],
+            top_k=top_k,
+            top_p=top_p.view(torch.float64),
+            uniforms=uniforms.view(torch.float64),
+            is_truncated=is_truncated,
+            memory=memory,
+        )
+
+    def copied_to(self, target: Tensor) -> DrawParams:
+        """The same in `target`, int64 [>= memory_size(n)]. The host does not wait, so `memory` has to stay as it is."""
+        target = target[: len(self.memory)].copy_(self.memory, non_blocking=True)
+        return DrawParams.within(target, len(self.rows), is_truncated=self.is_truncated)
+
+    def on(self, device: torch.device) -> DrawParams:
+        """The same on a device, which may be waited for."""
+        return DrawParams.within(self.memory.to(device), len(self.rows), is_truncated=self.is_truncated)
+
+    def part(self, start: int, end: int) -> DrawParams:
+        """Of the rows from `start` to `end` of the n."""
+        if end - start == len(self.rows):
+            return self
+        return DrawParams(
+            self.rows[start:end],
+            self.temperature[start:end],
+            self.min_p[start:end],
+            self.top_k[start:end],
+            self.top_p[start:end],
+            self.uniforms[start:end],
+            self.is_truncated,
+            self.memory,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchParams:
+    """How tokens are drawn for the requests in the batch: arrays [B] on the host, by slot."""
+
+    vocab_size: int
+    temperature: NDArray[np.float32]
+    """0: greedy."""
+    min_p: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    """The vocabulary's size keeps all."""
+    top_p: NDArray[np.float64]
+    seed: UInt64Array
+
+    @classmethod
+    def empty(cls, num_slots: int, vocab_size: int) -> BatchParams:
+        """Of greedy requests."""
+        return cls(
+            vocab_size,
+            temperature=np.zeros(num_slots, np.float32),
+            min_p=np.zeros(num_slots, np.float32),
+            top_k=np.full(num_slots, vocab_size, np.int64),
+            top_p=np.ones(num_slots, np.float64),
+            seed=np.zeros(num_slots, np.uint64),
+        )
+
+    def put(self, slot: int, sampling: SamplingParams, seed: int) -> None:
+        """A request takes a slot."""
+        self.temperature[slot] = sampling.temperature
+        self.min_p[slot] = sampling.min_p
+        self.top_k[slot] = sampling.top_k if 0 < sampling.top_k < self.vocab_size else self.vocab_size
+        self.top_p[slot] = sampling.top_p
+        self.seed[slot] = seed_word(seed)
+
+    def gather(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64] | None, memory: Tensor | None = None
+    ) -> DrawParams | None:
+        """The parameters of a step's rows; None where all are greedy.
+
+        Args:
+            slots: int64 [N], of the request of each row.
+            positions: int64 [N], of the tokens to draw; None where only distributions are wanted.
+            memory: int64 [>= DrawParams.memory_size(N)] on the host, to be written; None: new memory.
+        """
+        temperature = self.temperature[slots]
+        rows = np.flatnonzero(temperature)
+        if not len(rows):
+            return None
+        slots = slots[rows]
+        top_k, top_p = self.top_k[slots], self.top_p[slots]
+        if memory is None:
+            memory = torch.empty(DrawParams.memory_size(len(rows)), dtype=torch.int64)
+        is_truncated = bool(((top_k < self.vocab_size) | (top_p < 1)).any())
+        params = DrawParams.within(memory, len(rows), is_truncated=is_truncated)
+        params.rows.numpy()[:] = rows
+        params.temperature.numpy()[:] = temperature[rows]
+        params.min_p.numpy()[:] = self.min_p[slots]
+        params.top_k.numpy()[:] = top_k
+        params.top_p.numpy()[:] = top_p
+        if positions is not None:
+            params.uniforms.numpy()[:] = uniforms(self.seed[slots], SAMPLE, positions[rows])
+        return params
+
+
+def draw_tokens(logits: Tensor, best: Tensor, params: DrawParams, operators: Operators) -> Tensor:
+    """The token of each row: int64 [N].
+
+    Args:
+        logits: [N, vocab_size], any float type; -inf for tokens that cannot be drawn.
+        best: int64 [N]: the most likely token of each row, which greedy rows keep.
+        params: of the rows that are not greedy, on the device of the logits.
+        operators: the set that draws; where it has no such operator, torch does.
+    """
+    tokens, is_every_row = best, len(params.rows) == len(logits)
+    for start, end in row_groups(len(params.rows), logits):
+        part = params.part(start, end)
+        selected = logits[start:end] if is_every_row else logits[part.rows]
+        drawn = operators.draw(selected, part.temperature, part.min_p, part.top_k, part.top_p, part.uniforms)
+        if drawn is None:
+            drawn = draw(row_weights(selected, part), part.uniforms)
+        tokens = drawn if len(drawn) == len(logits) else tokens.index_copy(0, part.rows, drawn)
+    return tokens
+
+
+def row_weights(logits: Tensor, params: DrawParams) -> Tensor:
+    """`truncated_weights` of rows of any float type by their parameters."""
+    return truncated_weights(
+        logits.float(),
+        params.temperature,
+        params.min_p,
+        params.top_k,
+        params.top_p,
+        is_truncated=params.is_truncated,
+    )
+
+
+def row_groups(count: int, logits: Tensor) -> Iterator[tuple[int, int]]:
+    """Start and end of groups of `count` rows, which are as wide as those of `logits` and on its device. What is
+    computed group by group takes temporaries that do not grow with the number of rows."""
+    most = _ENTRIES_ON_CPU if logits.device.type == "cpu" else _ENTRIES
+    step = max(1, most // logits.shape[1])
+    for start in range(0, count, step):
+        yield start, min(start + step, count)
+
+
+def truncated_weights(
+    logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, *, is_truncated: bool = True
+) -> Tensor:
+    """Probabilities up to a factor, after temperature, min_p, top_k and top_p in this order (vLLM's as well).
+
+    Tokens that tie with the last one kept are kept as well, so the result does not depend on a sorting order.
+    top_p counts the probability that min_p and top_k have left.
+
+    Args:
+        logits: float32 [n, vocab_size]; -inf for tokens that cannot be drawn.
+        temperature, min_p, top_k, top_p: [n], as in `DrawParams`.
+        is_truncated: False if the caller knows that top_k and top_p keep all.
+
+    Returns:
+        float32 [n, vocab_size]; the most likely token has weight 1. Rows with NaN, +inf or nothing but -inf hold NaN.
+    """
+    # Relative to the highest, a small temperature underflows to 0 instead of overflowing.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    floor = min_p.log()
+    if is_truncated:
+        rows = ((top_k < logits.shape[1]) | (top_p < 1)).nonzero()[:, 0]
+        floor = floor.index_copy(0, rows, _floors(scaled, floor, top_k, top_p, rows))
+    return _kept(scaled, floor)
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """One token per row by inverting the cumulative distribution.
+
+    Args:
+        weights: float32 [n, vocab_size], not negative, at least one positive in each row; need not sum to 1.
+        uniforms: float64 [n] in [0, 1).
+
+    Returns:
+        int64 [n]. Never a token of weight 0.
+    """
+    blocks = _blocks(weights)
+    masses = blocks.sum(-1)
+    block, rest = _invert(masses, uniforms)
+    inner = blocks[torch.arange(len(blocks), device=blocks.device), block]
+    token, _ = _invert(inner, rest)
+    return block * _BLOCK + token
+
+
+def normalized(weights: Tensor) -> Tensor:
+    """Rows divided by their sums: float32 [n, vocab_size]."""
+    return weights / _row_sums(weights).to(weights.dtype)[:, None]
+
+
+def _floors(scaled: Tensor, floor: Tensor, top_k: Tensor, top_p: Tensor, rows: Tensor) -> Tensor:
+    """For each of `rows`, the smallest scaled logit that min_p, top_k and top_p keep: float32 [len(rows)]."""
+    vocab_size = scaled.shape[1]
+    top_k = top_k.clamp(max=vocab_size)
+    result = floor[rows]
+    pending = torch.arange(len(rows), device=scaled.device)
+    for size in (*_CANDIDATES, vocab_size):
+        if len(pending) == 0:
+            break
+        index = rows[pending]
+        selected = scaled if len(index) == len(scaled) else scaled[index]
+        whole = size >= vocab_size
+        highest = selected.sort(-1, descending=True).values if whole else selected.topk(size, dim=-1).values
+        floors, found = _floors_within(highest, selected, floor[index], top_k[index], top_p[index])
+        found |= whole
+        result[pending[found]] = floors[found]
+        pending = pending[~found]
+    return result
+
+
+def _floors_within(
+    highest: Tensor, scaled: Tensor, floor: Tensor, top_k: Tensor, top_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Floors as far as the `highest` logits of each row tell, and whether they tell: float32 [m], bool [m]."""
+    size, vocab_size = highest.shape[1], scaled.shape[1]
+    kth = highest.gather(1, (top_k.clamp(max=size) - 1)[:, None])[:, 0]
+    floor = torch.where(top_k < vocab_size, torch.maximum(kth, floor), floor)
+    found = (top_k <= size) | (top_k == vocab_size)
+    if bool((top_p == 1).all()):
+        return floor, found
+    wanted = top_p * _row_sums(_kept(scaled, floor))
+    reached = _kept(highest, floor).double().cumsum(-1) >= wanted[:, None]
+    last = _first(reached)
+    nucleus = highest.gather(1, last.clamp(max=size - 1)[:, None])[:, 0]
+    is_full = top_p == 1
+    return torch.where(is_full, floor, torch.maximum(nucleus, floor)), found & (is_full | (last < size))
+
+
+def _kept(scaled: Tensor, floor: Tensor) -> Tensor:
+    """exp(scaled) where it is not below `floor`, else 0."""
+    # A comparison that writes floats, then a product: on CPU eight times faster than masked_fill.
+    keep = torch.empty_like(scaled)
+    torch.ge(scaled, floor[:, None], out=keep)
+    return keep.mul_(scaled.exp())
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The first column whose cumulative weight exceeds uniform * total, and how far into that column it lies, as
+    another number in [0, 1]."""
+    cumulative = weights.double().cumsum(-1)
+    target = uniforms * cumulative[:, -1]
+    positive = weights > 0
+    columns = torch.arange(weights.shape[1], device=weights.device)
+    last_positive = torch.where(positive, columns, 0).amax(-1)
+    # Parallel sums on GPUs need not be monotonic, so a column of weight 0 is ruled out by name.
+    column = torch.minimum(_first(positive & (cumulative > target[:, None])), last_positive)
+    mass = weights.gather(1, column[:, None])[:, 0].double()
+    before = cumulative.gather(1, column[:, None])[:, 0] - mass
+    return column, ((target - before) / mass).clamp(0.0, 1.0)
+
+
+def _first(marks: Tensor) -> Tensor:
+    """Index of the first True in each row, the row's length where there is none: int64 [n]."""
+    width = marks.shape[1]
+    return torch.where(marks, torch.arange(width, device=marks.device), width).amin(-1)
+
+
+def _blocks(weights: Tensor) -> Tensor:
+    """[n, ceil(vocab_size / 256), 256], padded with zeros."""
+    padding = -weights.shape[1] % _BLOCK
+    if padding:
+        weights = torch.nn.functional.pad(weights, (0, padding))
+    return weights.view(len(weights), -1, _BLOCK)
+
+
+def _row_sums(weights: Tensor) -> Tensor:
+    """float64 [n]. By blocks: a plain sum over one long row is split among threads, over several rows it is not."""
+    return _blocks(weights).sum(-1).double().sum(-1)
