@@ -293,7 +293,7 @@ class ModelFamilySuite:
                 assert torch.equal(outputs.hidden, harness.step([(1, prompt, 0)]))
                 between = outputs.layer_states
                 assert between is not None
-                parts = between.split(between.shape[1] // len(layers), dim=1)
+                parts = between.chunk(len(layers), dim=1)
                 assert len(parts) == len(layers)
                 for layer, part in zip(layers, parts, strict=True):
                     if layer < len(states):
