@@ -60,7 +60,7 @@ _MODULES: Mapping[str, str] = {
     "platforms": "devices are named as torch names them: LLM(device='cpu'), LLM(device='cuda')",
     "plugins": "plugins are found through entry points (docs/plugins.md)",
     "ray": "the Ray executor is not there yet: executor multiproc runs several ranks on one machine",
-    "reasoning": "what a model thinks is not told apart from its answer yet",
+    "reasoning": "what a model thinks is not separated from its answer yet",
     "spec_decode": "draft workers are plugins here: derive from dovetail.contracts.speculation.DraftWorker",
     "transformers_utils": "tokenizers are `LLM.get_tokenizer()`; configs are `LLM.llm_engine.config.model.hf_config`",
     "v1.core": "schedulers are plugins here: derive from dovetail.contracts.scheduler.Scheduler",
@@ -184,7 +184,7 @@ def refuse_given(call: str, given: Mapping[str, Any]) -> None:
     TypeError for a name that is no argument of vLLM's."""
     for name, value in given.items():
         if name not in _ARGUMENTS:
-            raise TypeError(f"{call} has no argument {name!r}; known beside its own: {', '.join(sorted(_ARGUMENTS))}")
+            raise TypeError(f"{call} has no argument {name!r}; known besides its own: {', '.join(sorted(_ARGUMENTS))}")
         if value is not None:
             refuse(f"{call}({name}=...)", _ARGUMENTS[name])
 

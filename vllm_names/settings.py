@@ -17,7 +17,7 @@ _LORA = "adapters come with LoRA serving; merge the adapter into the weights unt
 _PROMPT_ADAPTER = "vLLM itself has dropped prompt adapters; use a prompt prefix, which prefix caching makes cheap"
 _TOKENIZER_POOL = "prompts are tokenized once, in the engine's process; leave it out"
 _MULTI_STEP = "overlapping steps is the engine's business, not a setting; leave it out"
-_DRAFT_MODEL = "a draft model is a drafter of the section `speculative`, with its path beside the name"
+_DRAFT_MODEL = "a draft model is a drafter of the section `speculative`, with its path next to the name"
 _ONE_DRAFTER = "speculative.drafters.draft"
 
 _MODEL = (
@@ -25,7 +25,9 @@ _MODEL = (
     planned("task", "str", "only text generation is served so far", "auto", "generate"),
     works("tokenizer", "str", "model.tokenizer"),
     planned(
-        "hf_config_path", "str", "the config is read beside the weights; change keys of it with model.hf_overrides"
+        "hf_config_path",
+        "str",
+        "the config is read from the folder of the weights; change keys of it with model.hf_overrides",
     ),
     works(
         "skip_tokenizer_init",
@@ -43,7 +45,7 @@ _MODEL = (
         "str",
         "model.tokenizer_mode",
         refuses={
-            "custom": "a tokenizer of your own goes beside the engine: tokenizer_mode none, token ids in and out",
+            "custom": "a tokenizer of your own runs outside the engine: tokenizer_mode none, token ids in and out",
         },
     ),
     refused(
@@ -116,7 +118,7 @@ _CACHE = (
         "disable_sliding_window", "switch", "windows are always honoured; lower max_model_len to the window", False
     ),
     refused("use_v2_block_manager", "switch", "there is one block manager; leave it out", True, False),
-    refused("num_lookahead_slots", "int", "room for drafts is reserved as drafters need it; leave it out", 0),
+    refused("num_lookahead_slots", "int", "slots for drafts are reserved as drafters need them; leave it out", 0),
     works("seed", "int", "model.seed"),
     works("swap_space", "float", "cache.swap_gib", "GiB per rank"),
     planned("cpu_offload_gb", "float", "weights stay on the device; quantize with model.quantization", 0),
@@ -296,7 +298,9 @@ _SPECULATIVE_PARTS: Mapping[str, ForeignName] = {
 
 _REST = (
     refused(
-        "model_loader_extra_config", "json", "a weight format's options stand beside its name in model.weight_format"
+        "model_loader_extra_config",
+        "json",
+        "a weight format's options are written next to its name in model.weight_format",
     ),
     planned("ignore_patterns", "str", "only the files that a weight format needs are fetched"),
     works(
@@ -304,7 +308,7 @@ _REST = (
         "str",
         "scheduler.preemption_mode",
         "an option of the bundled schedulers",
-        refuses={"swap": "requests are swapped wherever cache.swap_gib gives room; set that, and leave this out"},
+        refuses={"swap": "requests are swapped wherever cache.swap_gib gives memory; set that, and leave this out"},
     ),
     planned("served_model_name", "str", "comes with the server"),
     refused("qlora_adapter_name_or_path", "str", "vLLM itself has dropped it; merge the adapter into the weights"),
@@ -340,7 +344,7 @@ _REST = (
     planned("override_generation_config", "json", "give sampling defaults as SamplingParams"),
     refused("enable_sleep_mode", "switch", "every engine can: call sleep and wake_up of LLMEngine", True, False),
     planned("calculate_kv_scales", "switch", "comes with 8-bit KV caches", False),
-    refused("additional_config", "json", "a plugin's options stand beside its name"),
+    refused("additional_config", "json", "a plugin's options are written next to its name"),
     ForeignName(
         "speculative_config",
         "json",

@@ -73,7 +73,7 @@ LATER_NAMES: tuple[ForeignName, ...] = (
         False,
     ),
     planned("structured_outputs_config", "json", _STRUCTURED, {}),
-    planned("reasoning_parser", "str", "what a model thinks is not told apart from its answer yet", ""),
+    planned("reasoning_parser", "str", "what a model thinks is not separated from its answer yet", ""),
     planned("guided_decoding_disable_fallback", "switch", _STRUCTURED, False),
     planned("guided_decoding_disable_any_whitespace", "switch", _STRUCTURED, False),
     planned("guided_decoding_disable_additional_properties", "switch", _STRUCTURED, False),

@@ -1,4 +1,4 @@
-"""`dovetail explain`: what a configuration comes to, and why."""
+"""`dovetail explain`: what a configuration resolves to, and why."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _History:
 
     size: int
     tokens: NDArray[np.int64]
-    """Known tokens, then room."""
+    """Known tokens, then free space."""
     num_prompt_tokens: int
     num_settled: int = 0
     """Output tokens that stand for good; those after them may have been drafts."""

@@ -18,7 +18,7 @@ class JSONLOptions(PluginOptions):
     """Options of `jsonl`."""
 
     path: Path = Field(description="File to append to; its folder must exist.")
-    steps: bool = Field(default=True, description="Write a line per step, beside the line per request.")
+    steps: bool = Field(default=True, description="Write a line per step too, not only a line per request.")
 
 
 class JSONLSink(TelemetrySink):

@@ -21,7 +21,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import PackedTensor, TensorInfo, WeightReader
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Nibble of a word in which each of eight neighbours stands."""
+"""The nibble of a word that holds each of eight neighbours."""
 _IN_ORDER = tuple(range(8))
 _PARTS = (".qweight", ".qzeros", ".scales", ".g_idx")
 _HEADER = 4

@@ -1,4 +1,4 @@
-"""The safetensors weight format: a directory as Hugging Face publishes it, or a single file with config.json beside."""
+"""The safetensors weight format: a directory as Hugging Face publishes it, or one file with config.json next to it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _block(value: Any, key: str) -> tuple[int, int] | None:
 
 
 def _mapping(value: Any, key: str) -> Mapping[str, Any]:
-    """What stands at `key`, empty for null. Raises `ModelError` for what is no mapping."""
+    """The mapping at `key`, empty for null. Raises `ModelError` for what is no mapping."""
     if value is not None and not isinstance(value, Mapping):
         raise ModelError(f"quantization_config.{key} must be a mapping, got {value!r}")
     return value or {}
@@ -60,9 +60,9 @@ def compressed_tensors_scheme(quantization: Mapping[str, Any]) -> Scheme:
     formats.discard("mixed-precision")
     known = {*_PLAIN_FORMATS, _PACKED_FORMAT}
     if sparsity != "dense" or not formats <= known:
-        told = sparsity if sparsity != "dense" else ", ".join(sorted(formats - known))
+        found = sparsity if sparsity != "dense" else ", ".join(sorted(formats - known))
         raise ModelError(
-            f"compressed-tensors checkpoints of format {told} cannot be read, only {', '.join(sorted(known))}; "
+            f"compressed-tensors checkpoints of format {found} cannot be read, only {', '.join(sorted(known))}; "
             "use the unquantized checkpoint (model.quantization quantizes it at load)"
         )
     weights = [_mapping(group.get("weights"), "config_groups.weights") for group in groups]

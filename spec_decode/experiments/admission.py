@@ -11,7 +11,7 @@ from dovetail.spec_decode.experiments.schema import Experiment
 
 
 def check_admission(experiment: Experiment, setup: Setup, data: DataSet) -> None:
-    """Raises `ConfigError` for a batch size that an engine does not run at once, for outputs that it has no room for,
+    """Raises `ConfigError` for a batch size that an engine does not run at once, for outputs that do not fit it,
     and for prompts that do not fit or are too few, as far as their lengths are known without a tokenizer."""
     largest = max(experiment.grid.batch_sizes)
     for engine in setup.engines:
@@ -27,7 +27,7 @@ def _check_lengths(experiment: Experiment, engine: EnginePlan, data: DataSet) ->
     limit = engine.resolved.model.max_model_len
     require(
         longest_prompt(experiment, limit) >= 1,
-        f"sampling.max_tokens is {experiment.sampling.max_tokens}, but max_model_len is {limit}, which leaves no room"
+        f"sampling.max_tokens is {experiment.sampling.max_tokens}, but max_model_len is {limit}, which leaves no tokens"
         " for a prompt: lower sampling.max_tokens, or raise config.model.max_model_len",
     )
     lengths = [(prompt, len(prompt.token_ids)) for prompt in data.prompts if prompt.token_ids is not None]

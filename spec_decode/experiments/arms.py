@@ -50,7 +50,7 @@ class Arm:
     """Draft lengths; empty for arms that do not draft."""
     is_swept: bool
     """Whether the experiment alone says how many drafts a round has: `length: fixed`. Otherwise the `length` that is
-    written beside the drafter decides, or its default where the experiment gives no lengths, up to `lengths`."""
+    written with the drafter decides, or its default where the experiment gives no lengths, up to `lengths`."""
     is_fixed: bool
     """Whether every round drafts as many."""
     is_lossless: bool
@@ -289,7 +289,7 @@ def _refuse_equal(arms: Mapping[str, Arm]) -> None:
         content = json.dumps(effective_values(arm), sort_keys=True, default=str)
         if content in seen:
             raise ConfigError(
-                f"arms {seen[content]!r} and {arm.name!r} do not differ: both come to the same config. Change one"
+                f"arms {seen[content]!r} and {arm.name!r} do not differ: both resolve to the same config. Change one"
                 f" (drafter, num_tokens, config), or leave it out; {CONTROL!r} already measures the noise"
             )
         seen[content] = arm.name
@@ -321,7 +321,7 @@ def _undeclared(experiment: Experiment, differences: Sequence[Line]) -> list[str
 
 
 def _shared_speculation(speculative: Mapping[str, Any]) -> dict[str, Any]:
-    """What all drafters of an engine have in common: the acceptance rule, and whatever else stands there."""
+    """What all drafters of an engine have in common: the acceptance rule, and whatever else is set there."""
     return {key: value for key, value in speculative.items() if key not in ("drafters", "default")}
 
 

@@ -16,7 +16,7 @@ class ABCommand(Command):
     contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def app(self) -> typer.Typer:
-        """The subcommands; what they need beside their options is imported when one is called."""
+        """The subcommands; what they need besides their options is imported when one is called."""
         from dovetail.spec_decode.experiments.cli import app
 
         return app

@@ -202,7 +202,7 @@ def fit_models(steps: Sequence[StepRecord], acceptance: Sequence[Acceptance]) ->
 
 @dataclass(frozen=True)
 class GridCell:
-    """One variant at one batch size: measured beside predicted."""
+    """One variant at one batch size: measured and predicted."""
 
     arm: str
     length: int

@@ -53,8 +53,8 @@ class GapMeter:
         """None until it is needed, where the experiment does not give it."""
         self._least_tie_gap = TIE_GAPS.get(config.model.dtype, max(TIE_GAPS.values()))
         limit = config.model.max_logprobs
-        room = min(_MAX_ALTERNATIVES, config.model.vocab_size)
-        self._alternatives = room if limit < 0 else min(room, limit)
+        most = min(_MAX_ALTERNATIVES, config.model.vocab_size)
+        self._alternatives = most if limit < 0 else min(most, limit)
 
     def measure(self, base: RequestRecord, other: Sequence[int], index: int) -> Divergence:
         """What the target says where an output and other tokens for the same prompt part."""

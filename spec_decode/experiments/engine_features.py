@@ -125,7 +125,7 @@ def _roomy(engine: LLMEngine) -> str | None:
 def _crowd(bench: Bench, variant: Variant, workload: Workload) -> tuple[Asked, str | None]:
     count, tokens = _crowd_size(bench.engine_of(variant))
     asked = ask(bench, variant, [_own_prompt(workload, index, tokens) for index in range(count)], {})
-    return asked, None if asked.preemptions else "no request gave way"
+    return asked, None if asked.preemptions else "no request was preempted"
 
 
 def _own_prompt(workload: Workload, index: int, tokens: int) -> TokenIds:

@@ -63,7 +63,7 @@ class Equality:
     verdict: Verdict
     reason: str
     tie_gap: float | None = None
-    """Below which two tokens are a tie; None where nothing had to be told apart."""
+    """Below which two tokens are a tie; None where nothing had to be distinguished."""
     p_all_above_control: float | None = None
     """The same test over all divergences, ties as well."""
     control_diverged: int | None = None
@@ -87,8 +87,8 @@ class Equality:
 def compare_equality(
     setup: Setup, bench: Bench, workload: Workload, measured: Measured, resampler: Resampler
 ) -> list[Equality]:
-    """Every variant beside the baseline, at each batch size; and the baseline beside itself at the first one, which
-    tells what other batches do to its tokens without any drafts."""
+    """Every variant compared with the baseline, at each batch size; and the baseline with itself at the first, which
+    shows what other batches do to its tokens without any drafts."""
     found = by_variant(measured.requests)
     gaps = GapMeter(bench, workload, found[bench.experiment.grid.batch_sizes[0], BASELINE, None])
     lossy = {name for name, arm in setup.arms.items() if not arm.is_lossless}
@@ -279,7 +279,7 @@ def _correct_sampled(results: list[Equality]) -> list[Equality]:
 
 def control_batch(batch: int, length: int | None, largest: int) -> int:
     """Batch size at which a decode step of the baseline has as many rows as a step of the variant that drafts `length`
-    tokens for `batch` requests, as far as there are prompts and room for; where that is no other, a smaller one."""
+    tokens for `batch` requests, as far as prompts and batch slots suffice; where that is no other, a smaller one."""
     wanted = min(batch * (1 + (length or 1)), largest)
     return wanted if wanted > batch else max(1, batch // 2)
 
@@ -292,8 +292,8 @@ class _Floors:
         self._workload = workload
         self._gaps = gaps
         self._variant = Variant(BASELINE, None)
-        room = bench.engine_of(self._variant).config.limits.max_num_seqs
-        self._largest = min(len(workload.prompts), room)
+        most = bench.engine_of(self._variant).config.limits.max_num_seqs
+        self._largest = min(len(workload.prompts), most)
         self._known: dict[tuple[int, int], Diverged] = {}
 
     def control(self, variant: Variant, batch: int, base: Sequence[RequestRecord], again: _Raw) -> _Control:

@@ -110,7 +110,7 @@ def _warnings(
         yield (
             "outputs end at their end-of-sequence token: where an arm's tokens diverge, so may its lengths, and its"
             " times (e2e, ITL and tokens/s alike) are of other texts than plain's. sampling.ignore_eos: true makes"
-            " lengths equal; what stands after a divergence differs all the same."
+            " lengths equal; what follows a divergence differs all the same."
         )
 
 
@@ -119,8 +119,8 @@ def tie_warnings(equality: Sequence[Equality]) -> Iterator[str]:
     gap = max((item.tie_gap for item in equality if item.tie_gap is not None), default=0.0)
     if gap > WIDE_TIE_GAP:
         yield (
-            f"tie_gap is {gap:.2g}: tokens that the target tells apart count as ties, so that a tie excuses nothing by"
-            " itself, and equality rests on how often arms diverge beside the control. More prompts decide that;"
+            f"tie_gap is {gap:.2g}: tokens that differ for the target count as ties, so that a tie excuses nothing by"
+            " itself, and equality rests on how often arms diverge compared with the control. More prompts decide that;"
             " reproducibility: strict leaves nothing to excuse."
         )
 

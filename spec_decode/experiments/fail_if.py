@@ -31,7 +31,7 @@ Evaluate = Callable[[Row], Any]
 
 @dataclass(frozen=True)
 class Failure:
-    """A row of the results for which the expression holds, or of which it cannot be told."""
+    """A row of the results for which the expression holds, or of which it is not known."""
 
     label: str
     values: Mapping[str, Any]

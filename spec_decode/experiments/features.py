@@ -81,10 +81,10 @@ def first_variants(bench: Bench) -> list[Variant]:
     return list(first.values())
 
 
-def repeating_prompt(token_ids: Sequence[int], room: int, longest: int = _PROMPT) -> TokenIds:
-    """The end of a prompt again and again, `room` tokens at most."""
+def repeating_prompt(token_ids: Sequence[int], most: int, longest: int = _PROMPT) -> TokenIds:
+    """The end of a prompt again and again, `most` tokens at most."""
     part = list(token_ids[-_REPEATED:])
-    count = max(1, min(room, longest))
+    count = max(1, min(most, longest))
     return (part * -(-count // len(part)))[-count:]
 
 

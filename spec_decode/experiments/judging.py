@@ -1,4 +1,4 @@
-"""The verdict on greedy tokens, from prompts that diverge: an arm's beside those of the baseline from itself.
+"""The verdict on greedy tokens, from prompts that diverge: an arm's compared with those of the baseline from itself.
 
 Two tests, each McNemar's exact one over prompts. That over **REAL** divergences sees tokens that no rounding explains.
 That over **all** of them sees what a wide tie gap hides: a target that computes something slightly else parts from the
@@ -58,7 +58,7 @@ def correct(found: Mapping[int, PValues]) -> dict[int, PValues]:
 
 
 def judge(own: Diverged, control: Diverged, tie_gap: float, corrected: PValues) -> tuple[Verdict, str]:
-    """Verdict and reason of a variant that diverges, beside a control; `corrected` are the tests' p-values after
+    """Verdict and reason of a variant that diverges, compared with a control; `corrected` are the tests' p-values after
     correction for all variants."""
     counts = f"{len(own.every)} prompts diverge, {len(control.every)} of plain from itself"
     if own.real and (not control.real or corrected.real < SIGNIFICANT):

@@ -46,7 +46,7 @@ def make_turns(
     """All turns, one round per repetition and group; every arm runs once in each round.
 
     "abba": of each two rounds, the second goes through the arms in the reverse of the first's drawn order, so that over
-    both every arm stands at the same mean place, and a drift that is linear in time cancels.
+    both every arm has the same mean position, and a drift that is linear in time cancels.
     """
     draw = random.Random(seed)
     turns: list[Turn[T]] = []

@@ -20,7 +20,7 @@ class Bar:
 
 
 def stacked_bars(title: str, names: Sequence[str], bars: Sequence[Bar], unit: str) -> str:
-    """Horizontal bars with a legend; the sum stands behind each."""
+    """Horizontal bars with a legend; the sum is written behind each."""
     left = min(0.45 * _WIDTH, 16 + 6.4 * max(len(bar.label) for bar in bars))
     axis = nice_range([sum(bar.parts) for bar in bars])
     scale = (_WIDTH - left - _RIGHT) / (axis.high - axis.low)

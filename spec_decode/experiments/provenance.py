@@ -153,7 +153,7 @@ def _describe_model(config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _identity(files: Sequence[Path]) -> str:
-    """Of each file's size, first and last megabyte: tells revisions apart without reading all weights."""
+    """Of each file's size, first and last megabyte: distinguishes revisions without reading all weights."""
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size

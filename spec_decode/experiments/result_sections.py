@@ -157,7 +157,7 @@ def _category_speed_table(report: Report, speeds: Sequence[Speed]) -> TableData:
 
 
 def grid_section(report: Report) -> Section:
-    """Batch x length, measured beside predicted."""
+    """Batch x length, measured and predicted."""
     batches = sorted({cell.batch for cell in report.grid})
     found = {(c.arm, c.length, c.batch): c for c in report.grid}
     crossovers = {(c.arm, c.length): c for c in report.crossovers}
@@ -180,7 +180,7 @@ def grid_section(report: Report) -> Section:
         rows.append([report.label(*variant), *cells, gain_end(crossover, batches), predicted_end(crossover)])
     notes = [
         "Cells: speed-up in tokens/s [95%]; of decoding alone (ITL), measured and predicted by the cost model. Gain"
-        " ends: the smallest batch of the grid whose interval lies below 1 (not shown: an interval that holds 1 tells"
+        " ends: the smallest batch of the grid whose interval lies below 1 (not shown: an interval that holds 1 shows"
         " neither a gain nor its end), and the smallest batch at which the model predicts no gain; the model needs two"
         " batch sizes for that, and beyond the largest it extrapolates.",
         "Cost model: L x T(b, 0) / T(b, k), T = host + forward(rows) + sample + draft, each a line fitted to measured"

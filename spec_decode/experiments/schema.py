@@ -59,7 +59,7 @@ class WorkloadSection(_Section):
     limit: Count | None = None
     """At most so many prompts in all, taken from the categories in turn."""
     template: Literal["auto", "chat", "raw"] = "auto"
-    """chat: each prompt becomes a user's message; raw: as it stands; auto: chat where the model has a template."""
+    """chat: each prompt becomes a user's message; raw: as it is; auto: chat where the model has a template."""
     system: str | None = None
     """System message before each prompt, with a chat template."""
     skip_too_long: bool = False

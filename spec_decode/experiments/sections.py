@@ -101,8 +101,8 @@ def equality_section(report: Report) -> Section:
     ]
     rows = [_equality_row(report, item) for item in report.equality]
     notes = [
-        f"Every token of every prompt, beside the arm {BASELINE} at the same batch size. {BASELINE} itself stands here"
-        " for larger batches, beside its own tokens at the first batch size."
+        f"Every token of every prompt, compared with the arm {BASELINE} at the same batch size. {BASELINE} is here"
+        " for larger batches, compared with its own tokens at the first batch size."
         f" control: prompts on which {BASELINE} differs from itself, a second time ({CONTROL}) or at the batch size in"
         " parentheses, whose steps have as many rows as the arm's. p: exact McNemar tests (one-sided,"
         " Holm-corrected) that an arm diverges on more prompts than the control, ties included (all) or not (REAL)."
@@ -189,7 +189,7 @@ def compatibility_section(report: Report) -> Section:
     notes = [
         "Each feature is tried in each arm, on a prompt that repeats itself, with values that should show. Greedy"
         " requests must bring the baseline's tokens, and so must seeded ones of arms whose drafts are not drawn; of the"
-        " others only their running is told. Log probabilities are compared where they are asked for. No effect"
+        " others only whether they ran is reported. Log probabilities are compared where they are asked for. No effect"
         " here: the baseline answers as it does without the feature, so that nothing was shown. Where nothing was"
         " drafted, the arm's part in it was not tried.",
         *dict.fromkeys(reasons),
@@ -199,5 +199,5 @@ def compatibility_section(report: Report) -> Section:
 
 def _trial_note(trial: Trial) -> str:
     what = f"{trial.feature}: {trial.outcome}: {trial.reason}"
-    # What no arm could try is told once.
+    # What no arm could try is reported once.
     return what if trial.outcome in ("not tried", "not served", "ran") else f"{trial.arm}, {what}"

@@ -39,7 +39,7 @@ PER_REQUEST = "tokens/s of a request"
 
 @dataclass(frozen=True)
 class Speed:
-    """One metric of one variant at one batch size, beside the baseline."""
+    """One metric of one variant at one batch size, compared with the baseline."""
 
     metric: str
     arm: str
@@ -161,7 +161,7 @@ def exponential(estimate: Estimate) -> Estimate:
 
 
 def _correct(speeds: list[Speed]) -> list[Speed]:
-    """Verdicts after Holm's correction. The control stands outside: it is there to show the noise."""
+    """Verdicts after Holm's correction. The control is not corrected: it is there to show the noise."""
     p_values = {i: s.ratio.p for i, s in enumerate(speeds) if s.ratio.p is not None and s.arm != CONTROL}
     adjusted = holm(p_values)
     return [_decide(s, adjusted.get(i, s.ratio.p), max(1, len(p_values))) for i, s in enumerate(speeds)]

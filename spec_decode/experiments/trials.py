@@ -1,4 +1,4 @@
-"""One feature in one arm: what it was asked, what came, and how that stands beside the baseline's answer."""
+"""One feature in one arm: what it was asked, what came, and how that compares with the baseline's answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Position:
     """Log probabilities at one position."""
 
     own: float
-    """Of the token that stands there."""
+    """Of the token at that position."""
     best: tuple[float, ...]
     """All that came, best first: of tokens that are equally likely, any may be among them."""
 
@@ -199,7 +199,7 @@ def _same_logprobs(found: Sequence[Answer], expected: Sequence[Answer], toleranc
 def _same_position(found: Position | None, expected: Position | None, tolerance: float) -> bool:
     if found is None or expected is None:
         return found is expected
-    # The token that stands there is one of the best, or one more: where two are equally likely, either may hold.
+    # The token at that position is one of the best, or one more: where two are equally likely, either may hold.
     if abs(len(found.best) - len(expected.best)) > 1 or abs(found.own - expected.own) > tolerance:
         return False
     return all(abs(a - b) <= tolerance for a, b in zip(found.best, expected.best, strict=False))

@@ -38,7 +38,7 @@ class EngineArgs(_Fields):  # type: ignore[misc, valid-type]
         return {name: value for name, value in values.items() if value is not None}
 
     def create_engine_config(self) -> ResolvedConfig:
-        """What the settings come to, with every component chosen; no weight is read. Raises `ConfigError`,
+        """What the settings resolve to, with every component chosen; no weight is read. Raises `ConfigError`,
         `PluginError` or `ModelError`."""
         return resolve(load_config(keywords=self.keywords()))
 

@@ -20,7 +20,7 @@ _NOTES = (
     f" {MANY_GROUPS} repetitions on each side on, 4,000 bootstrap draws of them; none where a side has fewer than"
     f" {MIN_GROUPS}. undecided: the interval holds 1, or there is none.",
     "They know the spread within each result only: what changed on the machine from one to the other is not in them."
-    " Each stands for itself, so of twenty metrics that are really equal one passes for decided by chance.",
+    " Each is computed alone, so of twenty metrics that are really equal one looks decided by chance.",
 )
 
 
@@ -75,7 +75,7 @@ def compare(
 ) -> Comparison:
     """Compares b with a.
 
-    `metrics`: only these, whole names or what stands behind the slash. `statistic`: in place of each metric's own.
+    `metrics`: only these, whole names or the part behind the slash. `statistic`: in place of each metric's own.
     Raises `ConfigError` where the workloads differ and `allow` does not say that this is meant.
     """
     differing = list(differences(a.workloads, b.workloads)) if a.kind == b.kind else [f"{a.kind} / {b.kind}"]
@@ -101,7 +101,7 @@ def compare(
 
 
 def _neighbours(result: Result) -> dict[str, Any]:
-    """What computed beside the engine. Results that do not say had none."""
+    """The processes that computed during the measurement. Results that do not say had none."""
     return {key: result.procedure.get(key, 0) for key in ("neighbours", "neighbour_threads")}
 
 
@@ -135,7 +135,7 @@ def _verdict(interval: tuple[float, float] | None, better: str) -> Verdict:
 
 
 def _with_plugins(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config whose plugins stand under their kinds, so that what differs is told by kind and name."""
+    """A config with its plugins by kind, so that a difference is reported by kind and name."""
     kinds: dict[str, list[str]] = {}
     for plugin in config.get("plugins", ()):
         origin = " ".join(str(plugin[key]) for key in ("distribution", "version") if plugin.get(key))

@@ -30,7 +30,7 @@ class Metric:
     """"s", "tok/s", "req/s" or "share"."""
     better: Literal["lower", "higher"]
     statistic: Literal["median", "mean"]
-    """What stands for the samples in comparisons."""
+    """What represents the samples in comparisons."""
     definition: str
     groups: Sequence[Sequence[float]]
     """Samples by what was repeated independently."""

@@ -29,7 +29,7 @@ class EngineChoice:
 
 @dataclass(frozen=True)
 class Procedure:
-    """How often, and beside what."""
+    """How often, and next to which other processes."""
 
     repeats: int
     warmup: int

@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 MIN_GROUPS = 3
 """Fewer independent groups than this tell nothing about their spread."""
 MANY_GROUPS = 30
-"""From so many on, drawing them again tells what their spread does to a statistic."""
+"""From so many groups on, drawing them again shows what their spread does to a statistic."""
 _STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -94,7 +94,7 @@ def ratio_of(a: Groups, b: Groups, statistic: str, *, resamples: int = 4000, see
     if min(len(a), len(b)) >= MANY_GROUPS:
         return Ratio(value, _bootstrap_interval(a, b, statistic, resamples, seed))
     interval = _student_interval(a, b, statistic)
-    # Of pooled samples the ratio may differ from that of the groups' means, beside which it stands.
+    # Of pooled samples the ratio may differ from that of the groups' means, and the interval holds both.
     return Ratio(value, interval and (min(interval[0], value), max(interval[1], value)))
 
 

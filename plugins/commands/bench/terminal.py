@@ -70,9 +70,9 @@ def print_result(result: Result) -> None:
 
 
 def _print_noise(result: Result) -> None:
-    told = [span for span in result.spans if span.others is not None]
-    if told:
-        worst = max(span.taken for span in told)
+    known = [span for span in result.spans if span.others is not None]
+    if known:
+        worst = max(span.taken for span in known)
         create_console().print(Text(f"Taken by others while timing: at most {worst:.0%} of the machine.", style="dim"))
     warn([warning] if (warning := noise_warning(result.spans)) else [])
 

@@ -170,7 +170,7 @@ def huge_pages(facts: Examination) -> Iterator[Advice]:
 
 
 def far_from_the_roof(facts: Examination) -> Iterator[Advice]:
-    """What the measured rate says beside the roof."""
+    """What the measured rate means, compared with the roof."""
     model, run, roof = facts.model, facts.run, facts.roofs().get("decode")
     if model is None or run is None or roof is None or not _is_quiet(facts):
         return

@@ -36,7 +36,7 @@ def doctor(
     """Examine the machine, and the speed that it allows a model.
 
     Measures how fast memory is read and matrices are multiplied, works out how many tokens per second that allows the
-    configured model at batch 1, and sets beside it what the engine does.
+    configured model at batch 1, and compares it with what the engine does.
     """
     explanation = explain(layered)
     has_model = _is_usable(layered, explanation)

@@ -1,6 +1,6 @@
 """What `dovetail doctor` knows: plain facts, gathered by one module each and read by the report and the advice.
 
-Sizes are bytes, rates are per second, fractions go from 0 to 1. None stands for "this system does not say".
+Sizes are bytes, rates are per second, fractions go from 0 to 1. None means "this system does not say".
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def sysctl_features(values: dict[str, str]) -> frozenset[str]:
 
 
 def sysctl_caches(values: dict[str, str]) -> tuple[Cache, ...]:
-    """Data caches as macOS tells them; it does not say how many there are."""
+    """Data caches as macOS reports them; it does not say how many there are."""
     names = {1: "hw.l1dcachesize", 2: "hw.l2cachesize", 3: "hw.l3cachesize"}
     sizes = {level: int(values.get(name, "0")) for level, name in names.items()}
     return tuple(Cache(level, size, 1) for level, size in sizes.items() if size)

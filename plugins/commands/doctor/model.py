@@ -128,7 +128,7 @@ class _Counter:
                     method = installed.plugin(options, need)
                     if method.reads_only_held() and self.plan.ask(method, need.device_type).names:
                         yield Alternative(installed.name, self._traffic(method, context))
-            # A method that cannot be asked is none to advise; `dovetail plugins doctor` tells what is broken.
+            # A method that cannot be asked is none to advise; `dovetail plugins doctor` reports what is broken.
             except (DovetailError, ValueError, TypeError):
                 continue
 
@@ -149,7 +149,7 @@ def _installed_methods() -> Iterator[_Installed]:
     for point in sorted(entry_points(group=_METHODS), key=lambda point: point.name):
         try:
             plugin = point.load()
-        except Exception:  # whatever a broken plugin raises; `dovetail plugins doctor` tells it
+        except Exception:  # whatever a broken plugin raises; `dovetail plugins doctor` reports it
             continue
         if isinstance(plugin, type) and issubclass(plugin, QuantizationMethod):
             yield _Installed(point.name, plugin)

@@ -57,7 +57,7 @@ def _package(source: Path) -> tuple[str, ...]:
 
 
 def _sources() -> set[Path]:
-    """C files beside the modules of installed plugins; found from metadata, no plugin is imported."""
+    """C files next to the modules of installed plugins; found from metadata, no plugin is imported."""
     return {source for folder in _plugin_folders() for source in folder.glob("*.c")}
 
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter did to each architecture's checkpoint, told so that it can be undone."""
+"""What llama.cpp's converter did to each architecture's checkpoint, described so that it can be undone."""
 
 from __future__ import annotations
 
@@ -85,4 +85,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
 }
-"""By `general.architecture`. "llama" stands for Mistral and Mixtral too; `config.architecture_of` tells them apart."""
+"""By `general.architecture`. "llama" is the value of Mistral and Mixtral too, see `config.architecture_of`."""

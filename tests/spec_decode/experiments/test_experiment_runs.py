@@ -432,7 +432,7 @@ GREEDY_RULE = {"a": {"drafter": "lookup", "config": {"speculative": {"acceptance
     [
         ({"grid": {"batch_sizes": [300]}}, "max_num_seqs is 256"),
         ({"grid": {"batch_sizes": [9]}}, "fewer than batch size 9"),
-        ({"sampling": {"max_tokens": 5000}}, "leaves no room for a prompt"),
+        ({"sampling": {"max_tokens": 5000}}, "leaves no tokens for a prompt"),
         ({"sampling": {"max_tokens": 250}}, "15 tokens, and with 250 more it exceeds max_model_len 256"),
         ({"sampling": {"temperature": 0.7}, "arms": GREEDY_RULE}, "serves temperature 0 only"),
     ],

@@ -1,4 +1,4 @@
-"""Counts what `get_metrics` reports, from what telemetry sinks are told."""
+"""Counts what `get_metrics` reports, from what telemetry sinks are given."""
 
 from __future__ import annotations
 
