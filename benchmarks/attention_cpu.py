@@ -56,7 +56,9 @@ def workloads() -> list[Workload]:
 
 def setup_for(dtype: str, kv_dtype: str) -> AttentionSetup:
     layers = tuple(AttentionLayer(i, 9, 3, 64, 64**-0.5) for i in range(NUM_LAYERS))
-    return AttentionSetup(layers, KVSpec(3, 64, kv_dtype), BLOCK_SIZE, dtype, "cpu", 64, 8192, 8192)
+    return AttentionSetup(
+        layers, KVSpec(num_kv_heads=3, head_size=64, dtype=kv_dtype), BLOCK_SIZE, dtype, "cpu", 64, 8192, 8192
+    )
 
 
 def measure(backend: AttentionBackend, workload: Workload, steps: int) -> tuple[float, float]:

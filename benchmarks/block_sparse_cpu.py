@@ -78,7 +78,16 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     layer = AttentionLayer(0, 9, 3, 64, 64**-0.5)
-    setup = AttentionSetup((layer,), KVSpec(3, 64, arguments.dtype), BLOCK_SIZE, arguments.dtype, "cpu", 8, 8192, 16384)
+    setup = AttentionSetup(
+        (layer,),
+        KVSpec(num_kv_heads=3, head_size=64, dtype=arguments.dtype),
+        BLOCK_SIZE,
+        arguments.dtype,
+        "cpu",
+        8,
+        8192,
+        16384,
+    )
     print(f"torch {torch.__version__}, {arguments.threads} threads, {arguments.dtype}, medians of {arguments.steps}")
     print(
         f"{'workload':24} {'local':>7} {'stride':>6} {'density':>8} {'forward ms':>11} {'of dense':>9} {'plan ms':>8}"

@@ -28,6 +28,7 @@ from dovetail.nn.moe import ExpertNames, SparseMoE, SparseShape
 from dovetail.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from dovetail.nn.operators import TorchOperators, torch_operators
 from dovetail.nn.rope import RopeSpec, RotaryEmbedding, Rotation, halves_from_pairs
+from dovetail.nn.stages import StagedCausalLM, check_inputs, check_whole
 
 __all__ = [
     "Attention",
@@ -55,6 +56,7 @@ __all__ = [
     "SingleProcess",
     "SparseMoE",
     "SparseShape",
+    "StagedCausalLM",
     "TiledLinear",
     "TorchDistributed",
     "TorchLinear",
@@ -63,6 +65,8 @@ __all__ = [
     "WeightHolder",
     "WeightRules",
     "activation",
+    "check_inputs",
+    "check_whole",
     "expected_shapes",
     "gated_activation",
     "halves_from_pairs",

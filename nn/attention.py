@@ -15,7 +15,7 @@ from dovetail.nn.rope import Rotation
 class Attention(torch.nn.Module):
     """Attention over the KV cache of one layer.
 
-    Creating one registers it in `context.attention_layers`. The runner hands it a backend and its cache with `bind`
+    Creating one registers it in `context.attention_layers`. The runner gives it a backend and its cache with `bind`
     before the first forward pass. Head counts are those of this rank. A window that no sequence of the context
     outgrows is dropped, since it is the same as full attention. `key_scale` and `value_scale` are those of
     `AttentionLayer`, from checkpoints that bring them. With `has_sinks`, `layer.sinks` is there to be filled when
@@ -58,7 +58,12 @@ class Attention(torch.nn.Module):
             sinks=torch.zeros(num_heads, dtype=torch.float32, device=context.device) if has_sinks else None,
             chunk=chunk,
         )
-        self.cache = KVSpec(num_kv_heads, head_size, context.kv_dtype, window if chunk is None else chunk)
+        self.cache = KVSpec(
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            dtype=context.kv_dtype,
+            window=window if chunk is None else chunk,
+        )
         """What the layer keeps between steps."""
         self._backend: AttentionBackend | None = None
         self._kv_cache: torch.Tensor | None = None
@@ -80,7 +85,7 @@ class Attention(torch.nn.Module):
     def rotate_and_forward(self, queries_keys: torch.Tensor, value: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """`forward` of queries and keys that are not rotated yet.
 
-        They stand side by side, so that one rotation turns both, and are given up: [T, num_heads + num_kv_heads,
+        They are side by side, so that one rotation turns both, and are given up: [T, num_heads + num_kv_heads,
         head_size]. The backend turns them where it does so while it writes the pages
         (`AttentionCapabilities.rotates_on`), else the operators of the model do.
         """
@@ -88,7 +93,7 @@ class Attention(torch.nn.Module):
         if not self._backend_rotates:
             queries_keys, left = rotation.apply(queries_keys), None
         num_heads = self.layer.num_heads
-        # Through `forward`, which torch.compile is kept out of; what stands here it may fuse with what came before.
+        # Through `forward`, which torch.compile is kept out of; this function it may fuse with what came before.
         output: torch.Tensor = self(queries_keys[:, :num_heads], queries_keys[:, num_heads:], value, left)
         return output
 

@@ -30,7 +30,7 @@ class SingleProcess:
 class TorchDistributed:
     """A group of torch.distributed: gloo for CPU tensors, NCCL for CUDA tensors.
 
-    The process group must exist already; None stands for the default group. gloo sums float16 and bfloat16 in
+    The process group must exist already; None: the default group. gloo sums float16 and bfloat16 in
     their own precision.
     """
 

@@ -1,4 +1,4 @@
-"""What a model family is handed to build its module with."""
+"""What a model family builds its module with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BuildContext:
     communicator: Communicator = field(default_factory=SingleProcess)
     quantization: QuantizationMethod | None = None
     batch_invariant: bool = False
-    """Whether a row's result bits must not depend on the rows beside it; linear layers see to it."""
+    """Whether a row's result bits must not depend on the rows with it; linear layers see to it."""
     operators: Operators = field(default_factory=torch_operators)
     """What norms, gated activations and rotations are computed with."""
     keeper: KernelKeeper | None = None
@@ -76,7 +76,7 @@ class BuildContext:
         return total // self.tp_size
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """An uninitialised tensor on the context's device, in its dtype unless told otherwise."""
+        """An uninitialised tensor on the context's device, in its dtype unless `dtype` is given."""
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
 
     def create_kernel(self, shape: LinearShape) -> LinearKernel:

@@ -119,7 +119,7 @@ class DecoderLayer(torch.nn.Module):
 class DecoderModel(StagedCausalLM):
     """The whole causal language model, or a stage of it; a `CausalLM`.
 
-    What `rotary` makes of the positions is handed to all layers. Sizes, the norms' epsilon and whether the output layer
+    All layers get what `rotary` makes of the positions. Sizes, the norms' epsilon and whether the output layer
     is tied come from `config`, under the keys that Llama's has.
     """
 

@@ -35,7 +35,7 @@ def rope_spec(
 ) -> RopeSpec:
     """Rotation of the layers of `layer_type`, for configs that nest parameters by type, or of all layers.
 
-    Reads rope_parameters, or rope_theta, rope_scaling and partial_rotary_factor; `theta` stands in where neither
+    Reads rope_parameters, or rope_theta, rope_scaling and partial_rotary_factor; `theta` is used where neither
     gives a base.
     """
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -44,7 +44,7 @@ def rope_spec(
     longest = int(max_positions or required(config, "max_position_embeddings"))
     scaling = dict(given)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    # The key beside the parameters is the trained length where both exist (transformers does the same).
+    # The key next to the parameters is the trained length where both exist (transformers does the same).
     trained = config.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
     scaling["original_max_position_embeddings"] = trained or longest
     partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0

@@ -22,7 +22,7 @@ from dovetail.nn.planning import planning_context
 
 
 class _Note(LinearKernel):
-    """Stands where a kernel would, and knows which layer that is."""
+    """In place of a kernel; knows which layer that is."""
 
     def __init__(self, shape: LinearShape):
         self.shape = shape
@@ -35,7 +35,7 @@ class _Note(LinearKernel):
 
 
 class _Recorder(QuantizationMethod):
-    """Puts a note in every place that a method is asked about."""
+    """Gives a note for every layer that a method is asked about."""
 
     contract = (1, 0)
     embeddings = True

@@ -34,7 +34,7 @@ class LinearPart:
 
 
 class Linear(WeightHolder):
-    """y = x W^T + b over parts that stand one below the other; the subclasses say which."""
+    """y = x W^T + b over parts, one below the other; the subclasses say which."""
 
     takes_packed = True
 

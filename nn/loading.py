@@ -51,10 +51,10 @@ class WeightHolder(torch.nn.Module, ABC):
 
 
 Expansion = Callable[[re.Match[str], torch.Tensor], NamedTensors]
-"""From a match of a tensor's whole name and the tensor to the tensors that it stands for."""
+"""From a match of a tensor's whole name and the tensor to the tensors that it holds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightRules:
     """How the names of a checkpoint differ from those that the blocks expect."""
 
@@ -65,8 +65,8 @@ class WeightRules:
     ignored: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq", r".*\.attn\.bias", r".*\.masked_bias")
     """Patterns of whole names that checkpoints carry though they can be computed."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Name -> the name whose weights it shares: accepted where a checkpoint stores it all the same, and used in its
-    stead where a checkpoint stores only this one."""
+    """Name -> the name whose weights it shares: accepted where a checkpoint stores it all the same, and used in
+    place of it where a checkpoint stores only this one."""
 
 
 def expected_shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
@@ -110,7 +110,7 @@ def load_weights(
             _give(owners[wanted], wanted, tensor)
             loaded.add(wanted)
         elif wanted == name and name not in rules.tied.values():
-            problems.append(f"{name} stands in the checkpoint twice")
+            problems.append(f"{name} is in the checkpoint twice")
         if wanted in rules.tied.values():
             first, rows = tied.setdefault(wanted, (name, _some_rows(tensor)))
             if first != name and not are_equal(rows, _some_rows(tensor)):
@@ -137,7 +137,7 @@ _UNTIE = "set tie_word_embeddings to false in model.hf_overrides"
 def foreign_names(unexpected: Iterable[str], expected: Iterable[str]) -> list[str]:
     """Those of the `unexpected` tensors that are no part of a model which takes the `expected` ones.
 
-    What stands inside a block of the model, a bias beside its weight or a norm within a numbered layer, is a part: a
+    What is inside a block of the model, a bias with its weight or a norm within a numbered layer, is a part: a
     model without it would compute something else.
     """
     blocks: set[str] = set()

@@ -72,8 +72,7 @@ class GatedMLP(torch.nn.Module):
 
 
 class PlainMLP(torch.nn.Module):
-    """down(act(up(x))), without a gate; checkpoint names are `name` + ".up_proj" and ".down_proj". Since model_family
-    1.5."""
+    """down(act(up(x))), without a gate; checkpoint names are `name` + ".up_proj" and ".down_proj"."""
 
     def __init__(
         self,

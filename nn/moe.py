@@ -15,7 +15,7 @@ from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
 from dovetail.nn.mlp import GatedMLP, gated_activation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExpertNames:
     """How a checkpoint calls the parts of a sparse block, below the block's own name."""
 
@@ -27,7 +27,7 @@ class ExpertNames:
     down: str = "down_proj"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SparseShape:
     """Sizes and routing rule of one sparse block."""
 
@@ -42,11 +42,9 @@ class SparseShape:
     shared_intermediate_size: int = 0
     """Size of an expert that every token visits, gated by a sigmoid (Qwen2-MoE); 0: there is none."""
     has_sigmoid: bool = False
-    """Whether experts are weighted by the sigmoid of their own logit, in place of the softmax over all. Since
-    model_family 1.5."""
+    """Whether experts are weighted by the sigmoid of their own logit, in place of the softmax over all."""
     weighs_inputs: bool = False
-    """Whether the weight multiplies what an expert is given, in place of what it gives (Llama 4). Since model_family
-    1.5."""
+    """Whether the weight multiplies what an expert is given, in place of what it gives (Llama 4)."""
     shared_gate: bool = True
     """Whether the shared expert has its gate."""
 
@@ -73,7 +71,7 @@ class SparseMoE(torch.nn.Module):
 
     Tokens are sorted by expert, so that every expert that was chosen runs once and the others not at all. The order
     costs one synchronisation with the device per layer, unless the operator set multiplies groups: then the experts'
-    weights stand side by side, and nothing waits. Quantized experts run one by one.
+    weights are side by side, and nothing waits. Quantized experts run one by one.
     """
 
     def __init__(self, context: ModelContext, name: str, shape: SparseShape, names: ExpertNames | None = None):
@@ -161,7 +159,7 @@ def _shared_expert(context: ModelContext, name: str, shape: SparseShape) -> torc
 
 
 class SharedExpert(torch.nn.Module):
-    """sigmoid(g x) * MLP(x), beside the routed experts; partial sums like theirs."""
+    """sigmoid(g x) * MLP(x), with the routed experts; partial sums like theirs."""
 
     def __init__(self, context: ModelContext, name: str, shape: SparseShape):
         super().__init__()

@@ -28,7 +28,7 @@ class RMSNorm(WeightHolder):
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(residual + x), residual + x), all [T, size]; without a residual (norm(x), x).
 
-        Both arguments are given up: the results may stand in their memory.
+        Both arguments are given up: the results may use their memory.
         """
         if residual is None:
             return self(x), x
@@ -69,8 +69,7 @@ class OffsetRMSNorm(WeightHolder):
 
 
 class LayerNorm(WeightHolder):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension (Ba et al. 2016). Since
-    model_family 1.5."""
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension (Ba et al. 2016)."""
 
     def __init__(self, context: ModelContext, name: str, size: int, eps: float, bias: bool = True):
         super().__init__()

@@ -133,7 +133,7 @@ class Replay:
         self._memory.fill_(_NO_NUMBER)
 
     def run(self) -> torch.Tensor:
-        """The pass over what `inputs` hold now. The result stands until the next run."""
+        """The pass over what `inputs` hold now. The result is valid until the next run."""
         failed = self._run(ctypes.addressof(self._calls), len(self._calls))
         if failed >= 0:
             raise RuntimeError(f"call {failed} of {len(self._calls)} in a replayed forward pass failed")
@@ -141,7 +141,7 @@ class Replay:
 
 
 def record(forward: Forward, inputs: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Replay | str]:
-    """Runs `forward` over `inputs`, which a replay will read from where they stand: its result, and the replay or the
+    """Runs `forward` over `inputs`, which a replay will read from their memory: its result, and the replay or the
     reason why there can be none."""
     with native.recorded_calls() as calls, _Watch() as watch:
         output = forward(*inputs)
@@ -175,7 +175,7 @@ class ReplayedForward:
         """Why passes are not replayed; None while they are."""
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [T], int64 [T] -> [T, hidden_size]; the result of a replay stands until the next one."""
+        """int64 [T], int64 [T] -> [T, hidden_size]; the result of a replay is valid until the next one."""
         num_rows = len(input_ids)
         if self.refusal is not None or not 0 < num_rows <= MAX_ROWS:
             return self._forward(input_ids, positions)

@@ -14,7 +14,7 @@ from dovetail.contracts.model import ModelContext
 from dovetail.contracts.operators import Operators
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RopeSpec:
     """What a model's config says about rotation."""
 
@@ -41,7 +41,7 @@ class Rotation:
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """Rotates heads x [T, H, head_size]; element i is paired with i + rotary_size / 2 (NeoX order).
 
-        x is given up: the result may stand in its memory. Rounds as x * cos + rotate_half(x) * sin does in x's dtype.
+        x is given up: the result may use its memory. Rounds as x * cos + rotate_half(x) * sin does in x's dtype.
         """
         return self.operators.rotate(x, self.cos, self.sin)
 

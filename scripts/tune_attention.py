@@ -42,7 +42,9 @@ def candidates(kind: str, arch: int, head_size: int, kv_bytes: int) -> Iterator[
 
 def setup_for(head_size: int, dtype: str, kv_dtype: str) -> AttentionSetup:
     layer = AttentionLayer(0, 32, 8, head_size, head_size**-0.5)
-    return AttentionSetup((layer,), KVSpec(8, head_size, kv_dtype), 16, dtype, "cuda", 64, 16384, 16384)
+    return AttentionSetup(
+        (layer,), KVSpec(num_kv_heads=8, head_size=head_size, dtype=kv_dtype), 16, dtype, "cuda", 64, 16384, 16384
+    )
 
 
 def measure(setup: AttentionSetup, config: KernelConfig) -> float:

@@ -63,7 +63,7 @@ class DraftModelDrafter(DraftWorker):
         """One entry per layer, as if none had a window."""
         assert need.model is not None
         size = need.model.size
-        return [KVSpec(size.num_kv_heads, size.head_size, need.kv_dtype)] * size.num_layers
+        return [KVSpec(num_kv_heads=size.num_kv_heads, head_size=size.head_size, dtype=need.kv_dtype)] * size.num_layers
 
     @classmethod
     def check(cls, need: SpeculationNeed, options: DraftModelOptions, environment: Environment) -> list[str]:

@@ -292,7 +292,9 @@ def random_case(seed: int, shape: CaseShape) -> AttentionCase:
     requests = _random_requests(rng, shape, layer, block_size)
     setup = AttentionSetup(
         layers=(layer,),
-        spec=KVSpec(num_kv_heads, head_size, shape.dtype, layer.chunk or layer.window),
+        spec=KVSpec(
+            num_kv_heads=num_kv_heads, head_size=head_size, dtype=shape.dtype, window=layer.chunk or layer.window
+        ),
         block_size=block_size,
         dtype=shape.dtype,
         device=shape.device,

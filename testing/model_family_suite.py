@@ -97,7 +97,7 @@ class ModelFamilySuite:
     model_type: ClassVar[str | None] = None
     """As transformers calls it; None: that of the family's first architecture."""
     overrides: ClassVar[Mapping[str, Any]] = {}
-    """Keys of the config beside those of `dovetail.testing.tiny_models`."""
+    """Keys of the config besides those of `dovetail.testing.tiny_models`."""
     max_model_len: ClassVar[int] = 256
     """What the config declares."""
     tolerance: ClassVar[float] = 2e-5
@@ -282,7 +282,7 @@ class ModelFamilySuite:
             assert torch.equal(harness.model.compute_logits(rows), logits)
 
     def test_states_between_the_layers_are_given(self, checkpoint: FamilyCheckpoint) -> None:
-        """Where the family declares it: what enters each layer, beside the states of `forward`."""
+        """Where the family declares it: what enters each layer, with the last hidden states."""
         if not self.family_class.gives_hidden_layers:
             pytest.skip(f"{self.family_class.__name__} does not declare gives_hidden_layers")
         harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)

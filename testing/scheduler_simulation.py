@@ -46,7 +46,9 @@ class SchedulerSimulation:
         """One layer, and so one KV group, per entry of `windows`; `num_blocks` counts the null block."""
         self.scheduler = scheduler
         self.limits = limits
-        self.layout: KVLayout = build_layout([KVSpec(1, 1, "float32", window) for window in windows], block_size)
+        self.layout: KVLayout = build_layout(
+            [KVSpec(num_kv_heads=1, head_size=1, dtype="float32", window=window) for window in windows], block_size
+        )
         self.kv = KVCacheManager(
             self.layout, num_blocks, num_host_blocks=num_host_blocks, prefix_caching=prefix_caching
         )

@@ -44,7 +44,7 @@ class ForwardPass(ABC):
 
     @abstractmethod
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
-        """int64 [T] token ids and positions on the device -> hidden states; they stand until the next call."""
+        """int64 [T] token ids and positions on the device -> hidden states, valid until the next call."""
 
     def prepare(self) -> None:
         """Captures what is to be captured; again after memory has moved, or weights were read anew."""
@@ -97,7 +97,7 @@ class RepeatingForward(EagerForward):
 class GraphForward(ForwardPass):
     """Replays a graph where one of the ladder's shapes holds the step, and is eager elsewhere.
 
-    All graphs read token ids and positions from one place and share the memory of what stands between, so that the
+    All graphs read token ids and positions from one tensor and share the memory of what is between, so that the
     largest decides what they cost; each has hidden states of its own.
     """
 
@@ -201,7 +201,7 @@ def create_forward(
 
     `query_lens`: of decode and verify steps; `hidden_layers`: those whose states drafters want, without graphs.
     `caches`: what the model's layers keep; with recurrent states nothing is recorded, since proving a recording runs a
-    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime has been told already.
+    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime knows already.
 
     Raises `ConfigError` where batch sizes for graphs are given and cannot be had.
     """

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
-from dovetail.contracts.kv import DTYPE_BYTES, DraftLanes, KVGroup, KVLayout, KVSpec, LayerCache, StateSpec
+from dovetail.contracts.kv import (
+    DTYPE_BYTES,
+    CrossSpec,
+    DraftLanes,
+    KVGroup,
+    KVLayout,
+    KVSpec,
+    LatentSpec,
+    LayerCache,
+    StateSpec,
+)
 
 MAX_GROUPS = 8
 """Each group costs a block table per request and a plan per step; splitting kinds of layers stops here."""
@@ -64,6 +74,16 @@ def _checked(layer_id: int, cache: LayerCache) -> KVSpec:
         raise ModelError(
             f"layer {layer_id} keeps a recurrent state (Mamba, RWKV, linear attention); the KV memory holds pages of "
             "keys and values only, so models with such layers cannot be served yet"
+        )
+    if isinstance(cache, LatentSpec):
+        raise ModelError(
+            f"layer {layer_id} keeps a latent vector per token (multi-head latent attention); no attention backend "
+            "reads pages of latent vectors yet, so build the layer with keys and values of its heads"
+        )
+    if isinstance(cache, CrossSpec):
+        raise ModelError(
+            f"layer {layer_id} attends to an encoder's output (cross attention); no request has an encoder's input "
+            "yet, so models with such layers cannot be served"
         )
     if cache.dtype not in DTYPE_BYTES:
         raise ConfigError(f"KV cache dtype {cache.dtype!r} is not one of {', '.join(sorted(DTYPE_BYTES))}")

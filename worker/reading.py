@@ -22,7 +22,7 @@ from dovetail.registry.bootstrap import LoadedPlugins
 
 @dataclass(frozen=True)
 class CheckpointMarks:
-    """What tells a checkpoint from another one in its place: path, size and time of writing of each of its files."""
+    """What tells a checkpoint from one that replaced it: path, size and time of writing of each of its files."""
 
     files: tuple[tuple[str, int, int], ...]
 

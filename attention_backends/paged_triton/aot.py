@@ -73,7 +73,7 @@ class Variant:
 
     def launcher(self) -> Launcher:
         """On the CPU, to ask for constants."""
-        spec = KVSpec(self.num_kv_heads, self.head_size, self.kv_dtype)
+        spec = KVSpec(num_kv_heads=self.num_kv_heads, head_size=self.head_size, dtype=self.kv_dtype)
         return Launcher(AttentionSetup((self.layer,), spec, self.block_size, self.dtype, "cpu", 1, 1, 1), 80)
 
 

@@ -52,7 +52,7 @@ def choose_device(state: Resolution) -> str:
 def kv_bytes_per_token(size: ModelSize, dtype: str, tensor_parallel: int) -> int:
     """Bytes that one token takes in the KV memory of one rank, if every layer keeps it."""
     num_kv_heads = max(1, size.num_kv_heads // tensor_parallel)
-    return size.num_layers * KVSpec(num_kv_heads, size.head_size, dtype).page_bytes(1)
+    return size.num_layers * KVSpec(num_kv_heads=num_kv_heads, head_size=size.head_size, dtype=dtype).page_bytes(1)
 
 
 def choose_kv_dtype(state: Resolution, need: AttentionNeed, *, is_quantized: bool) -> str:

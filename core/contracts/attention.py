@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
+from dovetail.contracts.reserved import refuse_reserved
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,6 +150,14 @@ class AttentionLayer:
     """Positions are cut into chunks of this many, and a query sees the keys of its own chunk up to itself: the one at
     position p those at p - p % chunk .. p (Llama 4). `KVSpec.window` is then the chunk, too, and `window` None."""
 
+    causal: bool = True
+    """Whether queries see no keys behind their own position. False is reserved for encoders, and refused with
+    `PluginError`."""
+
+    def __post_init__(self) -> None:
+        missing = "no attention backend computes layers whose queries see what follows them yet"
+        refuse_reserved("AttentionLayer", {"causal": (not self.causal, missing)})
+
     @property
     def reach(self) -> Reach:
         """How far back its queries see."""
@@ -203,6 +212,14 @@ class AttentionBatch:
     """The step will be captured, or replays what was captured under equal R, T and max_query_len. All requests have the
     same query length. Some are there to fill up: their block tables are 0 and they write to block 0, which nobody
     reads; others have tokens behind their real ones that write there too."""
+    spans: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """Reserved, and refused with `PluginError`: request index r -> (first, end) key positions of its spans. Tokens of a
+    span see each other whatever their order, as those of an image do in some models (PaliGemma, section 3.2)."""
+
+    def __post_init__(self) -> None:
+        if self.spans:  # made in every step
+            missing = "no attention backend reads masks of spans yet"
+            refuse_reserved("AttentionBatch", {"spans": (self.spans, missing)})
 
 
 class AttentionModule(Protocol):

@@ -23,7 +23,7 @@ DTYPE_BYTES: dict[str, int] = {
 """Bytes per element of the dtypes that contracts name, in torch's spelling."""
 
 SCALE_BYTES: dict[str, int] = {"int8": 2}
-"""KV dtypes whose pages hold, for each token, head and key or value, a float16 scale beside the elements.
+"""KV dtypes whose pages hold, for each token, head and key or value, a float16 scale with the elements.
 
 In int8 keys are turned before they are rounded: runs of r elements are multiplied by the orthonormal Hadamard matrix,
 where r is the largest power of two, up to 64, that divides the head size. Backends turn queries alike, which changes no
@@ -31,7 +31,7 @@ product. Keys have a few channels that are much larger than the others; turned, 
 scale serves all."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KVSpec:
     """Keys and values of one attention layer, on one tensor-parallel rank."""
 
@@ -52,7 +52,7 @@ class KVSpec:
         return 2 * block_size * self.num_kv_heads * vector_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StateSpec:
     """A recurrent state of fixed size, one per request (Mamba, RWKV, linear attention)."""
 
@@ -64,7 +64,39 @@ class StateSpec:
         return self.num_elements * DTYPE_BYTES[self.dtype]
 
 
-LayerCache = KVSpec | StateSpec
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """Reserved: one latent vector per token, from which keys and values of all heads are computed, and a rotated key
+    that they share (multi-head latent attention; DeepSeek-V2, section 2.1). The host refuses layers that declare it."""
+
+    latent_size: int
+    rotary_size: int
+    """Elements of the shared key, behind the latent ones."""
+    dtype: str
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of one page: block_size x (latent_size + rotary_size) x bytes per element."""
+        return block_size * (self.latent_size + self.rotary_size) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossSpec:
+    """Reserved: keys and values of an encoder's output, written once per request and then only read (cross attention of
+    Whisper, T5). The host refuses layers that declare it."""
+
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+    max_tokens: int
+    """Most tokens of an encoder's output."""
+
+    def page_bytes(self, block_size: int) -> int:
+        """As of a `KVSpec`."""
+        spec = KVSpec(num_kv_heads=self.num_kv_heads, head_size=self.head_size, dtype=self.dtype)
+        return spec.page_bytes(block_size)
+
+
+LayerCache = KVSpec | StateSpec | LatentSpec | CrossSpec
 """What one layer keeps between steps. A layer that keeps nothing declares nothing."""
 
 

@@ -130,7 +130,7 @@ class ModelInputs:
     """[T, hidden_size]: `ModelOutputs.hidden` of the stage before. Given up likewise."""
     layers: tuple[int, ...] = ()
     """Ascending numbers of decoder layers: the states that enter them are wanted as `ModelOutputs.layer_states`. The
-    number of layers itself stands for what enters the final norm. Asked only of families with `gives_hidden_layers`;
+    number of layers itself means what enters the final norm. Asked only of families with `gives_hidden_layers`;
     others refuse with `ModelError`."""
     adapters: None = None
     """Reserved for the low-rank adapters of each token. A family refuses anything but None with `ModelError`."""
@@ -210,7 +210,7 @@ class ModelFamily(Plugin):
 
     batch_invariant: ClassVar[bool] = False
     """Whether rows meet only in the attention layers: all else is done row by row, or by building blocks of
-    `dovetail.nn`, which see to it that a row's result bits do not depend on the rows beside it where
+    `dovetail.nn`, which see to it that a row's result bits do not depend on the rows with it where
     `ModelContext.batch_invariant` asks for that (`reproducibility: strict`)."""
 
     gives_hidden_layers: ClassVar[bool] = False

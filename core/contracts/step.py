@@ -9,13 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+from dovetail.contracts.reserved import refuse_reserved
 from dovetail.contracts.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaItem:
+    """An image, a sound or a video of a prompt: named, never carried."""
+
+    content_hash: str
+    """SHA-256 of its bytes, in hexadecimal; part of the hash of KV blocks whose tokens are its placeholders."""
+    handle: str
+    """Names its processed tensors where workers can read them."""
+    first_token: int
+    """Index of its first placeholder among the request's tokens."""
+    num_tokens: int
+    """Its placeholders, one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEvent:
+    """A KV block that other processes can find from now on, or no longer."""
+
+    kind: Literal["stored", "removed"]
+    block_hash: bytes
+    """The hash of its content, as prefix caching has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that a worker does not hold, or that comes back after a preemption or from swap."""
+    """A request that a worker does not hold, or that comes back after a preemption or from swap.
+
+    Raises `PluginError` where a reserved field is used.
+    """
 
     key: int
     """Engine-wide number of the sequence; never used again for another."""
@@ -25,7 +53,7 @@ class NewRequest:
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: tuple[list[int], ...]
-    """Per KV group, the blocks from position 0 on; 0 stands for a block that a sliding window has freed."""
+    """Per KV group, the blocks from position 0 on; 0 for a block that a sliding window has freed."""
     sampling: SamplingParams
     seed: int
     """Root of the request's random streams; drawn by the engine where the request gives none."""
@@ -34,6 +62,28 @@ class NewRequest:
     """Which configured drafter guesses for this request; None: none."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences of `SamplingParams.bad_words`: the last token of each cannot follow the others."""
+    adapter: str | None = field(default=None, kw_only=True)
+    """Reserved: name of the low-rank adapter that is added to the weights for this request."""
+    media: tuple[MediaItem, ...] = field(default=(), kw_only=True)
+    """Reserved: what the placeholders among the tokens are for, in ascending order of `first_token`."""
+    pooling: str | None = field(default=None, kw_only=True)
+    """Reserved: how the hidden states become one vector, in place of sampling: "last" or "mean"."""
+    grammar: str | None = field(default=None, kw_only=True)
+    """Reserved: name of a compiled grammar that workers hold; it says which tokens may be sampled next."""
+    trace_context: str | None = field(default=None, kw_only=True)
+    """Reserved: the `traceparent` of W3C Trace Context, under which workers report their spans."""
+
+    def __post_init__(self) -> None:
+        refuse_reserved(
+            "NewRequest",
+            {
+                "adapter": (self.adapter, "workers apply no adapters yet"),
+                "media": (self.media, "workers read no media yet"),
+                "pooling": (self.pooling, "workers sample tokens and pool no hidden states yet"),
+                "grammar": (self.grammar, "workers hold no grammars yet"),
+                "trace_context": (self.trace_context, "workers report no spans yet"),
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +117,7 @@ class TokenLogprobs:
     """Raw log probabilities at one position."""
 
     token_id: int
-    """The token that stands there."""
+    """The token at the position."""
     logprob: float
     rank: int
     """1 for the most likely token of the vocabulary."""
@@ -83,7 +133,7 @@ class DraftCounts:
     accepted: int
     drafter: str
     depth: int = 0
-    """Guesses that could have stood together: all of a chain, the longest path of a tree."""
+    """Draft tokens that could have been accepted together: all of a chain, the longest path of a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +148,10 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step brought. Dictionaries are keyed by the request's place in the plan and usually empty."""
+    """What one step gave. Dictionaries are keyed by the request's batch index in the plan and usually empty.
+
+    Raises `PluginError` where a reserved field is used.
+    """
 
     step_id: int
     token_ids: list[int]
@@ -119,3 +172,17 @@ class StepResult:
     """Drafters with layers of their own that have only cost for long, as far as the worker can tell: new requests may
     go without them."""
     times: StepTimes = StepTimes()
+    weight_version: int = field(default=0, kw_only=True)
+    """Reserved: how often weights were loaded before the step; the version that its tokens were computed with."""
+    kv_events: tuple[KVEvent, ...] = field(default=(), kw_only=True)
+    """Reserved: blocks that a connector of the worker stored elsewhere, or that were removed there."""
+
+    def __post_init__(self) -> None:
+        if self.weight_version or self.kv_events:  # made in every step
+            refuse_reserved(
+                "StepResult",
+                {
+                    "weight_version": (self.weight_version, "outputs carry no version of the weights yet"),
+                    "kv_events": (self.kv_events, "the engine publishes no KV events yet"),
+                },
+            )

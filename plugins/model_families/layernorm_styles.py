@@ -247,7 +247,7 @@ def _gptj(config: Config) -> Style:
         hidden_act=str(config.get("activation_function") or "gelu_new"),
         rules=WeightRules(renamed=names, expanded=((r".*\.self_attn\.[qk]_proj\.weight", reorder),)),
         max_model_len=longest,
-        rope=RopeSpec(size, rotary_size, 1e4, longest),
+        rope=RopeSpec(head_size=size, rotary_size=rotary_size, theta=1e4, max_position_embeddings=longest),
         is_parallel=True,
         has_second_norm=False,
         mlp_bias=True,

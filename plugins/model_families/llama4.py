@@ -90,7 +90,7 @@ def _rope(config: Config) -> RopeSpec:
 
 
 def _rotated_layers(config: Config, num_layers: int) -> Sequence[bool]:
-    """Despite the key's name, 1 in no_rope_layers stands for a layer with rotary positions."""
+    """Despite the key's name, 1 in no_rope_layers means a layer with rotary positions."""
     given = config.get("no_rope_layers")
     if given and len(given) != num_layers:
         raise ModelError(f"no_rope_layers names {len(given)} layers, num_hidden_layers is {num_layers}")

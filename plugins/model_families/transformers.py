@@ -21,7 +21,7 @@ from dovetail.contracts.model import CausalLM, ModelFamily, ModelInputs, ModelNe
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import ModelContext
-from dovetail.nn.hf_config import check_rope, required
+from dovetail.nn.hf_config import check_rope
 from dovetail.nn.loading import foreign_names
 from dovetail.nn.planning import planning_context
 from dovetail.nn.stages import check_inputs, check_whole
@@ -33,6 +33,16 @@ from dovetail.plugins.model_families.transformers_attention import (
     PagedAttention,
     Rehearsal,
     register_attention,
+)
+from dovetail.plugins.model_families.transformers_config import (
+    building,
+    check_length,
+    hf_config_of,
+    is_encoder,
+    model_class_of,
+    reasons_against_class,
+    reasons_against_layers,
+    rope_types,
 )
 
 logger = logging.getLogger("dovetail.plugins.transformers")
@@ -57,12 +67,12 @@ class TransformersFamily(ModelFamily):
         if need.config.get("is_encoder_decoder"):
             reasons.append("an encoder-decoder needs cross attention, which paged attention does not serve")
         try:
-            check_rope(need.config, _rope_types())
-            hf_config = _hf_config(need.config)
-            model_class = _model_class(hf_config)
+            check_rope(need.config, rope_types())
+            hf_config = hf_config_of(need.config)
+            model_class = model_class_of(hf_config)
         except ModelError as error:
             return [*reasons, str(error)]
-        if _is_encoder(hf_config):
+        if is_encoder(hf_config):
             return [
                 *reasons,
                 f"{need.config['model_type']!r} is an encoder: it fills gaps and makes embeddings, and "
@@ -74,12 +84,13 @@ class TransformersFamily(ModelFamily):
                 f"transformers builds {model_class.__name__} for model_type {need.config['model_type']!r}, not "
                 f"{' or '.join(map(str, asked))}; if that is the same model, set architectures in model.hf_overrides"
             )
-        return reasons + _reasons_against_class(model_class) + _reasons_against_layers(hf_config)
+        return reasons + reasons_against_class(model_class) + reasons_against_layers(hf_config)
 
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted on the meta device, where the first layer shows its heads: configs spell them in many ways."""
-        hf_config = _hf_config(config)
-        context = replace(planning_context(), max_model_len=3)  # the tokens of a rehearsal
+        hf_config = hf_config_of(config)
+        # Three tokens of a rehearsal. Without numbers, torch groups products of experts in bfloat16 only.
+        context = replace(planning_context(), max_model_len=3, dtype=torch.bfloat16)
         model = _built(hf_config, context)
         model.tie_weights()
         with suppress(NotImplementedError):  # the model looks at numbers, behind its first attention
@@ -109,7 +120,7 @@ class TransformersFamily(ModelFamily):
         check_whole(context, type(self).__name__)
         if context.quantization is not None:
             raise ModelError("models built by transformers run unquantized here; remove model.quantization")
-        return TransformersModel(_hf_config(config), context)
+        return TransformersModel(hf_config_of(config), context)
 
 
 class TransformersModel(torch.nn.Module):
@@ -182,7 +193,7 @@ class TransformersModel(torch.nn.Module):
     def _load(self, state: dict[str, torch.Tensor], *, partial: bool = False) -> tuple[Any, list[str]]:
         """A model with these weights, and which of its own were not among them."""
         with _quiet_progress():
-            model, info = _model_class(self._hf_config).from_pretrained(
+            model, info = model_class_of(self._hf_config).from_pretrained(
                 None,
                 config=copy.deepcopy(self._hf_config),
                 state_dict=state,
@@ -254,12 +265,12 @@ def _built(hf_config: Any, context: ModelContext) -> Any:
     from transformers.initialization import no_init_weights
 
     register_attention()
-    model_class = _model_class(hf_config)
-    if reasons := [*_reasons_against_class(model_class), *_reasons_against_layers(hf_config)]:
+    model_class = model_class_of(hf_config)
+    if reasons := [*reasons_against_class(model_class), *reasons_against_layers(hf_config)]:
         raise ModelError("; ".join(reasons))
-    _check_length(hf_config, context.max_model_len)
+    check_length(hf_config, context.max_model_len)
     hf_config = copy.deepcopy(hf_config)
-    with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype), _building():
+    with no_init_weights(), torch.device(context.device), _default_dtype(context.dtype), building():
         model = model_class._from_config(hf_config, attn_implementation=REHEARSAL, dtype=context.dtype)
     return model.eval()
 
@@ -286,12 +297,6 @@ def _trunk(model: Any, port: AttentionPort, inputs: ModelInputs) -> torch.Tensor
 
 
 _NO_WEIGHTS = "the model has no weights yet: call load_weights() first"
-
-_CODE_KEYS = frozenset(
-    {"auto_map", "custom_pipelines", "custom_generate", "use_kernels"}
-    | {f"{prefix}{part}_implementation" for prefix in ("", "_") for part in ("attn", "experts")}
-    | {f"_{part}_implementation_internal" for part in ("attn", "experts")}
-)
 
 _MOST_REHEARSED = 2**28
 """Weights of a mixture of experts whose loading is rehearsed."""
@@ -321,13 +326,13 @@ class _TrunkOutput:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ModelError(
-            f"its head reads {name!r} of the trunk beside the hidden states, as models for images or sound do, and "
+            f"its head reads {name!r} of the trunk besides the hidden states, as models for images or sound do, and "
             "only text is served; give a checkpoint of the text model alone"
         )
 
 
 class _GivenTrunk(torch.nn.Module):
-    """Stands where a model's trunk stood and hands back the hidden states it is given."""
+    """In place of a model's trunk: returns the hidden states that it is given."""
 
     @property
     def decoder(self) -> _GivenTrunk:
@@ -351,117 +356,10 @@ def _without_trunk(model: Any) -> Any:
     return head
 
 
-def _hf_config(config: Mapping[str, Any]) -> Any:
-    """The transformers config object of config.json. Raises `ModelError` for a model_type that it does not know."""
-    from transformers import CONFIG_MAPPING
-
-    model_type = required(config, "model_type")
-    if model_type not in CONFIG_MAPPING:
-        raise ModelError(
-            f"transformers knows no model_type {model_type!r}; a newer transformers may, and code that comes with a "
-            "checkpoint is not run"
-        )
-    # Quantized weights come as numbers from the weight format.
-    values = {key: value for key, value in config.items() if key not in ("generation_config", "quantization_config")}
-    try:
-        return CONFIG_MAPPING[model_type].from_dict(_without_code(values))
-    except Exception as error:
-        raise ModelError(f"transformers cannot use the config: {type(error).__name__}: {error}") from error
-
-
-def _without_code(value: Any) -> Any:
-    """A copy of plain data without the keys by which a checkpoint names code: classes of its own, and kernels that
-    transformers would fetch from a hub and load."""
-    if isinstance(value, Mapping):
-        return {key: _without_code(item) for key, item in value.items() if key not in _CODE_KEYS}
-    return [_without_code(item) for item in value] if isinstance(value, list) else value
-
-
-def _rope_types() -> list[str]:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    return ["default", *ROPE_INIT_FUNCTIONS]
-
-
-def _model_class(hf_config: Any) -> Any:
-    """The class of the causal language model. Raises `ModelError` where transformers has none."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"transformers has no causal language model for model_type {hf_config.model_type!r}")
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
-
-
-def _is_encoder(hf_config: Any) -> bool:
-    """Whether the config is that of a model whose tokens see what follows them, BERT and its kind."""
-    from transformers import MODEL_FOR_MASKED_LM_MAPPING
-
-    return type(hf_config) in MODEL_FOR_MASKED_LM_MAPPING and hf_config.to_dict().get("is_decoder") is False
-
-
-def _reasons_against_class(model_class: Any) -> list[str]:
-    name = model_class.__name__
-    reasons = []
-    if model_class._is_stateful:
-        reasons.append(f"{name} keeps a recurrent state, which no layer declares here")
-    elif not model_class._supports_attention_backend:
-        reasons.append(f"the attention of {name} does not go through transformers' attention registry")
-    return reasons
-
-
-_MIXING = frozenset({"linear_attention", "conv", "short_conv", "mamba", "mamba2", "recurrent", "hybrid"})
-"""Layers that carry something on from token to token beside keys and values."""
-
-
-def _reasons_against_layers(hf_config: Any) -> list[str]:
-    found = sorted(_MIXING & set(hf_config.get_text_config().to_dict().get("layer_types") or ()))
-    return [f"it mixes tokens outside of attention, in layers of type {', '.join(found)}"] if found else []
-
-
-def _check_length(hf_config: Any, max_model_len: int) -> None:
-    """Raises `ModelError` for sequences that change how the model looks at their beginning."""
-    text = hf_config.get_text_config().to_dict()
-    if "chunked_attention" in (text.get("layer_types") or ()):
-        chunk = text.get("attention_chunk_size")
-        if not isinstance(chunk, int) or chunk < 1:
-            raise ModelError(
-                f"layers of type chunked_attention need attention_chunk_size, a number above 0, got {chunk!r}"
-            )
-        if max_model_len > chunk:
-            raise ModelError(
-                f"its attention goes by chunks of {chunk} tokens, and is neither causal nor a causal sliding window "
-                f"beyond them; set model.max_model_len to {chunk} or less"
-            )
-    given = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    for parameters in [value for value in given.values() if isinstance(value, Mapping)] or [given]:
-        kind = parameters.get("rope_type") or parameters.get("type")
-        longest = text.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-        if kind == "dynamic" or not longest:
-            longest = text.get("max_position_embeddings")
-        if kind in ("dynamic", "longrope") and longest and max_model_len > longest:
-            raise ModelError(
-                f"RoPE scaling {kind!r} rescales positions as a sequence grows past {longest} tokens, which cached "
-                f"keys cannot follow; set model.max_model_len to {longest} or less"
-            )
-
-
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal up to what the order of additions changes in the tensors' dtype."""
     tolerance = 32 * torch.finfo(one.dtype).eps * max(float(one.abs().max()), 1.0)
     return bool(torch.allclose(one.float(), other.float(), rtol=0.0, atol=tolerance))
-
-
-@contextmanager
-def _building() -> Iterator[None]:
-    """Whatever goes wrong inside is about the config."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"transformers cannot build the model by its config: {type(error).__name__}: {error}"
-        ) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What stands behind transformers' attention registry: rehearsal, verification, and paged attention.
+"""What transformers' attention registry calls: rehearsal, verification, and paged attention.
 
 transformers calls `attend` with the attention module, [1, heads, T, size] tensors and whatever keywords the model
 passes. Which port answers comes along as the keyword `dovetail` of the model's forward pass.
@@ -18,10 +18,10 @@ from dovetail.nn import Attention, ModelContext
 IMPLEMENTATION = "dovetail"
 """Name under which transformers finds `attend`; it has no mask function, so that transformers builds no masks."""
 REHEARSAL = "dovetail_rehearsal"
-"""The same with a mask function that hands the mask's rule, in place of a mask, to the port."""
+"""The same with a mask function that gives the mask's rule, in place of a mask, to the port."""
 
 _SINKS = "s_aux"
-"""Keyword by which models hand over the scores of their attention sinks."""
+"""Keyword by which models pass the scores of their attention sinks."""
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' form of a mask: (batch, head, query position, key position), broadcast -> whether it is seen."""
@@ -61,7 +61,7 @@ class AttentionPort(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a model asks of one attention call beside its tensors."""
+    """What a model asks of one attention call besides its tensors."""
 
     mask: Any
     scale: float | None
@@ -84,7 +84,7 @@ def attend(
     """The registered attention function; its second result would be the attention weights."""
     if dovetail is None:
         raise ModelError(
-            f"{type(module).__name__} does not hand on the keywords of a call, by which paged attention is reached"
+            f"{type(module).__name__} does not pass on the keywords of a call, by which paged attention is reached"
         )
     return dovetail.attend(module, query, key, value, Asked(attention_mask, scaling, softcap, others)), None
 

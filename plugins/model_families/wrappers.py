@@ -13,7 +13,7 @@ _TEXT_MODELS = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""Architecture of a text model of each type, when it stands alone."""
+"""Architecture of a text model of each type, when it is a model of its own."""
 
 TEXT_NAMES = ((r"^language_model\.(model|lm_head)\.", r"\1."), (r"^model\.language_model\.", "model."))
 """From the names that text models have within wrappers, of transformers 4 and 5, to those that they have alone."""
@@ -21,7 +21,7 @@ TEXT_NAMES = ((r"^language_model\.(model|lm_head)\.", r"\1."), (r"^model\.langua
 
 def text_model(config: Config) -> Config:
     """The config of the text model alone, with all keys that its type leaves at their defaults; a config that wraps
-    nothing is handed back. Raises `ModelError` for a text model that is not served."""
+    nothing is returned as it is. Raises `ModelError` for a text model that is not served."""
     text = config.get("text_config")
     architecture = str(required(config, "architectures")[0])
     if not architecture.endswith("ForConditionalGeneration") or not text:

@@ -208,7 +208,14 @@ def matrix_rate() -> float:
 def llama_8b(kv_dtype: str, max_num_seqs: int, max_model_len: int) -> AttentionSetup:
     layer = AttentionLayer(0, 32, 8, 128, 128**-0.5)
     return AttentionSetup(
-        (layer,), KVSpec(8, 128, kv_dtype), 16, "bfloat16", DEVICE, max_num_seqs, 16384, max_model_len
+        (layer,),
+        KVSpec(num_kv_heads=8, head_size=128, dtype=kv_dtype),
+        16,
+        "bfloat16",
+        DEVICE,
+        max_num_seqs,
+        16384,
+        max_model_len,
     )
 
 

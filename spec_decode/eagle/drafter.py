@@ -134,7 +134,9 @@ class EagleDrafter(DraftWorker):
     def caches(cls, options: EagleOptions, need: SpeculationNeed) -> Sequence[KVSpec]:
         """One entry per layer of the head."""
         head = read_config(options.path)
-        return [KVSpec(num_kv_heads(head.layer), head_size(head.layer), need.kv_dtype)] * head.num_layers
+        return [
+            KVSpec(num_kv_heads=num_kv_heads(head.layer), head_size=head_size(head.layer), dtype=need.kv_dtype)
+        ] * head.num_layers
 
     @classmethod
     def hidden_layers(cls, options: EagleOptions, need: SpeculationNeed) -> Sequence[int]:

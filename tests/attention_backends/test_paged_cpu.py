@@ -121,7 +121,9 @@ def test_every_pair_of_dtypes(dtype, kv_dtype):
 def test_what_a_page_holds_is_rounded_as_torch_rounds(dtype):
     """To nearest even, over exponents from subnormal to beyond the range, where pages hold the last number in it."""
     layer = AttentionLayer(0, 1, 1, 64, 1.0)
-    setup = AttentionSetup((layer,), KVSpec(1, 64, dtype), BLOCK_SIZE, "float32", "cpu", 1, 16, 16)
+    setup = AttentionSetup(
+        (layer,), KVSpec(num_kv_heads=1, head_size=64, dtype=dtype), BLOCK_SIZE, "float32", "cpu", 1, 16, 16
+    )
     backend = PagedCPUBackend(PagedCPUBackend.Options(), setup)
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(16, 1, 64, generator=generator) * 2.0 ** torch.randint(
@@ -153,7 +155,9 @@ def test_sharing_a_prefix_changes_nothing(has_alibi):
     """Decode, chain and tree rows behind common pages, beside a request of its own."""
     slopes = (0.5, 0.25, 0.125, 0.0625, 0.03, 0.01) if has_alibi else None
     layer = AttentionLayer(0, 6, 2, 32, 0.2, alibi_slopes=slopes)
-    setup = AttentionSetup((layer,), KVSpec(2, 32, "float32"), BLOCK_SIZE, "float32", "cpu", 16, 256, 512)
+    setup = AttentionSetup(
+        (layer,), KVSpec(num_kv_heads=2, head_size=32, dtype="float32"), BLOCK_SIZE, "float32", "cpu", 16, 256, 512
+    )
     prefix = list(range(30, 40))
     rows = [
         ([*prefix, 3 * index + 1, 3 * index + 2, 3 * index + 3], 160 + cached, 160 + cached + query_len)
@@ -199,7 +203,14 @@ def over_random_pages(backend: AttentionBackend, batch: AttentionBatch, num_bloc
 )
 def test_units_cover_each_visible_key_once(lengths, reach, is_shared, tokens_per_unit, units_wanted):
     setup = AttentionSetup(
-        (AttentionLayer(0, 1, 1, 8, 1.0),), KVSpec(1, 8, "float32"), BLOCK_SIZE, "float32", "cpu", 8, 960, 1024
+        (AttentionLayer(0, 1, 1, 8, 1.0),),
+        KVSpec(num_kv_heads=1, head_size=8, dtype="float32"),
+        BLOCK_SIZE,
+        "float32",
+        "cpu",
+        8,
+        960,
+        1024,
     )
     batch = make_batch(list(requests_of(lengths, is_shared)), setup)
     tokens = Tokens.of(batch, BLOCK_SIZE)

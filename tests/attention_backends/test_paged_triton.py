@@ -151,7 +151,14 @@ lengths = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 120)), min_siz
 
 def step(requests, trees=False):
     setup = AttentionSetup(
-        (AttentionLayer(0, 1, 1, 8, 1.0),), KVSpec(1, 8, "float32"), BLOCK_SIZE, "float32", "cpu", 8, 960, 4096
+        (AttentionLayer(0, 1, 1, 8, 1.0),),
+        KVSpec(num_kv_heads=1, head_size=8, dtype="float32"),
+        BLOCK_SIZE,
+        "float32",
+        "cpu",
+        8,
+        960,
+        4096,
     )
     rows = [([1] * (-(-(cached + new) // BLOCK_SIZE)), cached, cached + new) for cached, new in requests]
     rng = np.random.default_rng(0)
@@ -213,7 +220,9 @@ def test_where_keys_end_is_found_once_a_step(monkeypatch):
         lambda *arguments: found.append(written_ends(*arguments)) or found[-1],
     )
     layers = tuple(AttentionLayer(index, 4, 2, 16, 1.0, window=window) for index, window in enumerate((None, 64)))
-    setup = AttentionSetup(layers, KVSpec(2, 16, "float32"), BLOCK_SIZE, "float32", "cpu", 4, 256, 512)
+    setup = AttentionSetup(
+        layers, KVSpec(num_kv_heads=2, head_size=16, dtype="float32"), BLOCK_SIZE, "float32", "cpu", 4, 256, 512
+    )
     backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
     backend.plan(make_batch([([1] * 4, 40, 41), ([2] * 8, 0, 100)], setup, {}))
     assert len(found) == 1

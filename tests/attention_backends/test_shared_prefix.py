@@ -22,7 +22,9 @@ NUM_BLOCKS = 200
 
 def make_setup(dtype: str) -> AttentionSetup:
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_size=16, scale=0.25)
-    return AttentionSetup((layer,), KVSpec(2, 16, dtype), BLOCK_SIZE, dtype, "cpu", 16, 256, 512)
+    return AttentionSetup(
+        (layer,), KVSpec(num_kv_heads=2, head_size=16, dtype=dtype), BLOCK_SIZE, dtype, "cpu", 16, 256, 512
+    )
 
 
 def make_requests(query_len: int, shuffled: bool) -> list[tuple[list[int], int, int]]:

@@ -109,7 +109,15 @@ def brute_force_moe(weights: dict[str, torch.Tensor], x: torch.Tensor, shape: Sp
 def test_sparse_experts_equal_a_loop_over_tokens(
     num_tokens: int, num_experts: int, top_k: int, normalize: bool, shared: int
 ) -> None:
-    shape = SparseShape(8, 6, num_experts, min(top_k, num_experts), normalize, "silu", shared)
+    shape = SparseShape(
+        hidden_size=8,
+        intermediate_size=6,
+        num_experts=num_experts,
+        top_k=min(top_k, num_experts),
+        normalize=normalize,
+        hidden_act="silu",
+        shared_intermediate_size=shared,
+    )
     moe = SparseMoE(BuildContext(torch.float32, torch.device("cpu"), 64, "float32"), "moe", shape)
     weights = random_weights(moe)
     load_weights(moe, weights.items())
@@ -133,7 +141,19 @@ class TwoSums(SingleProcess):
 def test_a_sparse_block_reduces_over_ranks_once() -> None:
     communicator = TwoSums()
     context = BuildContext(torch.float32, torch.device("cpu"), 64, "float32", communicator)
-    moe = SparseMoE(context, "moe", SparseShape(8, 6, 4, 2, True, "silu", 4))
+    moe = SparseMoE(
+        context,
+        "moe",
+        SparseShape(
+            hidden_size=8,
+            intermediate_size=6,
+            num_experts=4,
+            top_k=2,
+            normalize=True,
+            hidden_act="silu",
+            shared_intermediate_size=4,
+        ),
+    )
     load_weights(moe, random_weights(moe).items())
     moe(torch.randn(3, 8))
     assert communicator.num_sums == 1
@@ -174,7 +194,9 @@ def test_queries_and_keys_are_rotated_together_where_the_backend_does_not(
     backend = Backend(PluginOptions(), setup)
     attention.bind(backend, torch.zeros(backend.kv_cache_shape(2)))
     backend.plan(make_batch([([1], 0, 3)], setup))
-    rotation = RotaryEmbedding(make_context(operators=operators), RopeSpec(8, 8, 1e4, 64))(torch.arange(3))
+    rotation = RotaryEmbedding(
+        make_context(operators=operators), RopeSpec(head_size=8, rotary_size=8, theta=1e4, max_position_embeddings=64)
+    )(torch.arange(3))
     assert attention.rotate_and_forward(torch.randn(3, 6, 8), torch.randn(3, 2, 8), rotation).shape == (3, 32)
     assert operators.rotated == [[3, 6, 8]]
 

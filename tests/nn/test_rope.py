@@ -81,7 +81,9 @@ def test_a_partial_rotation_leaves_the_rest_alone(make_context: Any) -> None:
     assert (spec.head_size, spec.rotary_size) == (64, 16)
     heads = torch.randn(4, 2, 64)
     rotated = RotaryEmbedding(make_context(), spec)(torch.arange(4)).apply(heads)
-    whole = RotaryEmbedding(make_context(), RopeSpec(16, 16, 10000.0, 256))(torch.arange(4))
+    whole = RotaryEmbedding(
+        make_context(), RopeSpec(head_size=16, rotary_size=16, theta=10000.0, max_position_embeddings=256)
+    )(torch.arange(4))
     assert torch.equal(rotated[..., 16:], heads[..., 16:])
     assert torch.equal(rotated[..., :16], whole.apply(heads[..., :16]))
 
@@ -96,9 +98,13 @@ def test_dynamic_scaling_serves_the_trained_length_and_refuses_more() -> None:
 
 def test_unknown_kinds_and_missing_keys_are_refused() -> None:
     with pytest.raises(ModelError, match="'abacus' is not known here; known are default, linear"):
-        inverse_frequencies(RopeSpec(64, 64, 10000.0, 256, "abacus"), 64)
+        inverse_frequencies(
+            RopeSpec(head_size=64, rotary_size=64, theta=10000.0, max_position_embeddings=256, kind="abacus"), 64
+        )
     with pytest.raises(ModelError, match="'linear' needs the key 'factor'"):
-        inverse_frequencies(RopeSpec(64, 64, 10000.0, 256, "linear"), 64)
+        inverse_frequencies(
+            RopeSpec(head_size=64, rotary_size=64, theta=10000.0, max_position_embeddings=256, kind="linear"), 64
+        )
 
 
 def test_old_and_new_spellings_mean_the_same() -> None:

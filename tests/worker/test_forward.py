@@ -15,7 +15,7 @@ from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.worker.forward import RepeatingForward, create_forward
 from dovetail.worker.plain_device import PlainDevice
 
-PAGES, STATE = KVSpec(2, 8, "float32"), StateSpec(64, "float32")
+PAGES, STATE = KVSpec(num_kv_heads=2, head_size=8, dtype="float32"), StateSpec(num_elements=64, dtype="float32")
 
 
 class Model:

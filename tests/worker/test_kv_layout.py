@@ -16,7 +16,7 @@ from dovetail.worker.kv_layout import (
 
 
 def spec(window: int | None = None) -> KVSpec:
-    return KVSpec(2, 8, "float32", window)
+    return KVSpec(num_kv_heads=2, head_size=8, dtype="float32", window=window)
 
 
 def sizes(layout) -> list[tuple[int | None, int]]:
@@ -53,20 +53,22 @@ def test_layers_that_cache_nothing_are_left_out():
 
 
 def test_page_is_the_largest_of_any_layer():
-    layout = build_layout([KVSpec(1, 8, "float16"), KVSpec(4, 8, "float16")], 16)
+    layout = build_layout(
+        [KVSpec(num_kv_heads=1, head_size=8, dtype="float16"), KVSpec(num_kv_heads=4, head_size=8, dtype="float16")], 16
+    )
     assert layout.page_bytes == 2 * 16 * 4 * 8 * 2
 
 
 def test_an_int8_page_holds_a_float16_scale_per_token_head_and_part():
-    assert KVSpec(3, 64, "int8").page_bytes(16) == 2 * 16 * 3 * (64 + 2)
+    assert KVSpec(num_kv_heads=3, head_size=64, dtype="int8").page_bytes(16) == 2 * 16 * 3 * (64 + 2)
 
 
 @pytest.mark.parametrize(
     ("caches", "error", "message"),
     [
-        ([StateSpec(64, "float32")], ModelError, "recurrent state"),
+        ([StateSpec(num_elements=64, dtype="float32")], ModelError, "recurrent state"),
         ([None], ModelError, "no layer"),
-        ([KVSpec(1, 8, "int4")], ConfigError, "int4"),
+        ([KVSpec(num_kv_heads=1, head_size=8, dtype="int4")], ConfigError, "int4"),
         ([spec(0)], ModelError, "window of 0"),
     ],
 )
@@ -115,7 +117,7 @@ def test_null_block_is_counted():
 
 
 def test_capacity_error_says_what_is_missing_and_what_would_fit():
-    layout = build_layout([KVSpec(8, 128, "float32")], 16)
+    layout = build_layout([KVSpec(num_kv_heads=8, head_size=128, dtype="float32")], 16)
     with pytest.raises(CapacityError) as error:
         check_capacity(layout, 11, 4096, 512)
     message = str(error.value)

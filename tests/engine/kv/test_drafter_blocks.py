@@ -13,9 +13,9 @@ from dovetail.worker.kv_layout import build_layout
 from dovetail.worker.kv_storage import KVStorage
 
 BLOCK = 4
-SMALL = KVSpec(1, 8, "float32")
-LARGE = KVSpec(2, 16, "float32")
-WINDOWED = KVSpec(2, 16, "float32", 8)
+SMALL = KVSpec(num_kv_heads=1, head_size=8, dtype="float32")
+LARGE = KVSpec(num_kv_heads=2, head_size=16, dtype="float32")
+WINDOWED = KVSpec(num_kv_heads=2, head_size=16, dtype="float32", window=8)
 
 
 def manager(num_blocks: int = 20) -> KVCacheManager:

@@ -18,7 +18,9 @@ class Engine:
     """Computes sequences without a scheduler: blocks of 4 tokens."""
 
     def __init__(self, *windows: int | None, num_blocks: int = 20, num_host_blocks: int = 0):
-        layout = build_layout([KVSpec(1, 1, "float32", window) for window in windows or (None,)], 4)
+        layout = build_layout(
+            [KVSpec(num_kv_heads=1, head_size=1, dtype="float32", window=window) for window in windows or (None,)], 4
+        )
         self.kv = KVCacheManager(layout, num_blocks, num_host_blocks=num_host_blocks)
         self.worker = SimulatedWorker(layout, num_blocks, num_host_blocks)
         self.num_keys = 0
@@ -365,7 +367,7 @@ PAGES = PagesIdentity(
     plugins="ab",
     dtype="float32",
     kv_dtype="float32",
-    layout=build_layout([KVSpec(1, 1, "float32")], 4),
+    layout=build_layout([KVSpec(num_kv_heads=1, head_size=1, dtype="float32")], 4),
     tensor_parallel=1,
 )
 OTHERS = {
@@ -374,7 +376,7 @@ OTHERS = {
     "plugins": "cd",
     "dtype": "bfloat16",
     "kv_dtype": "float16",
-    "layout": build_layout([KVSpec(1, 1, "float32")], 8),
+    "layout": build_layout([KVSpec(num_kv_heads=1, head_size=1, dtype="float32")], 8),
     "tensor_parallel": 2,
 }
 

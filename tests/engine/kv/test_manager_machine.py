@@ -42,7 +42,9 @@ class ManagerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
     )
     def create(self, windows, block_size, num_blocks, num_host_blocks, prefix_caching):
-        self.layout = build_layout([KVSpec(1, 1, "float32", window) for window in windows], block_size)
+        self.layout = build_layout(
+            [KVSpec(num_kv_heads=1, head_size=1, dtype="float32", window=window) for window in windows], block_size
+        )
         self.kv = KVCacheManager(
             self.layout, num_blocks, num_host_blocks=num_host_blocks, prefix_caching=prefix_caching
         )

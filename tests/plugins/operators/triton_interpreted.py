@@ -97,7 +97,15 @@ def test_grouped_linear(dtype: torch.dtype, counts: list[int]) -> None:
 def test_a_sparse_block_with_grouped_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same block, expert by expert and in groups; with plain weights, as on a GPU."""
     monkeypatch.setattr(PackedLinear, "serves", staticmethod(lambda device, dtype: False))
-    shape = SparseShape(32, 24, 4, 2, True, "silu", 16)
+    shape = SparseShape(
+        hidden_size=32,
+        intermediate_size=24,
+        num_experts=4,
+        top_k=2,
+        normalize=True,
+        hidden_act="silu",
+        shared_intermediate_size=16,
+    )
     blocks = []
     for operators in (None, create()):
         more = {} if operators is None else {"operators": operators}
