@@ -121,6 +121,14 @@ class AsyncLLMEngine:
         """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are passed over."""
         await self._steps.abort(request_id)
 
+    async def hold(self, request_ids: str | Iterable[str]) -> None:
+        """See `LLMEngine.hold`; takes effect after the step that runs. Streams yield nothing more until `resume`."""
+        await self._steps.call(partial(self._engine.hold, request_ids))
+
+    async def resume(self, request_ids: str | Iterable[str]) -> None:
+        """See `LLMEngine.resume`."""
+        await self._steps.call(partial(self._engine.resume, request_ids))
+
     async def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`; runs between two steps."""
         return await self._steps.call(self._engine.reset_prefix_cache)

@@ -16,7 +16,7 @@ from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
 from dovetail.engine.flight import Flight, live_part
 from dovetail.engine.kv.manager import KVCacheManager
-from dovetail.engine.schedule_check import ask_scheduler, check_live, scheduler_raised
+from dovetail.engine.schedule_check import ask_scheduler, check_live, check_progress, scheduler_raised
 from dovetail.engine.sequence import Sequence
 
 
@@ -94,8 +94,14 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether some sequence has not ended, or a step is in flight."""
         return bool(self._live or self._flights)
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether a step would do something: some sequence is not held, or a step is in flight."""
+        # A copy: those who wait for the engine ask while another thread is in it.
+        return bool(self._flights) or any(not sequence.is_held for sequence in list(self._live.values()))
 
     def add(self, sequence: Sequence, bad_word_ids: tuple[tuple[int, ...], ...] = ()) -> None:
         """Takes in a sequence. Raises `PluginError` where the scheduler raises; nothing of it is kept then."""
@@ -185,7 +191,7 @@ class EngineCore:
                 self._kv.free(sequence)
 
     def step(self) -> StepOutcome | None:
-        """Commits one step; None where there was nothing to do.
+        """Commits one step; None where there was nothing to do: no sequences, or all of them are held.
 
         Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of the workers fails
         the sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that raises or
@@ -213,12 +219,8 @@ class EngineCore:
             schedule = self._schedule()
             check_live(self._scheduler, schedule, self._live)
             if not schedule.requests:
-                if self.has_work and not self._flights:
-                    raise PluginError(
-                        f"{type(self._scheduler).__name__} breaks the scheduler's contract: it schedules nothing,"
-                        f" although {self.num_running} sequences run and {self.num_waiting} wait; choose another"
-                        " scheduler.name"
-                    )
+                if not self._flights:
+                    check_progress(self._scheduler, self._live)
                 return False
             plan, entered = self._build_plan(schedule)
         finally:
@@ -267,7 +269,7 @@ class EngineCore:
 
     def _schedule(self) -> Schedule:
         schedule = ask_scheduler(self._scheduler, self._kv)
-        if not schedule.requests and self._retained and self.has_work:
+        if not schedule.requests and self._retained and self.is_runnable:
             # Retained blocks are a convenience; nobody may starve for them.
             gave_way = schedule.preempted
             self.release_retained(list(self._retained.values()))

@@ -22,6 +22,7 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import TelemetrySink
 from dovetail.engine.core import Ending, EngineCore
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
+from dovetail.engine.holds import Holds
 from dovetail.engine.idle_drafters import IdleDrafters
 from dovetail.engine.idle_memory import IdleMemory
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
@@ -68,8 +69,9 @@ class LLMEngine:
         self._seeds = random.Random(config.model.seed)
         self._idle_drafters = IdleDrafters()
         self._idle_memory = IdleMemory()
+        self._holds = Holds()
         self._pages = pages_identity(config, parts.kv.layout, weight_version=0)
-        self._telemetry.engine_started(config)
+        self._telemetry.engine_started(config, self._holds)
         self._closed = False
         self._is_asleep = False
 
@@ -142,11 +144,13 @@ class LLMEngine:
         except BaseException:
             self._outputs.end(request_id, Ending("error"), arrival)
             raise
+        self._telemetry.request_added(request_id, processed.params, self._holds)
         self._idle_memory.work()
+        self._holds.notify()
 
     @exclusive
     def step(self) -> list[RequestOutput]:
-        """Runs one step and returns the outputs that it brought.
+        """Runs one step and returns the outputs that it brought: none where all requests are held.
 
         What fails in a step ends the requests that took part, with finish_reason "error". What is raised from here ends
         all pending requests, without a last output: `WorkerError` when a worker died, and the engine must be made anew;
@@ -154,6 +158,7 @@ class LLMEngine:
         go on.
         """
         try:
+            self._holds.apply(self._outputs.sequences)
             outcome = self._core.step()
             if outcome is None:
                 return []
@@ -175,12 +180,39 @@ class LLMEngine:
         Returns the last output of each, with finish_reason "abort". Raises `RequestError` for what is no id, and
         `PluginError` where the scheduler raises, once all have ended.
         """
-        outputs = self._end_requests(as_request_ids(request_ids), Ending("abort"))
+        try:
+            outputs = self._end_requests(as_request_ids(request_ids), Ending("abort"))
+        finally:
+            self._holds.notify()
         self._note_rest()
         return outputs
 
+    def hold(self, request_ids: str | Iterable[str]) -> None:
+        """Requests compute nothing from the next step on until they are resumed; tokens of steps in flight still come.
+
+        They keep their KV blocks, unless others need these, and their drafts; they can be aborted. From any thread,
+        also during a step; unknown ids are passed over. Raises `RequestError` for what is no id.
+        """
+        self._holds.hold(request_ids)
+
+    def resume(self, request_ids: str | Iterable[str]) -> None:
+        """Held requests go on from where they are. From any thread; unknown ids are passed over. Raises `RequestError`
+        for what is no id."""
+        self._holds.resume(request_ids)
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
+        return bool(self._holds) or self._core.is_runnable
+
+    @property
+    def wakeup(self) -> threading.Condition:
+        """Notified when requests are added, held, resumed or aborted, and at `shutdown`: what a driver waits on while
+        not `is_runnable`, without being in the engine."""
+        return self._holds.wakeup
+
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to do."""
+        """Whether some request is not finished, those that are held included, or a step is in flight."""
         return self._core.has_work
 
     def get_num_unfinished_requests(self) -> int:
@@ -244,7 +276,9 @@ class LLMEngine:
         cannot do.
         """
         if self.request_ids:
-            raise RequestError("the engine cannot sleep while requests are unfinished: let them end, or abort them")
+            raise RequestError(
+                "the engine cannot sleep while requests are unfinished, held ones included: let them end, or abort them"
+            )
         self._core.settle()
         given_back = sum(self._parts.workers.call("sleep", level))
         self.reset_prefix_cache()
@@ -348,6 +382,7 @@ class LLMEngine:
     def _close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._holds.notify()
             self._idle_memory.close()
             self._telemetry.close()
             self._parts.executor.shutdown()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import RequestError, WorkerError
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.failure import raised_elsewhere
 from dovetail.engine.outputs import RequestOutput
@@ -122,10 +122,7 @@ class JointRun:
         """Runs steps until the requests of this call are done."""
         try:
             while not call.is_done:
-                if not self._engine.has_unfinished_requests():
-                    raise RequestError(
-                        f"{call.missing[0]} ended without a last output: something else aborted it or drove the engine"
-                    )
+                self._wait_for_work(call)
                 self._step()
                 self._take_news(call, progress)
                 if progress.is_due:
@@ -134,6 +131,26 @@ class JointRun:
             with self._changed:
                 self._is_driven = False
                 self._changed.notify_all()
+
+    def _wait_for_work(self, call: JointCall) -> None:
+        """Sleeps while all requests are held. Raises `RequestError` for a request of the call that ended without a last
+        output, `WorkerError` after a shutdown."""
+        engine = self._engine
+        if engine.is_runnable:
+            return
+
+        def lost() -> list[str]:
+            known = set(engine.request_ids)
+            return [request_id for request_id in call.missing if request_id not in known]
+
+        with engine.wakeup:
+            engine.wakeup.wait_for(lambda: engine.is_runnable or engine.is_closed or lost())
+        if engine.is_closed:
+            raise WorkerError("the engine was shut down while requests were held: they have failed")
+        if not engine.is_runnable:
+            raise RequestError(
+                f"{lost()[0]} ended without a last output: something else aborted it or drove the engine"
+            )
 
     def _step(self) -> None:
         """One step for all. What it raises has ended the requests of every thread."""

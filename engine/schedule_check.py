@@ -1,17 +1,19 @@
-"""Whether a scheduler kept its contract: told at once and by name, before a wrong plan reaches a worker."""
+"""Whether a scheduler kept its contract: reported at once and by name, before a wrong plan reaches a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.scheduler import KVMemory, Schedule, Scheduler
+from dovetail.contracts.scheduler import Schedule, Scheduler
+from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.sequence import Sequence
 
 
-def ask_scheduler(scheduler: Scheduler, memory: KVMemory) -> Schedule:
+def ask_scheduler(scheduler: Scheduler, memory: KVCacheManager) -> Schedule:
     """The scheduler's decision. Raises `PluginError` for one that breaks the contract, or that raises."""
     name = type(scheduler).__name__
+    memory.begin_schedule()
     try:
         schedule = scheduler.schedule(memory)
     except Exception as error:
@@ -19,9 +21,11 @@ def ask_scheduler(scheduler: Scheduler, memory: KVMemory) -> Schedule:
     if not isinstance(schedule, Schedule):
         raise PluginError(_broken(name, f"schedule() returned a {type(schedule).__name__}, not a Schedule"))
     try:
-        _check(schedule, name)
+        _check(schedule, memory.grants, name)
     except (AttributeError, TypeError) as error:
         raise PluginError(_broken(name, f"its Schedule holds what cannot be there ({error})")) from error
+    if len(memory.grants) != len(schedule.requests):
+        memory.end_schedule(request.key for request in schedule.requests)
     return schedule
 
 
@@ -34,27 +38,48 @@ def check_live(scheduler: Scheduler, schedule: Schedule, live: Mapping[int, Sequ
             )
 
 
+def check_progress(scheduler: Scheduler, live: Mapping[int, Sequence]) -> None:
+    """What an empty schedule means while no step is in flight. Raises `PluginError` where a request wants tokens."""
+    starved = [sequence.request_id for sequence in live.values() if not sequence.is_held]
+    if starved:
+        num_held = len(live) - len(starved)
+        raise PluginError(
+            _broken(
+                type(scheduler).__name__,
+                f"it schedules nothing, although request {starved[0]} wants tokens and no step is in flight"
+                f" ({len(starved)} sequences want tokens, {num_held} are held; the scheduler counts"
+                f" {scheduler.num_running} running and {scheduler.num_waiting} waiting)",
+            )
+        )
+
+
 def scheduler_raised(scheduler: Scheduler, error: Exception) -> PluginError:
-    """What is told of an error of the scheduler's own."""
+    """What is reported of an error of the scheduler's own."""
     return PluginError(f"scheduler {type(scheduler).__name__} raised {type(error).__name__}: {error}")
 
 
-def _check(schedule: Schedule, name: str) -> None:
+def _check(schedule: Schedule, grants: Mapping[int, int], name: str) -> None:
     requests, counts = schedule.requests, schedule.num_tokens
     if len(requests) != len(counts):
         raise PluginError(_broken(name, f"it names {len(requests)} requests and {len(counts)} token counts"))
+    if len(set(requests)) != len(requests):
+        raise PluginError(_broken(name, "a request is in one schedule twice"))
     for request, count in zip(requests, counts, strict=True):
         wanted = request.num_tokens + request.num_draft_tokens - request.num_computed_tokens
-        if not 1 <= count <= wanted:
-            raise PluginError(
-                _broken(name, f"request {request.request_id} wants {wanted} tokens and is scheduled with {count}")
-            )
-        if not request.block_ids:
-            raise PluginError(
-                _broken(name, f"request {request.request_id} is scheduled without blocks: allocate first")
-            )
-    if len(set(requests)) != len(requests):
-        raise PluginError(_broken(name, "a request stands in one schedule twice"))
+        if not 1 <= count <= wanted or grants.get(request.key) != count or request.is_held:
+            raise PluginError(_broken(name, f"request {request.request_id} {_fault(request, count, grants)}"))
+
+
+def _fault(request: Sequence, count: int, grants: Mapping[int, int]) -> str:
+    """What is wrong about a request that is scheduled with `count` tokens."""
+    if request.is_held:
+        return "is scheduled although it is held (RequestState.is_held): pass it over"
+    wanted = request.num_wanted_tokens
+    if not 1 <= count <= wanted:
+        return f"wants {wanted} tokens and is scheduled with {count}"
+    if request.key not in grants:
+        return f"is scheduled with {count} tokens and was granted none: call memory.grant in each schedule"
+    return f"was granted {grants[request.key]} tokens and is scheduled with {count}: use what memory.grant answers"
 
 
 def _broken(name: str, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestState
@@ -65,7 +66,14 @@ class Sequence(RequestState):
         drafter: str | None = None,
         draft_blocks: DraftBlocks | None = None,
     ):
-        super().__init__(request_id, len(prompt_token_ids), priority, arrival_time)
+        super().__init__(
+            request_id,
+            len(prompt_token_ids),
+            priority,
+            arrival_time,
+            max_tokens=max_total_tokens - len(prompt_token_ids),
+            extra=MappingProxyType(sampling.extra),
+        )
         self.key = key
         self.token_ids = list(prompt_token_ids)
         self.sampling = sampling
@@ -73,17 +81,17 @@ class Sequence(RequestState):
         """What the block hashes start from where no drafter fills pages of its own; see
         `dovetail.engine.kv.hashing.prefix_seed`."""
         self.hash_seed = hash_seed if draft_blocks is None else draft_blocks.seed
-        """What they start from as things stand."""
+        """What they start from now."""
         self.hash_ahead = 0 if draft_blocks is None else draft_blocks.hash_ahead
         self.num_lookahead_tokens = 0 if draft_blocks is None else draft_blocks.num_lookahead_tokens
         self.fork_parent = fork_parent
         """A sequence with the same prompt whose blocks this one may share when it is admitted."""
         self.block_ids: list[list[int]] = []
-        """Per KV group; empty while the sequence holds no device blocks. 0 stands for a freed window block."""
+        """Per KV group; empty while the sequence holds no device blocks. Id 0: a block that the window freed."""
         self.host_block_ids: list[list[int]] = []
         """Per KV group, while swapped out."""
         self.block_hashes: list[bytes] = []
-        """Content hashes of the leading full blocks, computed on demand; valid as long as the tokens stand."""
+        """Content hashes of the leading full blocks, computed on demand; valid while the tokens do not change."""
         self.commit_at = 0
         """num_computed_tokens at which the KV manager has something to commit; the engine compares, so that most
         steps skip the call."""

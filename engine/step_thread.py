@@ -37,7 +37,7 @@ class StepThread:
 
     def __init__(self, engine: LLMEngine):
         self._engine = engine
-        self._wake = threading.Condition()
+        self._wake = engine.wakeup
         """Guards the three below. Re-entrant: garbage collection may call `stop` anywhere."""
         self._commands: deque[_Command] = deque()
         self._is_stopping = False
@@ -115,7 +115,7 @@ class StepThread:
             return  # a fork has this object, but not the thread, and nobody to give back the lock
         with self._wake:
             self._is_stopping = True
-            self._wake.notify()
+            self._wake.notify_all()
 
     def end(self, timeout_s: float = SHUTDOWN_S) -> None:
         """As `stop`, and waits; a step that lasts longer than `timeout_s` is dealt with as `LLMEngine.shutdown` says.
@@ -135,7 +135,7 @@ class StepThread:
             while self._wait_for_work():
                 while self._commands:
                     self._commands.popleft().run()
-                if self._engine.has_unfinished_requests():
+                if self._engine.is_runnable:
                     self._step()
             end: BaseException = shut_down()
         except BaseException as failure:
@@ -150,9 +150,9 @@ class StepThread:
         atexit.unregister(self.end)
 
     def _wait_for_work(self) -> bool:
-        """Sleeps until there is something to do; False when it is time to stop."""
+        """Sleeps until there is something to do, while all requests are held too; False when it is time to stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._is_stopping or self._commands or self._engine.has_unfinished_requests())
+            self._wake.wait_for(lambda: self._is_stopping or self._commands or self._engine.is_runnable)
             return not self._is_stopping
 
     def _step(self) -> None:
@@ -208,7 +208,7 @@ class StepThread:
             end = self._end
             if end is None:
                 self._commands.append(command)
-                self._wake.notify()
+                self._wake.notify_all()
         if end is not None:
             command.refuse(end)
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 
 from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.hooks import RequestControl
+from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
 from dovetail.engine.core import StepOutcome
 from dovetail.engine.kv.manager import KVCacheManager
@@ -28,10 +30,14 @@ class Telemetry:
         """One more listener, told of what happens from now on."""
         self._sinks.append(sink)
 
-    def engine_started(self, config: ResolvedConfig) -> None:
+    def engine_started(self, config: ResolvedConfig, control: RequestControl) -> None:
         """The engine is ready."""
         chosen = {component.kind: component.reference for component in config.components()}
-        self._hooks.call("dovetail_engine_started", config=dict(config.values), plugins=chosen)
+        self._hooks.call("dovetail_engine_started", config=dict(config.values), plugins=chosen, control=control)
+
+    def request_added(self, request_id: str, params: SamplingParams, control: RequestControl) -> None:
+        """A request was queued."""
+        self._hooks.call("dovetail_request_added", request_id=request_id, params=params, control=control)
 
     def weights_changed(self, version: int) -> None:
         """The weights were replaced, so many times by now."""

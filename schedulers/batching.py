@@ -1,14 +1,18 @@
 """Continuous batching with chunked prefill, preemption and swapping; what differs between policies is the order.
 
-Every step serves the requests that run first, then lets waiting ones in, each in order of rank. Orca (Yu et al.,
+Every step serves the requests that run first, then admits waiting ones, each in order of rank. Orca (Yu et al.,
 OSDI 2022) schedules by iteration in this way, Sarathi-Serve (Agrawal et al., OSDI 2024) splits prompts so that
 decodes never wait for a long one.
+
+`BatchingScheduler` is a public base for schedulers of other distributions: a policy says `rank`, and `outranks` if
+waiting requests may displace running ones. What has a leading underscore may change with any version.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -19,14 +23,24 @@ from dovetail.schedulers.ranked_queue import Rank, RankedQueue
 
 
 class BatchingOptions(PluginOptions):
-    """Options of the schedulers that batch continuously."""
+    """Options of the schedulers that batch continuously. A subclass may add its own."""
 
     preemption_mode: Literal["auto", "recompute"] = "auto"
-    """What becomes of a request that gives way. "auto": it is swapped to host memory where there is room, else
+    """What becomes of a request that is preempted. "auto": it is swapped to host memory where that has space, else
     recomputed; "recompute": always recomputed."""
     watermark: float = Field(default=0.01, ge=0, lt=1)
-    """Fraction of the blocks that stays free when a request is let in beside others, so that those do not have to
-    give way again at once."""
+    """Fraction of the blocks that stays free when a request is admitted with others, so that those are not preempted
+    again at once."""
+
+
+class _Admission(Enum):
+    """What became of a waiting request when its turn came."""
+
+    ADMITTED = "admitted"
+    PASSED_OVER = "passed over"
+    """It waits for what does not concern those behind it."""
+    HOLDS_BACK = "holds back"
+    """It waits for what those behind it would take."""
 
 
 @dataclass(slots=True)
@@ -39,13 +53,15 @@ class _Step:
     schedule: Schedule = field(default_factory=Schedule)
     num_partial: int = 0
     num_long: int = 0
+    is_short: bool = False
+    """A request waits for blocks, or for a place among those that run."""
 
     def is_long(self, num_known: int) -> bool:
         limits = self.limits
         return limits.enable_chunked_prefill and 0 < limits.long_prefill_token_threshold < num_known
 
     def chunk(self, num_known: int, at_most: int) -> int:
-        """How many of a prompt's `num_known` tokens to compute; 0 where no more prompts may be computed in part."""
+        """How many of a prompt's `num_known` tokens to ask for; 0 where no more prompts may be computed in part."""
         is_long = self.is_long(num_known)
         count = min(num_known, at_most, self.limits.long_prefill_token_threshold if is_long else num_known)
         if count < num_known:
@@ -53,9 +69,14 @@ class _Step:
                 return 0
             if is_long and self.num_long >= self.limits.max_long_partial_prefills:
                 return 0
-            self.num_partial += 1
-            self.num_long += is_long
         return count
+
+    def take(self, request: RequestState, granted: int) -> None:
+        """Adds a request with the tokens that it was granted."""
+        self.schedule.requests.append(request)
+        self.schedule.num_tokens.append(granted)
+        self.left -= granted
+        self._count_partial(request, granted, 1)
 
     def withdraw(self, request: RequestState) -> None:
         """Takes back what a request was given, before its counts change."""
@@ -63,19 +84,28 @@ class _Step:
         if request not in schedule.requests:
             return
         index = schedule.requests.index(request)
-        count = schedule.num_tokens[index]
+        granted = schedule.num_tokens[index]
         del schedule.requests[index], schedule.num_tokens[index]
-        self.left += count
+        self.left += granted
+        self._count_partial(request, granted, -1)
+
+    def _count_partial(self, request: RequestState, granted: int, change: int) -> None:
         num_known = request.num_tokens - request.num_computed_tokens
-        if count < num_known:
-            self.num_partial -= 1
-            self.num_long -= self.is_long(num_known)
+        if granted < num_known:
+            self.num_partial += change
+            self.num_long += change * self.is_long(num_known)
 
 
 class BatchingScheduler(Scheduler):
-    """The algorithm without an order. Subclasses say `rank`, and `outranks` if waiting requests may displace others.
+    """The algorithm without an order. Subclasses say `rank`, and `outranks` if waiting requests may displace others::
 
-    The running request of best rank is never preempted, so it finishes, and then the next: every request gets done.
+        class ShortestPromptFirst(BatchingScheduler):
+            def rank(self, request):
+                return (request.num_prompt_tokens,)
+
+    The running request of best rank that is not held is never preempted for blocks, so it finishes, and then the next:
+    every request gets done. Requests are preempted in order of rank, the last first. Held ones are among them like
+    others; one of better rank is preempted only where otherwise nothing could run.
     """
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
@@ -92,10 +122,12 @@ class BatchingScheduler(Scheduler):
 
     @abstractmethod
     def rank(self, request: RequestState) -> Rank:
-        """Sorts requests, lower first; equal ranks go by order of arrival here."""
+        """Sorts requests, lower first; equal ranks go by order of arrival here. Asked once, when the request is added:
+        it must not depend on what changes later."""
 
     def outranks(self, waiting: RequestState, running: RequestState) -> bool:
-        """Whether `waiting` may take the place of `running`. Must be a strict order."""
+        """Whether `waiting` may be admitted in place of `running`, which is preempted then. Must be a strict order that
+        agrees with `rank`."""
         return False
 
     @property
@@ -122,61 +154,95 @@ class BatchingScheduler(Scheduler):
             self._waiting.remove(rank)
 
     def schedule(self, memory: KVMemory) -> Schedule:
-        """One step: what runs goes on, then what waits comes in, unless somebody had to give way."""
+        """One step: what runs goes on, then what waits is admitted, unless some request was preempted."""
         step = _Step(self.limits, self.limits.max_num_batched_tokens)
         if self._running.requests:
             self._continue_running(step, memory)
         if self._waiting.requests and not step.schedule.preempted:
-            self._let_in(step, memory)
+            self._admit_waiting(step, memory)
+        while not step.schedule.requests and step.is_short and (held := self._last_held()) is not None:
+            # Nothing could run, and held requests have what is missing.
+            self._preempt(held, step, memory)
+            step.is_short = False
+            self._continue_running(step, memory)
+            self._admit_waiting(step, memory)
         return step.schedule
 
     def _continue_running(self, step: _Step, memory: KVMemory) -> None:
-        running = self._running.requests
-        allocate = memory.allocate
+        self._serve(step, memory, sets_aside=True)
+        if not step.schedule.requests:
+            # What was set aside nobody took: the first may need the whole step for what must not be cut.
+            self._serve(step, memory, sets_aside=False)
+
+    def _serve(self, step: _Step, memory: KVMemory, sets_aside: bool) -> None:
+        running, grant = self._running.requests, memory.grant
         requests, counts = step.schedule.requests, step.schedule.num_tokens
+        spare: int | None = None if sets_aside else step.left - 1
         left = step.left
-        # One token is set aside for each, so that drafts and prompts of some never stop the decodes of others.
-        spare = max(0, left - len(running))
-        for request in running:  # Victims leave at the end, which a list iterator allows.
+        for request in running:  # Those that are preempted leave at the end, which a list iterator allows.
             if left == 0:
                 break
+            if request.is_held:
+                continue
             count = request.num_tokens + request.num_draft_tokens - request.num_computed_tokens
-            if count != 1:
-                count = self._grant(request, spare, step)
-                if count == 0:
-                    continue
-                spare -= count - 1
-            if not allocate(request, count):
-                count = self._make_room(request, count, step, memory)
-                if count == 0:
-                    break
-            requests.append(request)
-            counts.append(count)
-            left -= count
+            if count == 1 and grant(request, 1):
+                requests.append(request)
+                counts.append(1)
+                left -= 1
+                continue
+            if spare is None:
+                spare = self._spare(step, left)
+            step.left = left
+            granted = self._serve_many(request, min(count, 1 + spare, left), step, memory)
+            spare -= max(0, granted - 1)
+            left = step.left
         step.left = left
 
-    def _grant(self, request: RequestState, spare: int, step: _Step) -> int:
-        """Tokens for a running request that wants other than one: a prompt's next chunk, or a token and drafts."""
-        num_known = request.num_tokens - request.num_computed_tokens
-        if num_known > 1:
-            return step.chunk(num_known, 1 + spare)
-        return num_known + min(request.num_draft_tokens, spare)
+    def _spare(self, step: _Step, left: int) -> int:
+        """Tokens beyond one for each running request, so that drafts and prompts of some never stop the decodes of
+        others."""
+        num_served = len(step.schedule.requests)
+        return max(0, left - sum(not request.is_held for request in self._running.requests) + num_served)
 
-    def _make_room(self, request: RequestState, count: int, step: _Step, memory: KVMemory) -> int:
-        """Blocks are short: drops the request's drafts, then preempts from the end, itself last. Returns the tokens
-        that the request computes; 0: it gave way."""
+    def _serve_many(self, request: RequestState, at_most: int, step: _Step, memory: KVMemory) -> int:
+        """Schedules a running request that wants other than one token (a prompt's next chunk, or a token and drafts),
+        or one for which blocks are short. Returns the tokens that it computes."""
+        num_known = request.num_tokens - request.num_computed_tokens
+        count = step.chunk(num_known, at_most) if num_known > 1 else at_most
+        if count == 0:
+            return 0
+        granted = memory.grant(request, count) or self._preempt_for(request, count, step, memory)
+        if granted:
+            step.take(request, granted)
+        return granted
+
+    def _preempt_for(self, request: RequestState, count: int, step: _Step, memory: KVMemory) -> int:
+        """A running request was granted nothing. If blocks are short, drops its drafts, then preempts others, itself
+        last. Returns the tokens that it is granted then."""
         num_known = request.num_tokens - request.num_computed_tokens
         if count > num_known:
             count = num_known
-            if memory.allocate(request, count):
-                return count
-        while True:
-            victim = self._running.requests[-1]
+            if granted := memory.grant(request, count):
+                return granted
+        while memory.num_missing_blocks(request, count):
+            victim = self._victim(request, step)
             self._preempt(victim, step, memory)
             if victim is request:
                 return 0
-            if memory.allocate(request, count):
-                return count
+            if granted := memory.grant(request, count):
+                return granted
+        return 0
+
+    def _victim(self, request: RequestState, step: _Step) -> RequestState:
+        """The last that runs; where that is `request` itself and nothing else runs in this step, a held one."""
+        last = self._running.requests[-1]
+        if last is request and not step.schedule.requests:
+            return self._last_held() or last
+        return last
+
+    def _last_held(self) -> RequestState | None:
+        """The held request of worst rank among those that run."""
+        return next((request for request in reversed(self._running.requests) if request.is_held), None)
 
     def _preempt(self, victim: RequestState, step: _Step, memory: KVMemory) -> None:
         step.withdraw(victim)
@@ -190,36 +256,67 @@ class BatchingScheduler(Scheduler):
         self._waiting.add(victim, rank)
         step.schedule.preempted.append(victim)
 
-    def _let_in(self, step: _Step, memory: KVMemory) -> None:
-        """Admits requests in order. The first that finds no room holds back those behind it, lest it starve; one
-        that only waits for another long prompt, or for another to compute the prefix they share, does not."""
+    def _admit_waiting(self, step: _Step, memory: KVMemory) -> None:
+        """Admits requests in order. The first for which blocks are short holds back those behind it, lest it starve.
+        One that is held, that waits for another long prompt, or for another to compute the prefix they share, does not.
+        """
         waiting = self._waiting.requests
-        index = 0
+        index = num_passed = 0
         # Requests that are passed over stay in the queue; a bound keeps a queue full of them cheap.
-        while step.left > 0 and index < min(len(waiting), self.limits.max_num_seqs):
+        while step.left > 0 and index < len(waiting) and num_passed < self.limits.max_num_seqs:
             request = waiting[index]
-            if request in step.schedule.preempted or self._is_kept_out(request):
-                break
-            is_swapped = request.status is RequestStatus.SWAPPED
-            if not is_swapped:
-                if memory.awaits_prefix(request):
-                    index += 1
-                    continue
-                memory.attach_prefix(request)
-            num_known = request.num_tokens - request.num_computed_tokens
-            count = self._first_chunk(num_known, step)
-            if count and self._find_place(request, count, step, memory):
+            if request.is_held:
+                index += 1
                 continue
-            if not is_swapped:
-                memory.release(request)
-            if count or not step.is_long(num_known):
+            if request in step.schedule.preempted or self._is_kept_out(request):
+                step.is_short = True
                 break
-            index += 1
+            admission = self._admit(request, step, memory)
+            if admission is _Admission.HOLDS_BACK:
+                break
+            if admission is _Admission.PASSED_OVER:
+                index += 1
+                num_passed += 1
 
     def _is_kept_out(self, request: RequestState) -> bool:
-        """Whether every place is taken by requests that it does not outrank: looking for its prefix is for nothing."""
+        """Whether as many run as may, and it outranks none of them: looking for its prefix is for nothing."""
         running = self._running.requests
         return len(running) >= self.limits.max_num_seqs and not self.outranks(request, running[-1])
+
+    def _admit(self, request: RequestState, step: _Step, memory: KVMemory) -> _Admission:
+        if request.status is RequestStatus.SWAPPED:
+            return self._bring_back(request, step, memory)
+        if memory.awaits_prefix(request):
+            return _Admission.PASSED_OVER
+        memory.attach_prefix(request)
+        num_known = request.num_tokens - request.num_computed_tokens
+        count = self._first_chunk(num_known, step)
+        if not count:
+            admission = _not_in_part(num_known, step)
+        elif not self._find_blocks(request, count, step, memory):
+            admission = _Admission.HOLDS_BACK
+        elif granted := memory.grant(request, count, self._reserve(request, count, step, memory)):
+            self._start(request)
+            step.take(request, granted)
+            return _Admission.ADMITTED
+        else:
+            # The host refuses. A whole prompt waits for what only the host knows; a part of one may be too small.
+            admission = _Admission.PASSED_OVER if count == num_known else _Admission.HOLDS_BACK
+        memory.release(request)
+        return admission
+
+    def _bring_back(self, request: RequestState, step: _Step, memory: KVMemory) -> _Admission:
+        """Admits a swapped request. One that is refused its tokens runs from the next step on."""
+        num_known = request.num_tokens - request.num_computed_tokens
+        count = self._first_chunk(num_known, step)
+        if not count:
+            return _not_in_part(num_known, step)
+        if not self._find_blocks(request, count, step, memory) or not memory.swap_in(request):
+            return _Admission.HOLDS_BACK
+        self._start(request)
+        if granted := memory.grant(request, count):
+            step.take(request, granted)
+        return _Admission.ADMITTED
 
     def _first_chunk(self, num_known: int, step: _Step) -> int:
         limits = self.limits
@@ -228,35 +325,34 @@ class BatchingScheduler(Scheduler):
             return 0
         return step.chunk(num_known, step.left)
 
-    def _find_place(self, request: RequestState, count: int, step: _Step, memory: KVMemory) -> bool:
-        """Admits `request` with `count` tokens, in the place of requests that it outranks if need be."""
+    def _find_blocks(self, request: RequestState, count: int, step: _Step, memory: KVMemory) -> bool:
+        """Whether there are blocks for `count` tokens of a waiting request, and a place among those that run; preempts
+        requests that it outranks if need be."""
         running = self._running.requests
-        while len(running) >= self.limits.max_num_seqs or not self._take_blocks(request, count, memory):
+        while len(running) >= self.limits.max_num_seqs or memory.num_missing_blocks(
+            request, count, self._reserve(request, count, step, memory)
+        ):
+            step.is_short = True
             if not running or not self.outranks(request, running[-1]):
                 return False
             self._preempt(running[-1], step, memory)
-        was_swapped = request.status is RequestStatus.SWAPPED
+        return True
+
+    def _reserve(self, request: RequestState, count: int, step: _Step, memory: KVMemory) -> int:
+        """Blocks that stay free when a request is admitted with others: the watermark, and what the rest of its prompt
+        needs soon."""
+        if not step.schedule.requests:
+            return 0
+        rest = request.num_tokens - request.num_computed_tokens - count
+        return int(self._watermark * memory.num_blocks) - (-rest // memory.block_size)
+
+    def _start(self, request: RequestState) -> None:
         rank = self._ranks[request]
         self._waiting.remove(rank)
         self._running.add(request, rank)
         request.status = RequestStatus.RUNNING
-        if was_swapped and not memory.allocate(request, count):
-            return False  # It runs from the next step on; until then nobody overtakes it.
-        step.schedule.requests.append(request)
-        step.schedule.num_tokens.append(count)
-        step.left -= count
-        return True
 
-    def _take_blocks(self, request: RequestState, count: int, memory: KVMemory) -> bool:
-        """Takes blocks for the request's next `count` tokens, or brings its swapped blocks back."""
-        reserve = 0
-        if self._running.requests:
-            # The rest of a prompt that is computed in part needs blocks soon, so they count as spoken for.
-            rest = request.num_tokens - request.num_computed_tokens - count
-            reserve = int(self._watermark * memory.num_blocks) - (-rest // memory.block_size)
-        if request.status is not RequestStatus.SWAPPED:
-            return memory.allocate(request, count, reserve)
-        needed = -(-(request.num_computed_tokens + count) // memory.block_size) + reserve
-        if self._running.requests and memory.num_free_blocks < needed:
-            return False
-        return memory.swap_in(request)
+
+def _not_in_part(num_known: int, step: _Step) -> _Admission:
+    """What a prompt does that cannot be computed in part now: a long one lets others overtake it."""
+    return _Admission.PASSED_OVER if step.is_long(num_known) else _Admission.HOLDS_BACK

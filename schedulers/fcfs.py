@@ -10,7 +10,7 @@ from dovetail.schedulers.ranked_queue import Rank
 
 
 class FCFSScheduler(BatchingScheduler):
-    """Requests run in the order in which they were added; under memory pressure the latest give way."""
+    """Requests run in the order in which they were added; under memory pressure the latest are preempted."""
 
     preference: ClassVar[int] = 10
 

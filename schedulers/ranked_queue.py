@@ -1,4 +1,4 @@
-"""Requests in order of rank."""
+"""Requests in order of rank: a public building block for schedulers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Rank = tuple[float, ...]
 
 
 class RankedQueue:
-    """Requests sorted by rank. Finding one takes O(log n); adding and removing move pointers in one block of memory."""
+    """Requests sorted by rank. Finding one takes O(log n); adding and removing move pointers in one block of memory.
+
+    The rank of a request must not change while it is in the queue: take it out by the old one and add it by the new.
+    """
 
     def __init__(self) -> None:
         self.requests: list[RequestState] = []
@@ -22,7 +25,7 @@ class RankedQueue:
         return len(self.requests)
 
     def add(self, request: RequestState, rank: Rank) -> None:
-        """Puts a request in its place."""
+        """Puts a request where its rank says, which no other request here may have."""
         index = bisect_left(self._ranks, rank)
         self._ranks.insert(index, rank)
         self.requests.insert(index, request)

@@ -6,8 +6,9 @@ and no token can be lost, repeated or computed from wrong pages without notice.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import TypeVar
@@ -16,19 +17,46 @@ from dovetail.contracts.kv import KVLayout, KVSpec
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler, SchedulerLimits
 from dovetail.engine.kv.manager import KVCacheManager
+from dovetail.engine.kv.transfers import BlockChanges
 from dovetail.engine.sequence import Sequence
+from dovetail.testing.granting import GrantingMemory, GrantRule, in_full
 from dovetail.testing.simulated_worker import Row, SimulatedWorker, states_of
 from dovetail.worker.kv_layout import blocks_per_request, build_layout
 
 VOCAB_SIZE = 3
 _SAMPLING = SamplingParams()
-_GIVEN = ("request_id", "num_prompt_tokens", "num_tokens", "num_preemptions", "priority", "arrival_time")
+_GIVEN = (
+    "request_id",
+    "num_prompt_tokens",
+    "max_tokens",
+    "num_tokens",
+    "num_preemptions",
+    "priority",
+    "arrival_time",
+    "extra",
+    "is_held",
+)
 
 Answer = TypeVar("Answer")
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """One step between its schedule and its tokens."""
+
+    schedule: Schedule
+    starts: list[int]
+    """Per request, its computed tokens before the step."""
+    gains: list[bool]
+    """Per request, whether the step computes its last known token, and so gives it another."""
+    changes: BlockChanges
+    entering: list[tuple[int, list[list[int]]]]
+    """(key, block tables) of sequences that the worker does not know yet."""
+
+
 class SchedulerSimulation:
-    """Drives one scheduler. Add requests, abort them, step; every method raises `AssertionError` for a broken rule."""
+    """Drives one scheduler. Add requests, hold and abort them, step; every method raises `AssertionError` for a broken
+    rule."""
 
     def __init__(
         self,
@@ -41,9 +69,13 @@ class SchedulerSimulation:
         num_host_blocks: int = 0,
         prefix_caching: bool = True,
         max_drafts: int = 0,
+        max_in_flight: int = 1,
+        grants: GrantRule = in_full,
         rng: Random | None = None,
     ):
-        """One layer, and so one KV group, per entry of `windows`; `num_blocks` counts the null block."""
+        """One layer, and so one KV group, per entry of `windows`; `num_blocks` counts the null block. At most two steps
+        may be in flight, one with drafts."""
+        assert max_in_flight == 1 or (max_in_flight == 2 and not max_drafts)
         self.scheduler = scheduler
         self.limits = limits
         self.layout: KVLayout = build_layout(
@@ -52,6 +84,7 @@ class SchedulerSimulation:
         self.kv = KVCacheManager(
             self.layout, num_blocks, num_host_blocks=num_host_blocks, prefix_caching=prefix_caching
         )
+        self.memory = GrantingMemory(self.kv, grants)
         self.worker = SimulatedWorker(self.layout, num_blocks, num_host_blocks)
         self.live: list[Sequence] = []
         """Sequences that the scheduler has."""
@@ -63,6 +96,9 @@ class SchedulerSimulation:
         self._keys = count()
         self._drafts: dict[int, list[int]] = {}
         self._parked: dict[int, list[Sequence]] = {}
+        self._max_in_flight = max_in_flight
+        self._flights: deque[_Flight] = deque()
+        self._on_worker: set[int] = set()
 
     @property
     def has_work(self) -> bool:
@@ -77,7 +113,14 @@ class SchedulerSimulation:
         return fits
 
     def add(
-        self, prompt: list[int], num_output_tokens: int, *, priority: int = 0, num_forks: int = 0, salt: bytes = b""
+        self,
+        prompt: list[int],
+        num_output_tokens: int,
+        *,
+        priority: int = 0,
+        num_forks: int = 0,
+        salt: bytes = b"",
+        sampling: SamplingParams = _SAMPLING,
     ) -> Sequence:
         """Adds a request of `num_forks + 1` sequences; the forks enter once the first has an output token."""
         total = len(prompt) + num_output_tokens
@@ -87,7 +130,7 @@ class SchedulerSimulation:
                 key := next(self._keys),
                 f"request-{key}",
                 prompt,
-                _SAMPLING,
+                sampling,
                 priority=priority,
                 arrival_time=float(key),
                 hash_seed=salt,
@@ -107,26 +150,21 @@ class SchedulerSimulation:
         self._end(sequence)
         self._check_blocks()
 
+    def hold(self, sequence: Sequence) -> None:
+        """The sequence wants no tokens until it is resumed."""
+        sequence.is_held = True
+
+    def resume(self, sequence: Sequence) -> None:
+        """The sequence goes on."""
+        sequence.is_held = False
+
     def step(self) -> Schedule:
-        """Schedules, checks the schedule, computes it, and commits the tokens."""
+        """Schedules a step and checks the schedule. Computes the oldest step and commits its tokens where as many are
+        in flight as may be, or where nothing was scheduled."""
         self.num_steps += 1
-        schedule = self._ask(lambda: self.scheduler.schedule(self.kv), may_change_memory=True)
-        self._check_schedule(schedule)
-        for sequence in schedule.preempted:
-            sequence.num_preemptions += 1
-            self.num_preemptions += 1
-            self._drafts.pop(sequence.key, None)
-        changes = self.kv.drain()
-        unlisted = set(changes.given_up) - {sequence.key for sequence in schedule.preempted}
-        assert not unlisted, f"sequences {sorted(unlisted)} gave their blocks up and are not in Schedule.preempted"
-        for key in changes.given_up:
-            self.worker.forget(key)
-        self.worker.apply(changes)
-        self._check_blocks()
-        rows = [self._row(sequence, n) for sequence, n in zip(schedule.requests, schedule.num_tokens, strict=True)]
-        self.worker.forward(rows)
-        for sequence, num_tokens in zip(schedule.requests, schedule.num_tokens, strict=True):
-            self._commit(sequence, num_tokens)
+        schedule = self._launch()
+        if self._flights and (len(self._flights) >= self._max_in_flight or not schedule.requests):
+            self._land(self._flights.popleft())
         return schedule
 
     def run(self, max_steps: int = 10_000) -> None:
@@ -135,11 +173,13 @@ class SchedulerSimulation:
             if not self.live:
                 break
             self.step()
+        while self._flights:
+            self._land(self._flights.popleft())
         assert not self.live, f"{len(self.live)} sequences are not finished after {max_steps} steps"
         self.check_idle()
 
     def check_idle(self) -> None:
-        """Asserts that nothing is held once nothing runs."""
+        """Asserts that no memory is held once nothing runs."""
         self.kv.drain()
         statistics = self.kv.statistics()
         assert (statistics.num_used_blocks, statistics.num_used_host_blocks) == (0, 0)
@@ -160,13 +200,14 @@ class SchedulerSimulation:
         sequence.status = RequestStatus.FINISHED
         self.kv.free(sequence)
         self.worker.forget(sequence.key)
+        self._on_worker.discard(sequence.key)
         self._drafts.pop(sequence.key, None)
         for fork in self._parked.pop(sequence.key, ()):
             self._enter(fork)
 
     def _ask(self, call: Callable[[], Answer], *, may_change_memory: bool = False) -> Answer:
-        """What the scheduler answers. It may write `status` and `extra`; the other fields are the engine's, whose
-        memory writes some of them while it is scheduled."""
+        """What the scheduler answers. It may write `status`; the other fields are the engine's, whose memory writes
+        some of them while it is scheduled."""
         before = []
         for sequence in self.live:
             names = [*_GIVEN] if may_change_memory else [*_GIVEN, "num_computed_tokens", "num_draft_tokens"]
@@ -179,31 +220,96 @@ class SchedulerSimulation:
                 assert getattr(sequence, name) == value, f"the scheduler writes {name}, which is the engine's"
         return answer
 
-    def _row(self, sequence: Sequence, num_tokens: int) -> Row:
-        if sequence.key not in self.worker.tables:
-            self.worker.install(sequence.key, sequence.block_ids)
-        end = sequence.num_computed_tokens + num_tokens
-        tokens = [*sequence.token_ids, *self._drafts.get(sequence.key, ())][:end]
-        return Row(sequence.key, sequence.num_computed_tokens, states_of(tokens, sequence.hash_seed))
+    def _launch(self) -> Schedule:
+        """One call of `schedule`, with the counts that the steps in flight will have led to."""
+        for flight in self._flights:
+            self._count(flight, 1)
+        before = [(sequence, sequence.status) for sequence in self.live if sequence.is_held]
+        self.memory.begin_schedule()
+        schedule = self._ask(lambda: self.scheduler.schedule(self.memory), may_change_memory=True)
+        self._check_schedule(schedule)
+        for sequence, status in before:
+            assert sequence.status is status or sequence in schedule.preempted, (
+                f"{sequence.request_id} is held and goes from {status} to {sequence.status}"
+            )
+        self.kv.end_schedule(sequence.key for sequence in schedule.requests)
+        for sequence in schedule.preempted:
+            sequence.num_preemptions += 1
+            self.num_preemptions += 1
+            self._drafts.pop(sequence.key, None)
+        changes = self.kv.drain()
+        unlisted = set(changes.given_up) - {sequence.key for sequence in schedule.preempted}
+        assert not unlisted, f"sequences {sorted(unlisted)} gave their blocks up and are not in Schedule.preempted"
+        self._check_blocks()
+        self._on_worker.difference_update(changes.given_up)
+        entering = [
+            (sequence.key, [table[:] for table in sequence.block_ids])
+            for sequence in schedule.requests
+            if sequence.key not in self._on_worker
+        ]
+        self._on_worker.update(key for key, _ in entering)
+        starts = [sequence.num_computed_tokens for sequence in schedule.requests]
+        gains = [
+            sequence.num_computed_tokens + num_tokens >= sequence.num_tokens
+            for sequence, num_tokens in zip(schedule.requests, schedule.num_tokens, strict=True)
+        ]
+        for flight in self._flights:
+            self._count(flight, -1)
+        self._flights.append(_Flight(schedule, starts, gains, changes, entering))
+        return schedule
 
-    def _commit(self, sequence: Sequence, num_tokens: int) -> None:
-        end = sequence.num_computed_tokens + num_tokens
-        drafts = self._drafts.pop(sequence.key, [])[: max(0, end - sequence.num_tokens)]
+    def _count(self, flight: _Flight, sign: int) -> None:
+        """Adds what a step in flight computes to the counts, or takes it away again."""
+        for sequence, num_tokens, gains in zip(
+            flight.schedule.requests, flight.schedule.num_tokens, flight.gains, strict=True
+        ):
+            if sequence.status is not RequestStatus.FINISHED:
+                sequence.num_computed_tokens += sign * num_tokens
+                sequence.num_tokens += sign * gains
+
+    def _land(self, flight: _Flight) -> None:
+        """Computes a step and commits its tokens; those of sequences that ended meanwhile are thrown away."""
+        for key in flight.changes.given_up:
+            self.worker.forget(key)
+        self.worker.apply(flight.changes)
+        live = {sequence.key for sequence in self.live}
+        for key, tables in flight.entering:
+            if key in live:
+                self.worker.install(key, tables)
+        schedule = flight.schedule
+        steps = zip(schedule.requests, schedule.num_tokens, flight.starts, flight.gains, strict=True)
+        rows = [(sequence, n, start, gains) for sequence, n, start, gains in steps if sequence.key in live]
+        self.worker.forward([self._row(sequence, start, n) for sequence, n, start, _ in rows])
+        for sequence, num_tokens, start, gains in rows:
+            self._commit(sequence, num_tokens, start, gains)
+
+    def _row(self, sequence: Sequence, start: int, num_tokens: int) -> Row:
+        tokens = [*sequence.token_ids, *self._drafts.get(sequence.key, ())][: start + num_tokens]
+        return Row(sequence.key, start, states_of(tokens, sequence.hash_seed))
+
+    def _commit(self, sequence: Sequence, num_tokens: int, start: int, gains: bool) -> None:
+        drafts = self._drafts.pop(sequence.key, [])[: max(0, start + num_tokens - sequence.num_tokens)]
         sequence.num_draft_tokens = 0
-        if end < sequence.num_tokens:
-            sequence.num_computed_tokens = end
+        sequence.num_computed_tokens += num_tokens
+        if not gains:
             self.kv.commit(sequence)
             return
+        num_rejected = len(drafts)
         for draft in [*drafts, None]:
             token = next_token(sequence.token_ids, sequence.seed)
             sequence.token_ids.append(token)
             sequence.num_tokens += 1
-            if token != draft or sequence.num_tokens == sequence.max_total_tokens:
+            if token != draft:
                 break
-        sequence.num_computed_tokens = sequence.num_tokens - 1
+            num_rejected -= 1
+            if sequence.num_tokens == sequence.max_total_tokens:
+                num_rejected += 1  # the last token is never computed
+                break
+        sequence.num_computed_tokens -= num_rejected
         if sequence.num_computed_tokens >= sequence.commit_at:
             self.kv.commit(sequence)
-        self.kv.trim(sequence)
+        if drafts:
+            self.kv.trim(sequence)
         for fork in self._parked.pop(sequence.key, ()):
             self._enter(fork)
         if sequence.num_tokens == sequence.max_total_tokens:
@@ -221,8 +327,8 @@ class SchedulerSimulation:
 
     def _propose(self, sequence: Sequence) -> None:
         """Guesses some tokens, right ones first."""
-        room = sequence.max_total_tokens - sequence.num_tokens - 1
-        num_drafts = self._rng.randint(0, max(0, min(self._max_drafts, room)))
+        most = min(self._max_drafts, sequence.max_total_tokens - sequence.num_tokens - 1)
+        num_drafts = self._rng.randint(0, max(0, most))
         tokens = sequence.token_ids[:]
         num_right = self._rng.randint(0, num_drafts)
         for index in range(num_drafts):
@@ -233,7 +339,10 @@ class SchedulerSimulation:
 
     def _check_schedule(self, schedule: Schedule) -> None:
         limits, requests, counts = self.limits, schedule.requests, schedule.num_tokens
-        assert requests or not self.live, "requests wait, but nothing was scheduled"
+        wanting = [sequence for sequence in self.live if not sequence.is_held]
+        assert requests or not wanting or self._flights or self.memory.has_refused, (
+            f"schedules nothing, although {len(wanting)} requests want tokens and no step is in flight"
+        )
         assert len(requests) == len(counts) == len({sequence.key for sequence in requests})
         assert sum(counts) <= limits.max_num_batched_tokens
         running = [sequence for sequence in self.live if sequence.status is RequestStatus.RUNNING]
@@ -242,9 +351,12 @@ class SchedulerSimulation:
         partial = long = 0
         for sequence, num_tokens in zip(requests, counts, strict=True):
             assert sequence.status is RequestStatus.RUNNING, f"{sequence.request_id} is {sequence.status}"
+            assert not sequence.is_held, f"{sequence.request_id} is scheduled although it is held"
             assert 1 <= num_tokens <= sequence.num_wanted_tokens
+            granted = self.kv.grants.get(sequence.key, 0)
+            assert num_tokens == granted, f"{sequence.request_id} uses {num_tokens} tokens and was granted {granted}"
             num_known = sequence.num_tokens - sequence.num_computed_tokens
-            is_partial = num_tokens < num_known
+            is_partial = self.memory.asked[sequence.key] < num_known
             partial += is_partial
             if limits.enable_chunked_prefill:
                 if 0 < limits.long_prefill_token_threshold < num_known:
@@ -260,7 +372,7 @@ class SchedulerSimulation:
             assert not sequence.block_ids
 
     def _check_blocks(self) -> None:
-        """Each block has as many references as block tables name it, and no host block stands twice."""
+        """Each block has as many references as block tables name it, and no host block is in use twice."""
         tables = [table for sequence in self.live for table in sequence.block_ids]
         holders = Counter(block for table in tables for block in table if block)
         refs = {block: num for block, num in enumerate(self.kv.pool.refs) if num}
@@ -272,51 +384,3 @@ class SchedulerSimulation:
 def next_token(token_ids: list[int], seed: int) -> int:
     """What follows these tokens in a sequence with this seed."""
     return (states_of(token_ids)[-1] + seed * (len(token_ids) + 1)) % 1_009 % VOCAB_SIZE
-
-
-def random_simulation(
-    create_scheduler: Callable[[SchedulerLimits], Scheduler], rng: Random, *, num_host_blocks: int | None = None
-) -> SchedulerSimulation:
-    """A simulation with limits, memory and features drawn from `rng`: from roomy to barely enough for one request."""
-    limits = SchedulerLimits(
-        max_num_batched_tokens=rng.choice([4, 7, 16, 64]),
-        max_num_seqs=rng.choice([1, 2, 4, 8]),
-        max_model_len=24,
-        enable_chunked_prefill=rng.random() < 0.8,
-        max_num_partial_prefills=rng.choice([1, 2]),
-        max_long_partial_prefills=1,
-        long_prefill_token_threshold=rng.choice([0, 0, 3]),
-    )
-    return SchedulerSimulation(
-        create_scheduler(limits),
-        limits,
-        windows=rng.choice([(None,), (None,), (3,), (None, 4), (None, 2, 5)]),
-        block_size=rng.choice([1, 2, 4]),
-        num_blocks=rng.choice([13, 20, 40, 90]),
-        num_host_blocks=rng.choice([0, 8, 64]) if num_host_blocks is None else num_host_blocks,
-        prefix_caching=rng.random() < 0.7,
-        max_drafts=rng.choice([0, 0, 3]),
-        rng=rng,
-    )
-
-
-def run_random_traffic(simulation: SchedulerSimulation, rng: Random, *, num_requests: int = 12) -> None:
-    """Requests come, go and are aborted between steps, until all are done."""
-    longest = simulation.longest_request()
-    num_left = num_requests if longest >= 2 else 0
-    while num_left or simulation.has_work:
-        while num_left and (rng.random() < 0.4 or not simulation.has_work):
-            num_left -= 1
-            length = rng.randint(1, longest - 1)
-            # Few tokens and prompts that begin alike make prefixes meet.
-            prompt = [0] * (length // 2) + [rng.randrange(VOCAB_SIZE) for _ in range(length - length // 2)]
-            num_forks = rng.choice([0, 0, 0, 1, 2])
-            salt = rng.choice([b"", b"", b"salt"])
-            num_output = rng.randint(1, longest - length)
-            simulation.add(prompt, num_output, priority=rng.randint(0, 2), num_forks=num_forks, salt=salt)
-        if rng.random() < 0.05:
-            simulation.abort(rng.choice(simulation.live))
-        if simulation.has_work:
-            simulation.step()
-        assert simulation.num_steps < 10_000, "requests do not get done"
-    simulation.check_idle()

@@ -5,7 +5,8 @@
             return MyScheduler(MyScheduler.Options(), limits)
 
 The tests drive it with real KV memory and simulated pages (`dovetail.testing.scheduler_simulation`), and check in each
-step every rule that the contract states.
+step every rule that the contract states. Grants are rounded down as a host may (`dovetail.testing.granting`), requests
+are held and resumed, and steps overlap.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from random import Random
 import pytest
 
 from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestStatus, Scheduler, SchedulerLimits
-from dovetail.testing.scheduler_simulation import SchedulerSimulation, random_simulation, run_random_traffic
+from dovetail.testing.granting import GrantRule, Multiples, Refusals, Spans
+from dovetail.testing.scheduler_simulation import SchedulerSimulation
+from dovetail.testing.scheduler_traffic import random_simulation, run_random_traffic
 from dovetail.testing.side_effects import leaves_alone
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=32)
@@ -128,7 +132,7 @@ class SchedulerSuite(ABC):
         assert simulation.step().num_tokens == [2]
         simulation.run()
 
-    def test_every_seat_is_taken(self) -> None:
+    def test_as_many_run_as_may(self) -> None:
         """Where tokens and memory suffice for all, as many requests come to run as `max_num_seqs` allows."""
         simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200)
         for token in range(2 * LIMITS.max_num_seqs):
@@ -178,6 +182,151 @@ class SchedulerSuite(ABC):
         simulation.run()
         assert RequestStatus.RUNNING in seen
         assert not simulation.num_preemptions or seen & {RequestStatus.PREEMPTED, RequestStatus.SWAPPED}
+
+    @pytest.mark.parametrize("rule", [Multiples(5), Spans(5, 7), Refusals(3)], ids=lambda rule: type(rule).__name__)
+    @pytest.mark.parametrize("max_drafts", [0, 3])
+    def test_uses_what_is_granted(self, rule: GrantRule, max_drafts: int) -> None:
+        """Which is fewer tokens than it asks for, or none in some steps; where memory is ample that is no reason to
+        preempt anybody."""
+        simulation = SchedulerSimulation(
+            self.create_scheduler(LIMITS), LIMITS, num_blocks=200, max_drafts=max_drafts, grants=rule
+        )
+        for token in range(6):
+            simulation.add([token % 3, 1, 2, 0] * 5, 8)
+        simulation.run()
+        assert len(simulation.finished) == 6
+        assert simulation.num_preemptions == 0
+
+    def test_gets_a_span_that_takes_the_whole_step(self) -> None:
+        """Which is granted only to who asks for all of it, while others run that need the same."""
+        limits = replace(LIMITS, max_num_partial_prefills=2)
+        simulation = SchedulerSimulation(
+            self.create_scheduler(limits), limits, num_blocks=200, prefix_caching=False, grants=Spans(16, 20)
+        )
+        for token in range(3):
+            simulation.add([token] * 24, 4)
+        simulation.run(max_steps=100)
+        assert len(simulation.finished) == 3
+
+    def test_schedules_while_a_step_is_in_flight(self) -> None:
+        """With the counts that it will have led to."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=11, max_in_flight=2)
+        longest = simulation.longest_request()
+        for token in range(3):
+            simulation.add([token, 1, 2, 0], longest - 4)
+        simulation.run()
+        assert len(simulation.finished) == 3
+
+    def test_held_request_keeps_what_it_has(self) -> None:
+        """Status, blocks and drafts, while others run; then it goes on."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200, max_drafts=3)
+        held, other = simulation.add([1, 2, 0, 1], 20), simulation.add([2, 2, 0, 1], 12)
+        while not held.num_draft_tokens:
+            simulation.step()
+        simulation.hold(held)
+        before = (held.status, held.block_ids, held.num_computed_tokens, held.num_draft_tokens)
+        while other in simulation.live:
+            assert simulation.step().requests == [other]
+        assert simulation.step().requests == []
+        assert (held.status, held.block_ids, held.num_computed_tokens, held.num_draft_tokens) == before
+        simulation.resume(held)
+        wanted = held.num_wanted_tokens
+        assert simulation.step().num_tokens == [wanted]
+        simulation.run()
+        assert simulation.num_preemptions == 0
+
+    @pytest.mark.parametrize("num_held", [1, 12])
+    def test_held_requests_wait_and_let_others_pass(self, num_held: int) -> None:
+        """They are not admitted, however many there are."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=400)
+        held = [simulation.add([1, 2, 0, token % 3], 4) for token in range(num_held)]
+        for sequence in held:
+            simulation.hold(sequence)
+        assert simulation.step().requests == []
+        other = simulation.add([1] * 4, 4)
+        while simulation.live != held:
+            assert simulation.step().requests == [other]
+        assert {sequence.status for sequence in held} == {RequestStatus.WAITING}
+        for sequence in held:
+            simulation.resume(sequence)
+        simulation.run()
+
+    @pytest.mark.parametrize("num_host_blocks", [0, 30], ids=["recompute", "swap"])
+    @pytest.mark.parametrize("num_others", [1, 2])
+    def test_held_requests_stop_nobody_for_want_of_blocks(self, num_host_blocks: int, num_others: int) -> None:
+        simulation = SchedulerSimulation(
+            self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
+        )
+        longest = simulation.longest_request()
+        held = simulation.add([1, 2, 0, 1], longest - 4)
+        while simulation.kv.num_free_blocks > 4:
+            simulation.step()
+        simulation.hold(held)
+        for token in range(num_others):
+            simulation.add([token, 2, 2, 0], longest - 4)
+        while simulation.live != [held]:
+            simulation.step()
+        assert simulation.step().requests == []
+        simulation.resume(held)
+        simulation.run()
+
+    def test_requests_that_run_and_are_held_stop_nobody_for_want_of_blocks(self) -> None:
+        """Whichever of two that have the memory between them is held."""
+        for index in range(2):
+            simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=11)
+            pair = [simulation.add([token, 1, 2, 0], 14) for token in range(2)]
+            while {sequence.status for sequence in pair} != {RequestStatus.RUNNING}:
+                simulation.step()
+            simulation.hold(pair[index])
+            while simulation.live != [pair[index]]:
+                simulation.step()
+            simulation.resume(pair[index])
+            simulation.run()
+
+    def test_held_requests_stop_nobody_for_want_of_a_place(self) -> None:
+        limits = replace(LIMITS, max_num_seqs=2)
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits, num_blocks=200)
+        held = [simulation.add([token, 1, 2, 0], 8) for token in range(2)]
+        while {sequence.status for sequence in held} != {RequestStatus.RUNNING}:
+            simulation.step()
+        for sequence in held:
+            simulation.hold(sequence)
+        simulation.add([2, 1], 3)
+        while simulation.live != held:
+            simulation.step()
+        for sequence in held:
+            simulation.resume(sequence)
+        simulation.run()
+
+    @pytest.mark.parametrize("num_host_blocks", [0, 10], ids=["recompute", "swap"])
+    def test_abort_of_held_requests_in_every_status(self, num_host_blocks: int) -> None:
+        """Of those that the scheduler puts requests into where memory is short."""
+        simulation = SchedulerSimulation(
+            self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
+        )
+        seen: set[RequestStatus] = set()
+        for _ in range(40):
+            while len(simulation.live) < 3:
+                simulation.add([len(seen) % 3, 1, 2, 0], 12)
+            simulation.step()
+            fresh = [sequence for sequence in simulation.live if sequence.status not in seen]
+            if fresh:
+                seen.add(fresh[0].status)
+                simulation.hold(fresh[0])
+                simulation.step()
+                simulation.abort(fresh[0])
+        simulation.run()
+        assert RequestStatus.RUNNING in seen
+
+    def test_reads_what_the_user_says_of_requests_without_writing_it(self) -> None:
+        """Values of any kind: those that it does not know, it leaves alone."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)
+        for extra in ({}, {"tenant": "a"}, {"tenant": 3, "unheard of": [object()]}):
+            sampling = SamplingParams(extra=extra)
+            simulation.add([1, 2, 0, 1], 5, sampling=sampling)
+            assert sampling.extra == extra
+        simulation.run()
+        assert len(simulation.finished) == 3
 
     @pytest.mark.parametrize("seed", range(25))
     def test_random_traffic(self, seed: int) -> None:

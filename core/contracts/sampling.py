@@ -98,7 +98,8 @@ class SamplingParams:
     processors: Mapping[str, Any] = field(default_factory=dict)
     """Options for configured logits processors: name -> what that processor takes."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Values for plugins that read requests; the engine hands them on and reads none."""
+    """Values for plugins that read requests: schedulers see them as `RequestState.extra`, hooks in
+    `dovetail_request_added`. The engine hands them on and reads none. Copied when the parameters are made."""
 
     def __post_init__(self) -> None:
         # Sequences become tuples, so that one object can be shared between requests.
@@ -113,6 +114,8 @@ class SamplingParams:
         if isinstance(self.logit_bias, Mapping):
             ids = as_token_ids("logit_bias", list(self.logit_bias))
             set_(self, "logit_bias", dict(zip(ids, self.logit_bias.values(), strict=True)))
+        if isinstance(self.extra, Mapping):
+            set_(self, "extra", dict(self.extra))
         _check_sampling_params(self)
 
     def snapshot(self) -> SamplingParams:

@@ -1,12 +1,14 @@
 """The KV cache manager: which sequence holds which blocks, on the device and on the host.
 
-One owner for all block bookkeeping. Schedulers see it through the `KVMemory` protocol; the engine calls `commit` and
-`trim` after a step's tokens are committed, `free` when a sequence ends, and `drain` once per step plan. It moves no
-data itself: workers do, from the `BlockChanges` of each plan.
+One owner for all block bookkeeping. Schedulers see it through the `KVMemory` protocol; the engine calls
+`begin_schedule` and `end_schedule` around each schedule, `commit` and `trim` after a step's tokens are committed,
+`free` when a sequence ends, and `drain` once per step plan. It moves no data itself: workers do, from the
+`BlockChanges` of each plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dovetail.contracts.kv import KVLayout
@@ -63,6 +65,8 @@ class KVCacheManager:
         self.host_pool = HostPool(num_host_blocks)
         self._transfers = PendingTransfers(self.pool, self.host_pool)
         self._windowed = [group for group in layout.groups if group.window is not None]
+        self.grants: dict[int, int] = {}
+        """Key -> tokens that this schedule was granted for the sequence."""
         self._capacity: dict[int, int] = {}
         """Key -> tokens that its blocks hold, or 0 for a fork that may have to copy before it writes."""
         self._num_registered: dict[int, int] = {}
@@ -72,7 +76,7 @@ class KVCacheManager:
         """Sequences that got their first blocks since the last drain."""
         self._new_blocks: dict[int, list[tuple[int, int, list[int]]]] = {}
         self._given_up: list[int] = []
-        """Sequences that held blocks at the last drain and gave way since."""
+        """Sequences that held blocks at the last drain and were preempted since."""
         self._attached: dict[int, tuple[int, int]] = {}
         self._query_tokens = self._hit_tokens = 0
         self._num_copied = self._num_swapped_out = self._num_swapped_in = 0
@@ -128,19 +132,44 @@ class KVCacheManager:
             request.num_cached_tokens = min(num_tokens, request.num_prompt_tokens)
         return num_tokens
 
-    def allocate(self, request: Sequence, num_new_tokens: int, reserve: int = 0) -> bool:
-        """Makes the request's tables hold its computed tokens, `num_new_tokens` more, and those that its drafter looks
-        ahead; False: nothing changed."""
-        end = request.num_computed_tokens + num_new_tokens
+    def grant(self, request: Sequence, num_tokens: int, reserve: int = 0) -> int:
+        """Makes the request's tables hold its computed tokens, `num_tokens` more, and those that its drafter looks
+        ahead. All or nothing: returns `num_tokens`, or 0 where blocks are short, and nothing changed."""
+        end = request.num_computed_tokens + num_tokens
         if request.num_lookahead_tokens:
-            end = max(end, min(end + request.num_lookahead_tokens, request.max_total_tokens))
-        fits = (not reserve and end <= self._capacity.get(request.key, 0)) or self._grow(request, end, reserve)
-        if fits and num_new_tokens > 1 and self.prefix_caching:
-            self._announce(request, request.num_computed_tokens + num_new_tokens)
-        return fits
+            end = self._with_lookahead(request, end)
+        if (reserve or end > self._capacity.get(request.key, 0)) and not self._grow(request, end, reserve):
+            return 0
+        self.grants[request.key] = num_tokens
+        if num_tokens > 1 and self.prefix_caching:
+            self._announce(request, request.num_computed_tokens + num_tokens)
+        return num_tokens
+
+    def num_missing_blocks(self, request: Sequence, num_tokens: int, reserve: int = 0) -> int:
+        """How many more blocks must be free for `grant` of the same arguments, after `swap_in` if it is swapped out."""
+        end = self._with_lookahead(request, request.num_computed_tokens + num_tokens)
+        if request.host_block_ids:
+            num_held = len(request.host_block_ids[0])
+            needed = self._num_to_bring(request, self._find_swapped(request))
+        else:
+            num_held = len(request.block_ids[0]) if request.block_ids else 0
+            needed = len(self._blocks_to_copy(request))
+        needed += max(0, self.layout.blocks_for(end) - num_held) * len(self.layout.groups)
+        return max(0, needed + reserve - self.pool.num_free)
+
+    def begin_schedule(self) -> None:
+        """Grants of the schedule before this one lapse."""
+        self.grants.clear()
+
+    def end_schedule(self, scheduled: Iterable[int]) -> None:
+        """Grants of sequences other than `scheduled` (keys) are not used: nobody need wait for what they would have
+        computed."""
+        for key in self.grants.keys() - scheduled:
+            self._under_way.forget(key)
 
     def release(self, request: Sequence) -> None:
         """Gives back all blocks of the request; its tokens must be computed anew."""
+        self.grants.pop(request.key, None)
         self._note_given_up(request)
         self.free(request)
         request.num_computed_tokens = 0
@@ -213,7 +242,7 @@ class KVCacheManager:
     def swap_out(self, request: Sequence) -> bool:
         """Moves the computed tokens' blocks to host memory and gives up all device blocks.
 
-        Drafts are forgotten. False: no room on the host, nothing is computed, or a block waits for its own content.
+        Drafts are forgotten. False: host memory is full, nothing is computed, or a block waits for its own content.
         """
         num_used = self.layout.blocks_for(request.num_computed_tokens)
         used = [table[:num_used] for table in request.block_ids]
@@ -226,6 +255,7 @@ class KVCacheManager:
         request.host_block_ids = [
             [_NO_HOST_BLOCK if block == NULL_BLOCK else transfers.swap_out(block) for block in table] for table in used
         ]
+        self.grants.pop(request.key, None)
         self._note_given_up(request)
         self._free_device(request)
         request.num_draft_tokens = 0
@@ -239,10 +269,7 @@ class KVCacheManager:
         if not request.host_block_ids:
             raise ValueError(f"request {request.request_id} is not swapped out, so it cannot be swapped in")
         hits = self._find_swapped(request)
-        refs = self.pool.refs
-        num_blocks = sum(block != _NO_HOST_BLOCK for table in request.host_block_ids for block in table)
-        num_needed = num_blocks - len(hits) + sum(refs[block] == 0 for block in hits.values())
-        if num_needed > self.pool.num_free:
+        if self._num_to_bring(request, hits) > self.pool.num_free:
             return False
         for block in hits.values():
             self.pool.share(block)
@@ -307,14 +334,13 @@ class KVCacheManager:
         key, tables = request.key, request.block_ids
         have = len(tables[0]) if tables else 0
         count = max(0, self.layout.blocks_for(end) - have)
-        is_fork = have > 0 and self._capacity[key] == 0
-        shared = self._shared_groups(request) if is_fork else []
+        shared = self._blocks_to_copy(request)
         if count * len(self.layout.groups) + len(shared) + reserve > self.pool.num_free:
             return False
         if not tables:
             tables = [[] for _ in self.layout.groups]
             self._begin(request, tables, 0)
-        if is_fork:
+        elif self._capacity[key] == 0:
             self._own_last_block(request, shared)
         if count:
             for group_id, table in enumerate(tables):
@@ -327,6 +353,14 @@ class KVCacheManager:
         self._hit_tokens += num_attached
         return True
 
+    def _with_lookahead(self, request: Sequence, end: int) -> int:
+        return max(end, min(end + request.num_lookahead_tokens, request.max_total_tokens))
+
+    def _blocks_to_copy(self, request: Sequence) -> list[int]:
+        """Groups in which a fork must copy its last block before it writes; none for other sequences."""
+        is_fork = bool(request.block_ids) and self._capacity[request.key] == 0
+        return self._shared_groups(request) if is_fork else []
+
     def _shared_groups(self, fork: Sequence) -> list[int]:
         """Groups in which someone else holds the fork's last block. References of pending copies do not count."""
         refs, num_pins = self.pool.refs, self._transfers.num_pins
@@ -335,7 +369,7 @@ class KVCacheManager:
 
     def _own_last_block(self, fork: Sequence, shared: list[int]) -> None:
         """Makes the fork's partly filled last block writable: copies it where it is shared, and hides the content that
-        is overwritten where it is not. The fork was in no batch yet, so its `NewRequest` tells of the change."""
+        is overwritten where it is not. The fork was in no batch yet, so its `NewRequest` carries the change."""
         for group_id, table in enumerate(fork.block_ids):
             source = table[-1]
             if group_id in shared:
@@ -404,8 +438,14 @@ class KVCacheManager:
                     hits[group_id, index] = block
         return hits
 
+    def _num_to_bring(self, request: Sequence, hits: dict[tuple[int, int], int]) -> int:
+        """Free device blocks that a swapped request takes when it comes back, `hits` on the device among them."""
+        refs = self.pool.refs
+        num_blocks = sum(block != _NO_HOST_BLOCK for table in request.host_block_ids for block in table)
+        return num_blocks - len(hits) + sum(refs[block] == 0 for block in hits.values())
+
     def _bring(self, hit: int | None, host_block: int) -> int:
-        """The device block that takes the place of a swapped one."""
+        """The device block that replaces a swapped one."""
         if host_block == _NO_HOST_BLOCK:
             return NULL_BLOCK
         if hit is not None:

@@ -33,11 +33,11 @@ class Faulty(Scheduler):
     def remove(self, request):
         self.requests.remove(request)
 
-    def take(self, memory, blocks=True):
+    def take(self, memory, tokens=None):
         request = self.requests[0]
-        if blocks:
+        if tokens != 0:
             memory.attach_prefix(request)
-            memory.allocate(request, request.num_wanted_tokens)
+            memory.grant(request, tokens or request.num_wanted_tokens)
         request.status = RequestStatus.RUNNING
         return request
 
@@ -59,9 +59,33 @@ class Twice(Faulty):
         return Schedule([request, request], [1, 1])
 
 
+class MoreThanGranted(Faulty):
+    def schedule(self, memory):
+        request = self.take(memory, tokens=1)
+        return Schedule([request], [request.num_wanted_tokens])
+
+
+class FewerThanGranted(Faulty):
+    def schedule(self, memory):
+        return Schedule([self.take(memory)], [1])
+
+
+class GrantedOnce(Faulty):
+    def schedule(self, memory):
+        request = self.requests[0]
+        if request.status is RequestStatus.WAITING:
+            return Schedule([self.take(memory)], [request.num_wanted_tokens])
+        return Schedule([request], [1])
+
+
+class Starves(Faulty):
+    def schedule(self, memory):
+        return Schedule()
+
+
 class NoBlocks(Faulty):
     def schedule(self, memory):
-        return Schedule([self.take(memory, blocks=False)], [1])
+        return Schedule([self.take(memory, tokens=0)], [1])
 
 
 class Uneven(Faulty):
@@ -90,8 +114,12 @@ class Names(Faulty):
     [
         ("Raises", "scheduler Raises raised KeyError: 'x'"),
         ("TooMany", "wants 3 tokens and is scheduled with 4"),
-        ("Twice", "stands in one schedule twice"),
-        ("NoBlocks", "without blocks: allocate first"),
+        ("Twice", "is in one schedule twice"),
+        ("NoBlocks", "request 0 is scheduled with 1 tokens and was granted none: call memory.grant in each schedule"),
+        ("MoreThanGranted", "was granted 1 tokens and is scheduled with 3: use what memory.grant answers"),
+        ("FewerThanGranted", "was granted 3 tokens and is scheduled with 1: use what memory.grant answers"),
+        ("GrantedOnce", "is scheduled with 1 tokens and was granted none: call memory.grant in each schedule"),
+        ("Starves", r"schedules nothing, although request 0 wants tokens and no step is in flight \(1 sequences want"),
         ("Uneven", "names 1 requests and 0 token counts"),
         ("Nothing", "returned a NoneType, not a Schedule"),
         ("Words", "its Schedule holds what cannot be there"),

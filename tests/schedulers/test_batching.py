@@ -12,7 +12,8 @@ from dovetail.contracts.scheduler import RequestState, RequestStatus, SchedulerL
 from dovetail.schedulers.batching import BatchingOptions, BatchingScheduler
 from dovetail.schedulers.fcfs import FCFSScheduler
 from dovetail.schedulers.priority import PriorityScheduler
-from dovetail.testing.scheduler_simulation import SchedulerSimulation, random_simulation, run_random_traffic
+from dovetail.testing.scheduler_simulation import SchedulerSimulation
+from dovetail.testing.scheduler_traffic import random_simulation, run_random_traffic
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=64)
 both = pytest.mark.parametrize("kind", [FCFSScheduler, PriorityScheduler])

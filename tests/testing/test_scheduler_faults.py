@@ -30,7 +30,7 @@ def with_limits(**changes: Any) -> type[Scheduler]:
     return Misread
 
 
-class OneSeatFewer(FCFSScheduler):
+class OneFewer(FCFSScheduler):
     def __init__(self, options: BatchingOptions, limits: SchedulerLimits):
         super().__init__(options, replace(limits, max_num_seqs=max(1, limits.max_num_seqs - 1)))
 
@@ -49,8 +49,8 @@ class Quiet(FCFSScheduler):
         return schedule
 
 
-class NobodyGivesWay(FCFSScheduler):
-    def _make_room(self, request: RequestState, count: int, step: Any, memory: KVMemory) -> int:
+class PreemptsNobody(FCFSScheduler):
+    def _preempt_for(self, request: RequestState, count: int, step: Any, memory: KVMemory) -> int:
         return 0
 
 
@@ -102,7 +102,104 @@ class SkipsAllocation(FCFSScheduler):
     """Once a request runs."""
 
     def _continue_running(self, step: Any, memory: KVMemory) -> None:
-        super()._continue_running(step, Memory(memory, allocate=lambda *arguments: True))
+        super()._continue_running(step, Memory(memory, grant=lambda request, num_tokens: num_tokens))
+
+
+class UsesWhatItAskedFor(FCFSScheduler):
+    """Takes any grant for a grant of all."""
+
+    def schedule(self, memory: KVMemory) -> Schedule:
+        return super().schedule(Memory(memory, grant=lambda *asked: asked[1] if memory.grant(*asked) else 0))
+
+
+class LeavesTokensUnused(FCFSScheduler):
+    """Of what it was granted."""
+
+    def schedule(self, memory: KVMemory) -> Schedule:
+        return super().schedule(Memory(memory, grant=lambda *asked: memory.grant(*asked) and 1))
+
+
+class PreemptsWhenRefused(FCFSScheduler):
+    """Takes every refusal for a want of blocks."""
+
+    def _preempt_for(self, request: RequestState, count: int, step: Any, memory: KVMemory) -> int:
+        return super()._preempt_for(request, count, step, Memory(memory, num_missing_blocks=lambda *asked: 1))
+
+
+class TriesAgainAndAgain(FCFSScheduler):
+    """With a few tokens more than half of the step, which never hold what must not be cut."""
+
+    def _serve(self, step: Any, memory: KVMemory, sets_aside: bool) -> None:
+        super()._serve(step, memory, sets_aside=True)
+
+
+class IgnoresHolds(FCFSScheduler):
+    """Counts what a held request would want."""
+
+    def schedule(self, memory: KVMemory) -> Schedule:
+        held = [request for request in self._ranks if request.is_held]
+        for request in held:
+            request.is_held = False
+        schedule = super().schedule(memory)
+        for request in held:
+            request.is_held = True
+        return schedule
+
+
+class PreemptsHeldRequests(FCFSScheduler):
+    """At once, whoever needs their blocks or not."""
+
+    def _continue_running(self, step: Any, memory: KVMemory) -> None:
+        for request in list(self._running.requests):
+            if request.is_held:
+                self._preempt(request, step, memory)
+        super()._continue_running(step, memory)
+
+
+class DropsDraftsOfHeldRequests(FCFSScheduler):
+    def schedule(self, memory: KVMemory) -> Schedule:
+        for request in self._ranks:
+            if request.is_held:
+                request.num_draft_tokens = 0
+        return super().schedule(memory)
+
+
+class WaitsForHeldRequests(FCFSScheduler):
+    """Admits nobody behind one that is held."""
+
+    def _admit_waiting(self, step: Any, memory: KVMemory) -> None:
+        if not self._waiting.requests[0].is_held:
+            super()._admit_waiting(step, memory)
+
+
+class LooksAtFew(FCFSScheduler):
+    """Held requests among the first that wait keep it from looking further."""
+
+    def _admit_waiting(self, step: Any, memory: KVMemory) -> None:
+        if not all(request.is_held for request in self._waiting.requests[: self.limits.max_num_seqs]):
+            super()._admit_waiting(step, memory)
+
+
+class NeverPreemptsHeldRequests(FCFSScheduler):
+    def _last_held(self) -> None:
+        return None
+
+
+class KeepsHeldRequests(FCFSScheduler):
+    def remove(self, request: RequestState) -> None:
+        if not request.is_held:
+            super().remove(request)
+
+
+class NeedsATenant(FCFSScheduler):
+    def rank(self, request: RequestState) -> Rank:
+        return (len(request.extra.get("tenant", "")),)
+
+
+class LimitsOutput(FCFSScheduler):
+    def add(self, request: RequestState) -> None:
+        request.max_tokens = min(request.max_tokens, 3)
+        super().add(request)
 
 
 class Twice(FCFSScheduler):
@@ -168,8 +265,8 @@ FAULTS = [
     Fault(
         "computes a token more than a step may", with_limits(max_num_batched_tokens=1), "test_long_prompt_is_chunked"
     ),
-    Fault("runs a request more than it may", with_limits(max_num_seqs=1), "test_every_seat_is_taken"),
-    Fault("leaves a seat empty", OneSeatFewer, "test_every_seat_is_taken"),
+    Fault("runs a request more than it may", with_limits(max_num_seqs=1), "test_as_many_run_as_may"),
+    Fault("runs one request fewer than it may", OneFewer, "test_as_many_run_as_may"),
     Fault(
         "ignores max_num_partial_prefills",
         with_limits(max_num_partial_prefills=9),
@@ -191,14 +288,42 @@ FAULTS = [
         "test_prompt_waits_or_is_whole_without_chunking",
     ),
     Fault("never computes drafts", WithoutDrafts, "test_drafts_are_computed_where_they_fit"),
-    Fault("does not say who gave way", Quiet, "test_finishes_in_memory_for_one"),
-    Fault("has nobody give way", NobodyGivesWay, "test_finishes_in_memory_for_one"),
+    Fault("does not say who was preempted", Quiet, "test_finishes_in_memory_for_one"),
+    Fault("preempts nobody", PreemptsNobody, "test_finishes_in_memory_for_one"),
     Fault("schedules nothing though requests wait", Idle, "test_one_request_runs_to_its_end"),
     Fault("keeps aborted requests that were preempted", KeepsTheRemoved, "test_abort_in_every_status[recompute]"),
     Fault("says swapped of what it released", CallsEverythingSwapped, "test_finishes_in_memory_for_one[recompute]"),
     Fault("never looks for cached prefixes", LooksNothingUp, "test_cached_prefix_is_not_computed_again"),
     Fault("gives no blocks back", GivesNoBlocksBack, "test_finishes_in_memory_for_one[recompute]"),
     Fault("computes tokens without blocks", SkipsAllocation, "test_one_request_runs_to_its_end"),
+    Fault("uses what it asked for", UsesWhatItAskedFor, "test_uses_what_is_granted"),
+    Fault("uses fewer tokens than it was granted", LeavesTokensUnused, "test_one_request_runs_to_its_end"),
+    Fault("preempts others when the host refuses", PreemptsWhenRefused, "test_uses_what_is_granted"),
+    Fault("never asks for a whole step", TriesAgainAndAgain, "test_gets_a_span_that_takes_the_whole_step"),
+    Fault("schedules held requests", IgnoresHolds, "test_held_request_keeps_what_it_has"),
+    Fault("admits held requests", IgnoresHolds, "test_held_requests_wait_and_let_others_pass"),
+    Fault("preempts held requests at once", PreemptsHeldRequests, "test_held_request_keeps_what_it_has"),
+    Fault("drops drafts of held requests", DropsDraftsOfHeldRequests, "test_held_request_keeps_what_it_has"),
+    Fault("admits nobody behind a held one", WaitsForHeldRequests, "test_held_requests_wait_and_let_others_pass"),
+    Fault("looks at a few that wait", LooksAtFew, "test_held_requests_wait_and_let_others_pass[12]"),
+    Fault(
+        "leaves held requests blocks that others need",
+        NeverPreemptsHeldRequests,
+        "test_held_requests_stop_nobody_for_want_of_blocks",
+    ),
+    Fault(
+        "preempts the only one that could run",
+        NeverPreemptsHeldRequests,
+        "test_requests_that_run_and_are_held_stop_nobody_for_want_of_blocks",
+    ),
+    Fault(
+        "leaves held requests the places of others",
+        NeverPreemptsHeldRequests,
+        "test_held_requests_stop_nobody_for_want_of_a_place",
+    ),
+    Fault("keeps held requests that are aborted", KeepsHeldRequests, "test_abort_of_held_requests_in_every_status"),
+    Fault("takes any value for a name", NeedsATenant, "test_reads_what_the_user_says_of_requests_without_writing_it"),
+    Fault("writes the output's limit", LimitsOutput, "test_one_request_runs_to_its_end"),
     Fault("schedules a request twice", Twice, "test_one_request_runs_to_its_end"),
     Fault("refuses prompts below max_model_len", RefusesLongPrompts, "test_request_of_max_model_len_runs"),
     Fault("writes the counts of a new request", WritesCounts, "test_one_request_runs_to_its_end"),

@@ -61,7 +61,7 @@ def test_an_installed_hook_plugin_is_called(install):
     registry = install("acme", entry_points={HOOKS: {"audit": "acme_audit"}}, modules={"acme_audit.py": source})
     caller = create_hook_caller(registry)
     assert caller.plugins == ["acme:audit"]
-    caller.call("dovetail_engine_started", config={}, plugins={"executor": "mine"})
+    caller.call("dovetail_engine_started", config={}, plugins={"executor": "mine"}, control=None)
     import acme_audit
 
     assert acme_audit.heard == [{"executor": "mine"}]

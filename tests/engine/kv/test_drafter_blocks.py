@@ -28,7 +28,7 @@ def sequence(tokens: list[int], *, ahead: int = 0, lookahead: int = 3, limit: in
 
 
 def compute(kv: KVCacheManager, it: Sequence, num_tokens: int) -> None:
-    assert kv.allocate(it, num_tokens - it.num_computed_tokens)
+    assert kv.grant(it, num_tokens - it.num_computed_tokens)
     it.num_computed_tokens = num_tokens
     kv.commit(it)
 
@@ -58,24 +58,24 @@ def test_a_model_of_windows_alone_gets_a_group_for_its_drafters():
 
 def test_slots_ahead_are_there_from_the_first_allocation_on():
     kv, it = manager(), sequence([1] * 7, lookahead=6)
-    assert kv.allocate(it, 7)
+    assert kv.grant(it, 7)
     assert len(it.block_ids[0]) == 4  # 13 slots
 
 
 def test_slots_ahead_end_with_the_sequence():
     kv, it = manager(), sequence([1] * 7, lookahead=6, limit=8)
-    assert kv.allocate(it, 7)
+    assert kv.grant(it, 7)
     assert len(it.block_ids[0]) == 2
 
 
 def test_a_sequence_that_fits_alone_fits_with_its_drafter():
     kv, it = manager(num_blocks=3), sequence([1] * 6, lookahead=50, limit=8)
-    assert kv.allocate(it, 6)
+    assert kv.grant(it, 6)
 
 
 def test_trimming_keeps_what_the_next_guesses_were_written_to():
     kv, it = manager(), sequence([1] * 8, lookahead=6)
-    assert kv.allocate(it, 8 + 6)
+    assert kv.grant(it, 8 + 6)
     it.num_computed_tokens = 8
     it.token_ids.append(2)
     it.num_tokens = 9

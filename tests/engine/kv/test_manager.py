@@ -33,7 +33,8 @@ class Engine:
     def compute(self, *sequences: Sequence) -> None:
         """All known tokens but the last, in one step; the pages are checked."""
         for sequence in sequences:
-            assert self.kv.allocate(sequence, sequence.num_tokens - 1 - sequence.num_computed_tokens)
+            num_tokens = sequence.num_tokens - 1 - sequence.num_computed_tokens
+            assert self.kv.grant(sequence, num_tokens) == num_tokens
         self.forward(*sequences)
 
     def forward(self, *sequences: Sequence) -> None:
@@ -79,7 +80,7 @@ def test_blocks_are_not_found_before_they_are_computed():
     engine = Engine()
     first = engine.sequence(list(range(9)))
     engine.kv.attach_prefix(first)
-    assert engine.kv.allocate(first, 9)
+    assert engine.kv.grant(first, 9)
     assert engine.kv.attach_prefix(engine.sequence(list(range(9)))) == 0
 
 
@@ -88,7 +89,7 @@ def test_a_prefix_that_another_request_computes_is_awaited():
     first, second = engine.sequence(list(range(13))), engine.sequence([*range(8), 90, 91])
     engine.kv.attach_prefix(first)
     assert not engine.kv.awaits_prefix(second)
-    assert engine.kv.allocate(first, 12)
+    assert engine.kv.grant(first, 12)
     assert engine.kv.awaits_prefix(second)
     engine.forward(first)
     assert not engine.kv.awaits_prefix(second)
@@ -99,7 +100,7 @@ def test_a_prefix_is_not_awaited_from_a_request_that_gave_way():
     engine = Engine()
     first, second = engine.sequence(list(range(9))), engine.sequence(list(range(9)))
     engine.kv.attach_prefix(first)
-    assert engine.kv.allocate(first, 8)
+    assert engine.kv.grant(first, 8)
     engine.kv.release(first)
     assert not engine.kv.awaits_prefix(second)
 
@@ -111,7 +112,7 @@ def test_only_a_whole_block_of_the_same_content_is_awaited(tokens: list[int], sa
     engine = Engine()
     first = engine.sequence(list(range(9)))
     engine.kv.attach_prefix(first)
-    assert engine.kv.allocate(first, 8)
+    assert engine.kv.grant(first, 8)
     assert not engine.kv.awaits_prefix(engine.sequence(tokens, salt=salt))
 
 
@@ -119,7 +120,7 @@ def test_nothing_is_awaited_once_the_cache_is_reset():
     engine = Engine()
     first = engine.sequence(list(range(9)))
     engine.kv.attach_prefix(first)
-    assert engine.kv.allocate(first, 8)
+    assert engine.kv.grant(first, 8)
     engine.kv.reset_prefix_cache()
     assert not engine.kv.awaits_prefix(engine.sequence(list(range(9))))
 
@@ -211,7 +212,7 @@ def test_copy_into_a_block_that_is_given_up_is_not_made():
     engine.forward()
     fork = engine.sequence([1] * 3, parent)
     engine.kv.attach_prefix(fork)
-    assert engine.kv.allocate(fork, 1)
+    assert engine.kv.grant(fork, 1)
     copied = fork.block_ids[0][0]
     engine.kv.release(fork)
     assert engine.kv.swap_in(swapped)
@@ -285,7 +286,7 @@ def test_freeing_a_swapped_sequence_frees_the_host():
 def test_trim_returns_the_blocks_of_rejected_drafts():
     engine = Engine()
     sequence = engine.computed([1] * 4)
-    assert engine.kv.allocate(sequence, 10)
+    assert engine.kv.grant(sequence, 10)
     assert len(sequence.block_ids[0]) == 4
     engine.kv.trim(sequence)
     assert len(sequence.block_ids[0]) == 1
@@ -310,11 +311,11 @@ def test_statistics_count_admitted_requests_once():
     waiting = engine.sequence([1] * 8 + [2] * 8)
     for _ in range(3):
         assert engine.kv.attach_prefix(waiting) == 8
-        assert not engine.kv.allocate(waiting, 8, reserve=1)
+        assert not engine.kv.grant(waiting, 8, reserve=1)
         engine.kv.release(waiting)
     engine.kv.free(running)
     engine.kv.attach_prefix(waiting)
-    assert engine.kv.allocate(waiting, 8)
+    assert engine.kv.grant(waiting, 8)
     statistics = engine.kv.statistics()
     assert (statistics.prefix_query_tokens, statistics.prefix_hit_tokens) == (9 + 16, 8)
     assert (statistics.num_blocks, statistics.num_used_blocks) == (4, 4)
@@ -324,7 +325,7 @@ def test_statistics_count_admitted_requests_once():
 def test_refused_allocation_changes_nothing():
     engine = Engine(num_blocks=3)
     sequence = engine.sequence([1] * 12)
-    assert not engine.kv.allocate(sequence, 12)
+    assert not engine.kv.grant(sequence, 12)
     assert sequence.block_ids == []
     assert engine.kv.num_free_blocks == 2
 
@@ -355,7 +356,7 @@ def test_drain_names_who_gave_its_blocks_up():
     engine.kv.attach_prefix(released)  # it is back already, on other blocks
     assert engine.kv.swap_out(swapped)
     engine.kv.free(ended)
-    engine.kv.allocate(fresh, 6)
+    engine.kv.grant(fresh, 6)
     engine.kv.release(fresh)  # no worker ever heard of it
     assert engine.kv.drain().given_up == [released.key, swapped.key]
     assert engine.kv.drain().given_up == []
@@ -440,7 +441,7 @@ def test_blocks_that_are_still_on_the_device_take_room_as_well():
     swapped = swapped_out(engine)  # its two full blocks are free now, and can still be found
     other = engine.sequence([90 + i for i in range(13)])
     engine.kv.attach_prefix(other)
-    assert engine.kv.allocate(other, 12)  # the three blocks without content first: both hits stay
+    assert engine.kv.grant(other, 12)  # the three blocks without content first: both hits stay
     assert not engine.kv.swap_in(swapped)
     assert engine.kv.num_free_blocks == 2
 
@@ -450,12 +451,12 @@ def test_blocks_in_reserve_stay_free(num_held: int):
     engine = Engine(num_blocks=9)  # eight that can be held
     first = engine.sequence(list(range(30)))
     if num_held:
-        assert engine.kv.allocate(first, 4 * num_held)
+        assert engine.kv.grant(first, 4 * num_held)
     free = engine.kv.num_free_blocks
-    assert not engine.kv.allocate(first, 4 * num_held, reserve=free + 1)  # although it needs none
-    assert not engine.kv.allocate(first, 4 * (num_held + 1), reserve=free)
+    assert not engine.kv.grant(first, 4 * num_held, reserve=free + 1)  # although it needs none
+    assert not engine.kv.grant(first, 4 * (num_held + 1), reserve=free)
     assert engine.kv.num_free_blocks == free
-    assert engine.kv.allocate(first, 4 * (num_held + 1), reserve=free - 1)
+    assert engine.kv.grant(first, 4 * (num_held + 1), reserve=free - 1)
     assert engine.kv.num_free_blocks == free - 1
 
 

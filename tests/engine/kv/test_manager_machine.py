@@ -119,7 +119,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if not sequence.block_ids:
                 self.attach(sequence)
             count = min(num_tokens, sequence.num_tokens - sequence.num_computed_tokens)
-            if self.kv.allocate(sequence, count):
+            if self.kv.grant(sequence, count):
                 self.scheduled[sequence.key] = count
 
     def can_run(self, sequence: Sequence) -> bool:
@@ -131,7 +131,7 @@ class ManagerMachine(RuleBasedStateMachine):
         reserve = data.draw(st.sampled_from([0, 0, 2]))
         free = self.kv.num_free_blocks
         before = [table[:] for table in sequence.block_ids]
-        if self.kv.allocate(sequence, count, reserve):
+        if self.kv.grant(sequence, count, reserve):
             assert self.kv.num_free_blocks >= reserve
             self.scheduled[sequence.key] = count
         else:
