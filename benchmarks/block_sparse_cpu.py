@@ -20,6 +20,7 @@ from dovetail.attention_backends.block_sparse.pattern import BlockPattern, Block
 from dovetail.attention_backends.paged_cpu.backend import PagedCPUBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.testing.attention_cases import make_batch
 
@@ -105,7 +106,9 @@ def main() -> None:
                     flush=True,
                 )
             need = AttentionNeed("cpu", arguments.dtype, BLOCK_SIZE, frozenset({64}))
-            if not PagedCPUBackend.check(need, PluginOptions(), Environment("cpu", arguments.threads, 2**33)):
+            if not reasons_against(
+                PagedCPUBackend, need, PluginOptions(), Environment("cpu", arguments.threads, 2**33)
+            ):
                 forward, plan = measure(PagedCPUBackend(PluginOptions(), setup), requests, arguments.steps)
                 print(f"{name:24} {'paged_cpu, all keys':>23} {forward:11.2f} {forward / dense:9.3f} {plan:8.2f}")
 

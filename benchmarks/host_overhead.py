@@ -24,7 +24,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dovetail import LLMEngine, SamplingParams
-from dovetail.contracts.executor import Executor, Placement, WorkerReport
+from dovetail.contracts.executor import Executor, ExecutorCapabilities, Placement, WorkerReport
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -36,6 +36,7 @@ class RandomTokens(Executor):
     """Answers every plan with random tokens, without a worker."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
+    capabilities = ExecutorCapabilities(device_types=frozenset({"cpu"}))
 
     def start(self) -> None:
         """Draws the tokens in advance, so that a step pays for none."""

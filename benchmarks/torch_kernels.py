@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.plugins.quantization.grouped.methods import EightBitMethod, FourBitMethod
@@ -76,7 +77,7 @@ def ours(method: type[QuantizationMethod]) -> Callable[[torch.Tensor], Layer]:
     """A method of Dovetail."""
     need = QuantizationNeed("cpu", "float32")
     options = method.Options()
-    if reasons := method.check(need, options, Environment("cpu", 2, 2**30)):
+    if reasons := reasons_against(method, need, options, Environment("cpu", 2, 2**30)):
         raise RuntimeError("; ".join(reasons))
     made = method(options, need)
 

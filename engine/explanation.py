@@ -111,7 +111,7 @@ def _refused_by_speculation(resolved: ResolvedConfig) -> Sequence[str]:
         return []
     rule, _ = create_class(resolved.speculation.acceptance)
     refused = []
-    if issubclass(rule, AcceptanceRule) and rule.greedy_only:
+    if issubclass(rule, AcceptanceRule) and not rule.capabilities.sampling:
         refused.append(f"temperature above 0 with a drafter ({resolved.speculation.acceptance.name})")
     if resolved.speculation.disable_logprobs:
         refused.append("logprobs, and best_of above n, with a drafter (speculative.disable_logprobs)")

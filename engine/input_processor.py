@@ -241,7 +241,7 @@ class InputProcessor:
         if name not in speculation.drafters:
             known = ", ".join(sorted(speculation.drafters))
             raise RequestError(f"no drafter {name!r} is configured (configured: {known}, or off)")
-        if self._acceptance is not None and self._acceptance.greedy_only and not params.is_greedy:
+        if self._acceptance is not None and not self._acceptance.capabilities.sampling and not params.is_greedy:
             raise RequestError(
                 f"acceptance rule {speculation.acceptance.name!r} serves temperature 0 only: set temperature=0,"
                 " speculation='off', or another speculative.acceptance"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelContext, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelCapabilities, ModelContext, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import ColumnLinear, RotaryEmbedding, RowLinear
 from dovetail.nn.decoder import AttentionStyle, DecoderModel, self_attention
@@ -53,9 +53,14 @@ class ArceeFamily(ModelFamily):
 
     contract = (1, 0)
     architectures = ("ArceeForCausalLM",)
-    batch_invariant = True
-    gives_hidden_layers = True
-    takes_stages = True
+    capabilities = ModelCapabilities(
+        tensor_parallel=None,
+        quantization=True,
+        operators=True,
+        batch_invariant=True,
+        hidden_layers=True,
+        stages=True,
+    )
 
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:

@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, ThreadCount, Worker, WorkerSpec
+from dovetail.contracts.executor import (
+    Executor,
+    ExecutorCapabilities,
+    ExecutorNeed,
+    Placement,
+    ThreadCount,
+    Worker,
+    WorkerSpec,
+)
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import BoundThread, CoreList, reasons_against, share_of
@@ -36,6 +44,7 @@ class CPUExecutor(Executor):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options: ClassVar[type[PluginOptions]] = CPUOptions
     preference: ClassVar[int] = 10
+    capabilities = ExecutorCapabilities(device_types=frozenset({"cpu"}), enforce_eager=True)
 
     def __init__(self, options: CPUOptions, spec: WorkerSpec, need: ExecutorNeed):
         super().__init__(options, spec, need)
@@ -48,15 +57,8 @@ class CPUExecutor(Executor):
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
-        """One worker on the CPU."""
-        reasons = []
-        if need.device_type != "cpu":
-            reasons.append(f"cpu runs on the CPU only, and the device is {need.device_type}")
-        if need.tensor_parallel > 1:
-            reasons.append(f"cpu has one worker and cannot run tensor_parallel={need.tensor_parallel}: use multiproc")
-        if need.pipeline_parallel > 1:
-            reasons.append(f"cpu has one worker and cannot run pipeline_parallel={need.pipeline_parallel}")
-        return reasons + reasons_against(options.cores)
+        """Cores that this process may use."""
+        return reasons_against(options.cores)
 
     @classmethod
     def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount:

@@ -15,7 +15,15 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, ThreadCount, WorkerLayout, WorkerSpec
+from dovetail.contracts.executor import (
+    Executor,
+    ExecutorCapabilities,
+    ExecutorNeed,
+    Placement,
+    ThreadCount,
+    WorkerLayout,
+    WorkerSpec,
+)
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import CoreList, reasons_against, share_of
@@ -54,6 +62,9 @@ class MultiprocExecutor(Executor):
     Options: ClassVar[type[PluginOptions]] = MultiprocOptions
     is_interruptible: ClassVar[bool] = True
     preference: ClassVar[int] = 0
+    capabilities = ExecutorCapabilities(
+        device_types=frozenset({"cpu", "cuda"}), tensor_parallel=None, enforce_eager=True
+    )
 
     def __init__(self, options: MultiprocOptions, spec: WorkerSpec, need: ExecutorNeed):
         super().__init__(options, spec, need)
@@ -66,19 +77,13 @@ class MultiprocExecutor(Executor):
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
-        """CPU, or as many GPUs as there are ranks."""
+        """As many GPUs as there are ranks, and cores for each."""
         reasons = []
         if os.name != "posix":
             reasons.append("multiproc needs Linux or macOS")
-        if need.device_type not in ("cpu", "cuda"):
-            reasons.append(f"multiproc runs on cpu or cuda, and the device is {need.device_type}")
         if need.device_type == "cuda" and len(environment.devices) < need.tensor_parallel:
             reasons.append(
                 f"tensor_parallel={need.tensor_parallel} needs as many GPUs, and torch sees {len(environment.devices)}"
-            )
-        if need.pipeline_parallel > 1:
-            reasons.append(
-                f"pipeline_parallel={need.pipeline_parallel}: pipeline parallelism is planned; use tensor_parallel"
             )
         return reasons + reasons_against(options.cores, need.tensor_parallel)
 

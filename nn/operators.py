@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from dovetail.contracts.operators import Operators
+from dovetail.contracts.operators import Operators, OperatorsCapabilities
 from dovetail.contracts.plugin import PluginOptions
 
 
@@ -16,6 +16,7 @@ class TorchOperators(Operators):
     contract = (1, 0)
     stability = "provisional"
     preference: ClassVar[int] = -5
+    capabilities = OperatorsCapabilities(device_types=None, dtypes=None)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """torch's own."""

@@ -31,7 +31,9 @@ def check_inputs(inputs: ModelInputs, *, is_first_stage: bool = True, gives_hidd
             "ModelInputs.positions must be [T]"
         )
     if inputs.layers and not gives_hidden_layers:
-        raise ModelError("this model does not give states between its layers: its family has no gives_hidden_layers")
+        raise ModelError(
+            "this model does not give states between its layers: its family does not declare hidden_layers"
+        )
     if not is_first_stage and inputs.stage_input is None:
         raise ModelError("this stage of the model needs ModelInputs.stage_input, the hidden states of the stage before")
     if is_first_stage and (inputs.input_ids is None) == (inputs.embeddings is None):
@@ -39,7 +41,7 @@ def check_inputs(inputs: ModelInputs, *, is_first_stage: bool = True, gives_hidd
 
 
 def check_whole(context: ModelContext, family: str) -> None:
-    """Raises `ModelError` for a context of one stage of several: for families without `takes_stages`."""
+    """Raises `ModelError` for a context of one stage of several: for families without the capability `stages`."""
     if not (context.is_first_stage and context.is_last_stage):
         raise ModelError(f"{family} builds whole models only, so that their layers cannot be divided among stages")
 

@@ -50,7 +50,7 @@ class DraftModelDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = DraftModelOptions
-    capabilities = DraftCapabilities(probabilities=True, confidence=True, kv_cache=True)
+    capabilities = DraftCapabilities(tensor_parallel=None, probabilities=True, confidence=True, kv_cache=True)
     options: DraftModelOptions
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.contracts.speculation import AcceptanceRule, Verdict, VerifyRequest
+from dovetail.contracts.speculation import AcceptanceCapabilities, AcceptanceRule, Verdict, VerifyRequest
 from dovetail.spec_decode.rejection import matching_path
 
 
@@ -13,9 +13,7 @@ class GreedyRule(AcceptanceRule):
     """Token for token what greedy decoding without drafts gives, for chains and trees."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
-    lossless = True
-    trees = True
-    greedy_only = True
+    capabilities = AcceptanceCapabilities(lossless=True, trees=True)
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         return [matching_path(request.draft, request.target_tokens) for request in requests]

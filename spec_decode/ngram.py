@@ -38,7 +38,7 @@ class NgramDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = NgramOptions
-    capabilities = DraftCapabilities(stateless=True)
+    capabilities = DraftCapabilities(tensor_parallel=None, stateless=True)
     options: NgramOptions
 
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:

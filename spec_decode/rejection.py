@@ -20,7 +20,14 @@ from torch import Tensor
 
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest, targets_of
+from dovetail.contracts.speculation import (
+    AcceptanceCapabilities,
+    AcceptanceRule,
+    Draft,
+    Verdict,
+    VerifyRequest,
+    targets_of,
+)
 
 
 class RejectionRule(AcceptanceRule):
@@ -33,8 +40,7 @@ class RejectionRule(AcceptanceRule):
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     preference: ClassVar[int] = 10
-    lossless = True
-    trees = True
+    capabilities = AcceptanceCapabilities(lossless=True, trees=True, sampling=True)
 
     def __init__(self, options: PluginOptions):
         super().__init__(options)

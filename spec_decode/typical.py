@@ -13,7 +13,14 @@ from pydantic import Field
 from torch import Tensor
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest, targets_of
+from dovetail.contracts.speculation import (
+    AcceptanceCapabilities,
+    AcceptanceRule,
+    Draft,
+    Verdict,
+    VerifyRequest,
+    targets_of,
+)
 
 
 class TypicalOptions(PluginOptions):
@@ -39,8 +46,7 @@ class TypicalRule(AcceptanceRule):
     Options = TypicalOptions
     preference: ClassVar[int] = -10
     options: TypicalOptions
-    lossless = False
-    trees = True
+    capabilities = AcceptanceCapabilities(trees=True, sampling=True)
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         if not requests:

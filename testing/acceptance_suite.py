@@ -78,7 +78,7 @@ class AcceptanceRuleSuite:
         """Every shape of draft that the rule says it serves, over 4 tokens."""
         chains = [Draft([]), Draft([2]), Draft([1, 1, 3])]
         trees = [Draft([0, 1, 2, 3, 0], [-1, -1, 0, 0, 3]), Draft([3, 2, 1], [-1, -1, -1])]
-        return chains + (trees if self.rule_class.trees else [])
+        return chains + (trees if self.rule_class.capabilities.trees else [])
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
@@ -149,8 +149,8 @@ class AcceptanceRuleSuite:
     def test_sampled_requests_get_possible_tokens(self) -> None:
         """At any temperature, of lossy rules too: each accepted node, and the token that follows the last, has a
         probability above 0 in the target's row before it."""
-        if self.rule_class.greedy_only:
-            pytest.skip(f"{self.rule_class.__name__} is greedy_only")
+        if not self.rule_class.capabilities.sampling:
+            pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
         requests = self.sampled_requests()
         verdicts = self.create().verify(requests)
         assert len(verdicts) == len(requests)
@@ -166,15 +166,15 @@ class AcceptanceRuleSuite:
         random = np.random.default_rng(2)
         rule, target = self.create(), torch.eye(6)[[1, 1, 3, 0, 2, 1]]
         requests = [verify_request(d, target[: len(d.token_ids) + 1], random, greedy()) for d in self.drafts()]
-        if not self.rule_class.greedy_only:
+        if self.rule_class.capabilities.sampling:
             requests += self.sampled_requests(60)
         with leaves_alone(requests, [(request.target, request.target_tokens) for request in requests]):
             rule.verify(requests)
 
     def test_sampled_requests_repeat_in_any_batch(self) -> None:
         """With the same uniforms a request gets the same verdict, whatever else is in the batch."""
-        if self.rule_class.greedy_only:
-            pytest.skip(f"{self.rule_class.__name__} is greedy_only")
+        if not self.rule_class.capabilities.sampling:
+            pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
         together = self.create().verify(self.sampled_requests(60))
         rule = self.create()
         for request, among in list(zip(self.sampled_requests(60), together, strict=True))[::-1]:
@@ -183,14 +183,18 @@ class AcceptanceRuleSuite:
 
     def test_lossless_rules_keep_the_distribution_of_chains(self) -> None:
         """The first two tokens are distributed as the target has it, with and without draft probabilities."""
-        if self.rule_class.lossless and not self.rule_class.greedy_only:
+        if self.rule_class.capabilities.lossless and self.rule_class.capabilities.sampling:
             for has_probs in (True, False):
                 p_value = chi_square_p(*self._counts([-1, 0], has_probs))
                 assert p_value > SIGNIFICANCE, f"chain, probabilities {has_probs}: p = {p_value:.2g}"
 
     def test_lossless_rules_keep_the_distribution_of_trees(self) -> None:
         """The same for trees with siblings at both depths."""
-        if self.rule_class.lossless and self.rule_class.trees and not self.rule_class.greedy_only:
+        if (
+            self.rule_class.capabilities.lossless
+            and self.rule_class.capabilities.trees
+            and self.rule_class.capabilities.sampling
+        ):
             for has_probs in (True, False):
                 p_value = chi_square_p(*self._counts([-1, -1, 0, 0, 1], has_probs))
                 assert p_value > SIGNIFICANCE, f"tree, probabilities {has_probs}: p = {p_value:.2g}"

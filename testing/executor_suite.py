@@ -19,6 +19,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +28,8 @@ import pytest
 
 from dovetail.contracts.errors import CapacityError, DovetailError, ModelError, PluginError, WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, WorkerReport
+from dovetail.contracts.needs import reasons_against
+from dovetail.registry.environment import detect_environment
 from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
 
 
@@ -44,13 +47,17 @@ class ExecutorSuite:
         """Workers that the need asks for."""
         return self.tensor_parallel * self.pipeline_parallel
 
-    def create(self, spec: ToySpec | None = None) -> Executor:
-        """An executor over toy workers, not started."""
-        need = ExecutorNeed(
+    @property
+    def need(self) -> ExecutorNeed:
+        """What a config would ask."""
+        return ExecutorNeed(
             self.device_type, tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel
         )
+
+    def create(self, spec: ToySpec | None = None) -> Executor:
+        """An executor over toy workers, not started."""
         options = self.executor_class.Options.model_validate(dict(self.options))
-        return self.executor_class(options, spec or ToySpec(), need)
+        return self.executor_class(options, spec or ToySpec(), self.need)
 
     @contextmanager
     def started(self, spec: ToySpec | None = None) -> Iterator[Executor]:
@@ -86,6 +93,13 @@ class ExecutorSuite:
         """The host can tell which contract the class was written for, and how many plans to hand over."""
         assert self.executor_class.contract[0] == 1
         assert self.executor_class.max_in_flight >= 1
+
+    def test_declares_what_it_runs(self) -> None:
+        """A config that asks for what the suite runs is not refused, and neither is one that runs eagerly."""
+        options = self.executor_class.Options.model_validate(dict(self.options))
+        environment = detect_environment(self.device_type)
+        for need in (self.need, replace(self.need, enforce_eager=True)):
+            assert reasons_against(self.executor_class, need, options, environment) == []
 
     def test_results_come_in_the_order_of_plans(self) -> None:
         """A hundred plans handed over without waiting, each of which leaves others the time to overtake it."""

@@ -23,6 +23,7 @@ from dovetail.contracts.attention import AttentionLayer
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.model import ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.nn import Communicator
@@ -138,7 +139,7 @@ class ModelFamilySuite:
         """What the family has against a config."""
         need = ModelNeed(config=config, tensor_parallel=tensor_parallel, device_type="cpu", dtype="float32")
         options = self.family_class.Options.model_validate(dict(self.options))
-        return self.family_class.check(need, options, Environment("cpu", num_cpus=2, memory_bytes=2**34))
+        return reasons_against(self.family_class, need, options, Environment("cpu", num_cpus=2, memory_bytes=2**34))
 
     def harness(self, checkpoint: FamilyCheckpoint, **settings: Any) -> ModelHarness:
         """The family's model with the checkpoint's weights, over pages."""
@@ -224,9 +225,9 @@ class ModelFamilySuite:
 
     def test_stages_together_equal_the_oracle(self, checkpoint: FamilyCheckpoint) -> None:
         """A model that is cut behind its first layer, and one that is cut before its last; refused, where the family
-        does not declare `takes_stages`."""
+        does not declare `stages`."""
         num_layers, prompt = self.size(checkpoint).num_layers, self.prompt(checkpoint)
-        if not self.family_class.takes_stages:
+        if not self.family_class.capabilities.stages:
             with pytest.raises(ModelError):
                 self.harness(checkpoint, layers=range(1), is_last_stage=False)
             return
@@ -266,7 +267,7 @@ class ModelFamilySuite:
 
     def test_rows_do_not_depend_on_the_batch(self, checkpoint: FamilyCheckpoint) -> None:
         """Where the family declares it: the same bits alone, among others, and in chunks."""
-        if not self.family_class.batch_invariant:
+        if not self.family_class.capabilities.batch_invariant:
             pytest.skip(f"{self.family_class.__name__} is not batch_invariant")
         prompts = [self.prompt(checkpoint, num_tokens, seed=num_tokens) for num_tokens in (19, 33, 2)]
         harness = self.harness(checkpoint, batch_invariant=True)
@@ -283,8 +284,8 @@ class ModelFamilySuite:
 
     def test_states_between_the_layers_are_given(self, checkpoint: FamilyCheckpoint) -> None:
         """Where the family declares it: what enters each layer, with the last hidden states."""
-        if not self.family_class.gives_hidden_layers:
-            pytest.skip(f"{self.family_class.__name__} does not declare gives_hidden_layers")
+        if not self.family_class.capabilities.hidden_layers:
+            pytest.skip(f"{self.family_class.__name__} does not declare hidden_layers")
         harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
         states = checkpoint.compute(prompt)[1]
         with torch.inference_mode():
@@ -302,7 +303,7 @@ class ModelFamilySuite:
     def test_quantization_is_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
         """A method is asked for the linear layers, or refused."""
         method = AskedMethod()
-        if not self.family_class.takes_quantization:
+        if not self.family_class.capabilities.quantization:
             with pytest.raises(ModelError):
                 self.harness(checkpoint, quantization=method)
             return
@@ -312,13 +313,13 @@ class ModelFamilySuite:
 
     def test_operators_are_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
         """The model asks its context's operators for norms, activations or rotations."""
-        if not self.family_class.takes_operators:
-            pytest.skip(f"{self.family_class.__name__} does not declare takes_operators")
+        if not self.family_class.capabilities.operators:
+            pytest.skip(f"{self.family_class.__name__} does not declare operators")
         if not self.needs_operators:
             pytest.skip(f"{self.model_type} has nothing that operators compute")
         operators = CountingOperators()
         self.harness(checkpoint, operators=operators).logits(self.prompt(checkpoint, 4))
-        assert operators.names, "takes_operators is declared, but none was used"
+        assert operators.names, "operators are declared, but none was used"
 
     def test_the_size_is_that_of_the_model(self, checkpoint: FamilyCheckpoint) -> None:
         """Parameters, layers, heads, vocabulary and the longest sequence."""
@@ -351,7 +352,7 @@ class ModelFamilySuite:
         """Adapters, which nobody takes yet; and states between layers of families that give none."""
         harness = self.harness(checkpoint)
         refused: list[dict[str, Any]] = [{"adapters": "style"}]
-        if not self.family_class.gives_hidden_layers:
+        if not self.family_class.capabilities.hidden_layers:
             refused.append({"layers": (0,)})
         for changes in refused:
             with pytest.raises(ModelError):

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.testing.chain_cases import Chains, random_chains
@@ -58,7 +59,7 @@ class OperatorsSuite:
         device_type = device_type or self.device.split(":")[0]
         environment = Environment(device_type=device_type, num_cpus=2, memory_bytes=2**34)
         options = self.operators_class.Options.model_validate(dict(self.options))
-        return self.operators_class.check(OperatorsNeed(device_type, dtype), options, environment)
+        return reasons_against(self.operators_class, OperatorsNeed(device_type, dtype), options, environment)
 
     def random(self, *shape: int, dtype: torch.dtype, scale: float = 2.0) -> torch.Tensor:
         """Normal numbers, the same for the same shape."""

@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
@@ -81,7 +82,7 @@ class QuantizationSuite:
         """What the method has against activations of `dtype` on this machine."""
         environment: Environment = detect_environment(self.device.split(":")[0])
         options = self.method_class.Options.model_validate(dict(self.options))
-        return self.method_class.check(self.need(dtype), options, environment)
+        return reasons_against(self.method_class, self.need(dtype), options, environment)
 
     @property
     def shape(self) -> LinearShape:
@@ -185,7 +186,7 @@ class QuantizationSuite:
 
     def test_rows_do_not_depend_on_the_batch(self, method: QuantizationMethod) -> None:
         """Where the method declares it."""
-        if not method.batch_invariant:
+        if not method.capabilities.batch_invariant:
             pytest.skip(f"{self.method_class.__name__} is not batch_invariant")
         strict = self.method_class(method.options, self.need(method.need.dtype, batch_invariant=True))
         kernel = self.loaded(self.kernel(strict), self.parts())
@@ -360,7 +361,7 @@ class QuantizationSuite:
         gpu = Environment("cuda", num_cpus=2, memory_bytes=2**34, devices=(DeviceInfo("a GPU", 80 * 2**30, (9, 0)),))
         options = self.method_class.Options.model_validate(dict(self.options))
         need = replace(self.need("bfloat16"), device_type="cuda")
-        if self.device == "cpu" and (reasons := self.method_class.check(need, options, gpu)):
+        if self.device == "cpu" and (reasons := reasons_against(self.method_class, need, options, gpu)):
             pytest.skip(f"{self.method_class.__name__}: {' '.join(reasons)}")
         method = self.method_class(options, need)
         for features in ((self.in_features, 17), (33, 16), (self.in_features, sum(self.part_rows))):

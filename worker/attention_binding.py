@@ -10,6 +10,7 @@ from dovetail.config.resolved import Component
 from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionNeed, AttentionSetup
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.registry.bootstrap import LoadedPlugins
 
@@ -50,7 +51,7 @@ def check_layers(
     whose: str,
 ) -> None:
     """Raises `ConfigError` for a backend that has something against the layers themselves."""
-    reasons = plugin.check(_need(setup, environment.device_type), options, environment)
+    reasons = reasons_against(plugin, _need(setup, environment.device_type), options, environment)
     if reasons:
         raise ConfigError(f"attention {name!r} cannot serve {whose} layers: {' '.join(reasons)}")
 

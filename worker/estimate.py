@@ -117,7 +117,7 @@ def _weights(
 ) -> _Weights:
     plain = DTYPE_BYTES[need.dtype]
     plugin, _ = create_class(family)
-    if not cast(type[ModelFamily], plugin).takes_quantization:
+    if not cast(type[ModelFamily], plugin).capabilities.quantization:
         return _Weights(sum(math.prod(info.shape) for info in infos) * plain // ranks, 0, None)
     import torch  # which most commands do without
 

@@ -44,8 +44,8 @@ class BlockSparseBackend(AttentionBackend):
 
     @classmethod
     def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """What the capabilities leave open, the pattern, and on GPUs what the Triton kernels need."""
-        reasons = super().check(need, options, environment)
+        """The pattern, and on GPUs what the Triton kernels need."""
+        reasons = []
         if options.local_blocks is None:
             reasons.append(NO_PATTERN)
         if options.sparse_block_size % need.block_size:

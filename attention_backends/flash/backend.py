@@ -48,10 +48,7 @@ class FlashBackend(AttentionBackend):
 
     @classmethod
     def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """What the capabilities leave open, a GPU from Ampere on, and a library that serves the model."""
-        reasons = super().check(need, options, environment)
-        if reasons:
-            return reasons
+        """A GPU from Ampere on, and a library that serves the model."""
         if any(size > _LARGEST_HEAD or size % 8 for size in need.head_sizes):
             sizes = ", ".join(map(str, sorted(need.head_sizes)))
             return [f"{cls.__name__} serves multiples of 8 up to {_LARGEST_HEAD} as head sizes; the model has {sizes}."]

@@ -68,8 +68,8 @@ class PagedCPUBackend(AttentionBackend):
 
     @classmethod
     def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """What the capabilities leave open, and a compiler."""
-        reasons = super().check(need, options, environment)
+        """What goes with batch invariance, and a compiler."""
+        reasons = []
         if need.batch_invariant and (need.sliding_window or need.chunked):
             # Keys are cut from where the oldest window of neighbouring tokens begins.
             reasons.append("paged_cpu has no batch-invariant mode for sliding windows and chunked attention.")

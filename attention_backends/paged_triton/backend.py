@@ -110,11 +110,8 @@ class PagedTritonBackend(AttentionBackend):
 
     @classmethod
     def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """What the capabilities leave open, Triton, and a GPU that the kernels compile for."""
-        return super().check(need, options, environment) or [
-            *against_shapes(cls.__name__, need),
-            *against_machine(cls.__name__, need, environment),
-        ]
+        """Shapes, Triton, and a GPU that the kernels compile for."""
+        return against_shapes(cls.__name__, need) + against_machine(cls.__name__, need, environment)
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
         super().__init__(options, setup)

@@ -5,241 +5,330 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Generic, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
 from dovetail.config.foreign_names import hint
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
-from dovetail.config.schema import AUTO, ComponentSection, known_keys, place_at
+from dovetail.config.schema import AUTO, ComponentSection, NamedSection, known_keys, place_at
 from dovetail.config.tree import KeyPath, dotted, flatten, get
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import FixableReason, Plugin, PluginOptions
 
 P = TypeVar("P", bound=Plugin)
-Reasons = Callable[[type[P], PluginOptions], Sequence[str]]
-"""Asks one candidate what speaks against it."""
+Answers = tuple[tuple[str, tuple[str, ...]], ...]
+"""Each candidate with its reasons against; none for those that would do."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Slot(Generic[P]):
+    """A place of the config where one plugin stands, and what is particular about choosing it."""
+
+    path: KeyPath
+    """"*" stands for a label of the config's."""
+    kind: str
+    passes_over: Callable[[type[P], Any], str | None] | None = None
+    """The rule of `auto`: why it does not ask a candidate about a need; a plugin that is named may be used."""
+    last_resort: Callable[[type[P]], bool] | None = None
+    """Candidates that are asked only if no other can be used."""
+    none_left: type[DovetailError] = ConfigError
+    """What is raised where `auto` finds none, unless a run can do without."""
+
+    def at(self, *labels: str) -> Slot[P]:
+        """With labels in the places that the path leaves open."""
+        given = iter(labels)
+        path = tuple(next(given) if key == "*" else key for key in self.path)
+        return Slot(path, self.kind, self.passes_over, self.last_resort, self.none_left)
+
+
+@dataclass(frozen=True)
+class Chosen(Generic[P]):
     """A chosen plugin."""
 
     component: Component
-    plugin: type[Plugin]
+    plugin: type[P]
     options: PluginOptions
+    asked: Mapping[str, Any]
+    """The options as the config gives them."""
+    name: str
+    """What the section's `name` becomes: of a local file its absolute path."""
+    reason: str = ""
+    """Why it is chosen; empty where there is nothing to say, since the config names it."""
+    answers: Answers = ()
+
+
+Ask = Callable[[type[P], PluginOptions], Sequence[str]]
+"""Asks one candidate what speaks against it."""
 
 
 def choose(
     state: Resolution,
-    path: KeyPath,
-    kind: str,
-    section: ComponentSection,
-    reasons: Reasons[Any],
+    slot: Slot[P],
+    need: Any,
     *,
-    none_left: type[DovetailError] = ConfigError,
-    last_resort: Callable[[type[Any]], bool] = lambda plugin: False,
-) -> Chosen:
-    """The plugin of `kind` for the section at `path`; decides its `name`, and each option that reads otherwise.
+    section: ComponentSection | None = None,
+    ask: Ask[P] | None = None,
+) -> Chosen[P]:
+    """The plugin of a slot; decides its `name`, and each option that reads otherwise.
 
-    `reasons` is asked of each candidate. A named plugin never falls back: its reasons are a `ConfigError`. `auto`
-    looks among those that take the section's options; where it finds none, `none_left` is raised with every
-    candidate's reasons. Candidates for which `last_resort` holds are asked only if no other can be used.
+    A named plugin never falls back: its reasons are a `ConfigError`. `auto` looks among those that take the section's
+    options; where it finds none, `slot.none_left` is raised with every candidate's reasons. `section`: in place of the
+    config's own. `ask`: in place of `reasons_against` the need, for what is asked differently of each candidate.
     """
-    if section.name != AUTO:
-        return _named(state, path, kind, section, reasons)
-    return _automatic(state, path, kind, section, reasons, none_left, last_resort)
-
-
-def _named(state: Resolution, path: KeyPath, kind: str, section: ComponentSection, reasons: Reasons[Any]) -> Chosen:
-    name_path = (*path, "name")
-    origin = state.layered.origin(name_path)
-    base_dir = state.layered.base_dir(name_path)
-    try:
-        plugin = state.registry.load(kind, section.name, base_dir)
-    except PluginError as error:
-        raise PluginError(f"{dotted(name_path)} ({origin}): {error}") from error
-    _refuse_unknown_options(state, path, section, plugin)
-    try:
-        component = state.registry.component(kind, section.name, _handed_over(state, path, section, plugin), base_dir)
-    except ConfigError as error:
-        raise ConfigError(f"{dotted(path)}: {error}") from error
-    options = plugin.Options.model_validate(dict(component.options))
-    against = list(reasons(plugin, options))
-    if against:
-        listed = "\n".join(f"  - {reason}" for reason in against)
-        raise ConfigError(f"{dotted(name_path)} ({origin}): {section.name!r} cannot be used here:\n{listed}")
-    if component.distribution is None and component.reference != section.name:
-        state.decide(name_path, component.reference, f"a local file, relative to {base_dir}")
-    _decide_options(state, path, _asked(section, plugin), component.options)
-    return Chosen(component, plugin, options)
+    chosen = pick(state, slot, need, section=section, ask=ask)
+    settle(state, slot, chosen)
+    return chosen
 
 
 def choose_or_none(
-    state: Resolution, path: KeyPath, kind: str, section: ComponentSection, reasons: Reasons[Any], otherwise: str
-) -> Chosen | None:
+    state: Resolution,
+    slot: Slot[P],
+    need: Any,
+    otherwise: str,
+    *,
+    section: ComponentSection | None = None,
+    ask: Ask[P] | None = None,
+) -> Chosen[P] | None:
     """As `choose`, for a component that a run can do without: where `auto` finds none, the section becomes null, for
     the reason `otherwise`, with every candidate's reasons."""
-    if section.name != AUTO:
-        return _named(state, path, kind, section, reasons)
-    answers = _ask_all(state, path, kind, section, reasons)
-    _note_fixable(state, path, answers)
-    if answers.fitting:
-        return _first(state, path, kind, section, answers)
-    go_without(state, path, section, otherwise, answers.listed)
+    question = _Question(state, slot, need, section or state.section(slot.path), ask)
+    chosen = question.first() if question.is_auto else question.named()
+    if isinstance(chosen, Chosen):
+        settle(state, slot, chosen)
+        return chosen
+    go_without(state, slot.path, question.section, otherwise, chosen)
     return None
 
 
-def any_fits(state: Resolution, path: KeyPath, kind: str, section: ComponentSection, reasons: Reasons[Any]) -> bool:
-    """Whether the named plugin, or for `auto` some candidate, has nothing against `reasons`' question. Decides
-    nothing."""
-    if section.name == AUTO:
-        return bool(_ask_all(state, path, kind, section, reasons).fitting)
-    plugin = state.registry.load(kind, section.name, state.layered.base_dir((*path, "name")))
-    return not _ask(state, path, section.name, plugin, section, reasons)
-
-
-def go_without(
+def pick(
     state: Resolution,
-    path: KeyPath,
-    section: ComponentSection,
-    reason: str,
-    candidates: tuple[tuple[str, tuple[str, ...]], ...] = (),
-) -> None:
-    """Decides that a section which says `auto` comes to null."""
+    slot: Slot[P],
+    need: Any,
+    *,
+    section: ComponentSection | None = None,
+    ask: Ask[P] | None = None,
+) -> Chosen[P]:
+    """As `choose`, and decides nothing yet: see `settle`."""
+    question = _Question(state, slot, need, section or state.section(slot.path), ask)
+    if not question.is_auto:
+        return question.named()
+    chosen = question.first()
+    if isinstance(chosen, Chosen):
+        return chosen
+    listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in chosen)
+    raise slot.none_left(
+        f"{dotted((*slot.path, 'name'))}: no {slot.kind} of those installed can be used here:\n"
+        f"{listed or '  (none is installed)'}"
+    )
+
+
+def settle(state: Resolution, slot: Slot[P], chosen: Chosen[P]) -> None:
+    """Decides what `pick` found."""
+    if chosen.reason:
+        state.decide((*slot.path, "name"), chosen.name, chosen.reason, chosen.answers, note=True)
+    _decide_options(state, slot.path, chosen.asked, chosen.component.options)
+
+
+def any_fits(state: Resolution, slot: Slot[P], need: Any) -> bool:
+    """Whether the named plugin, or for `auto` some candidate, can serve the need. Decides nothing."""
+    question = _Question(state, slot, need, state.section(slot.path), None)
+    if question.is_auto:
+        return any(not against for _, _, against in question.ask_all()[0])
+    return not question.reasons(question.section.name, question.load())
+
+
+def go_without(state: Resolution, path: KeyPath, section: ComponentSection, reason: str, answers: Answers = ()) -> None:
+    """Decides that a section which says `auto` becomes null."""
     for leaf, _ in flatten(section.model_dump(mode="json"), path):
-        of_name = leaf == (*path, "name")
-        state.decide(leaf, None, reason, candidates if of_name else ())
+        state.decide(leaf, None, reason, answers if leaf == (*path, "name") else ())
     state.fill(path, None)
 
 
-@dataclass(frozen=True)
-class _Answers:
-    """What the candidates said."""
+class _Question(Generic[P]):
+    """What one slot asks of its candidates."""
 
-    listed: tuple[tuple[str, tuple[str, ...]], ...]
-    """Each with its reasons against, those that cannot be loaded last."""
-    fitting: tuple[tuple[str, type[Plugin]], ...]
-    """Those with none, in the order of preference."""
+    def __init__(
+        self, state: Resolution, slot: Slot[P], need: Any, section: ComponentSection | None, ask: Ask[P] | None
+    ):
+        assert section is not None, f"{dotted(slot.path)} is null, so nobody is asked"
+        self.section = section
+        self._state = state
+        self._slot = slot
+        self._need = need
+        self._ask = ask or self._ask_need
 
+    @property
+    def is_auto(self) -> bool:
+        return self.section.name == AUTO
 
-def _automatic(
-    state: Resolution,
-    path: KeyPath,
-    kind: str,
-    section: ComponentSection,
-    reasons: Reasons[Any],
-    none_left: type[DovetailError],
-    last_resort: Callable[[type[Any]], bool],
-) -> Chosen:
-    answers = _ask_all(state, path, kind, section, reasons, last_resort)
-    if not answers.fitting:
-        listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in answers.listed)
-        listed = listed or "  (none is installed)"
-        raise none_left(f"{dotted((*path, 'name'))}: no {kind} of those installed can be used here:\n{listed}")
-    _note_fixable(state, path, answers)
-    return _first(state, path, kind, section, answers)
+    def load(self) -> type[P]:
+        """The plugin that the config names."""
+        base_dir = self._state.layered.base_dir(self._name_path)
+        # The registry has checked that it derives from the kind's base class.
+        return cast(type[P], self._state.registry.load(self._slot.kind, self.section.name, base_dir))
 
-
-def _ask_all(
-    state: Resolution,
-    path: KeyPath,
-    kind: str,
-    section: ComponentSection,
-    reasons: Reasons[Any],
-    last_resort: Callable[[type[Any]], bool] = lambda plugin: False,
-) -> _Answers:
-    candidates, broken = _candidates(state, kind)
-    _refuse_options_of_none(state, path, section, [plugin for _, plugin in candidates])
-    candidates.sort(key=lambda candidate: last_resort(candidate[1]))
-    answers: list[tuple[str, tuple[str, ...]]] = []
-    fitting: list[tuple[str, type[Plugin]]] = []
-    for name, plugin in candidates:
-        if fitting and last_resort(plugin):
-            answers.append((name, ("not asked: it is for models that no other can build",)))
-            continue
-        answers.append((name, tuple(_ask(state, path, name, plugin, section, reasons))))
-        if not answers[-1][1]:
-            fitting.append((name, plugin))
-    return _Answers((*answers, *broken), tuple(fitting))
-
-
-def _note_fixable(state: Resolution, path: KeyPath, answers: _Answers) -> None:
-    """Notes candidates that would have been chosen but for what the user can mend on this machine."""
-    chosen = answers.fitting[0][0] if answers.fitting else None
-    for name, against in answers.listed:
-        if name == chosen:
-            return
-        if against and all(isinstance(reason, FixableReason) for reason in against):
-            for reason in against:
-                state.fixable.setdefault(str(reason), []).append(f"{dotted(path)} {name}")
-
-
-def _first(state: Resolution, path: KeyPath, kind: str, section: ComponentSection, answers: _Answers) -> Chosen:
-    name, plugin = answers.fitting[0]
-    only = len(answers.fitting) == 1
-    reason = "the only candidate that can be used" if only else "first in preference that can be used"
-    state.decide((*path, "name"), name, reason, answers.listed)
-    component = state.registry.component(kind, name, _handed_over(state, path, section, plugin))
-    _decide_options(state, path, _asked(section, plugin), component.options)
-    return Chosen(component, plugin, plugin.Options.model_validate(dict(component.options)))
-
-
-def _candidates(
-    state: Resolution, kind: str
-) -> tuple[list[tuple[str, type[Plugin]]], list[tuple[str, tuple[str, ...]]]]:
-    """Installed plugins in the order in which they are asked; and those that cannot be loaded, with the reason."""
-    entries = state.registry.entries(kind)
-    names = [entry.name for entry in entries]
-    loaded: list[tuple[str, type[Plugin]]] = []
-    broken: list[tuple[str, tuple[str, ...]]] = [
-        (entry.qualified_name, (entry.refusal or "",)) for entry in state.registry.refused(kind)
-    ]
-    for entry in entries:
-        name = entry.qualified_name if names.count(entry.name) > 1 else entry.name
+    def named(self) -> Chosen[P]:
+        """The plugin that the config names. Raises `ConfigError` for what it has against that."""
+        state, name = self._state, self.section.name
+        origin, base_dir = state.layered.origin(self._name_path), state.layered.base_dir(self._name_path)
         try:
-            loaded.append((name, state.registry.load_entry(entry)))
+            plugin = self.load()
         except PluginError as error:
-            problem = str(error).partition("\n")[0]
-            state.warn(f"{problem} (nothing names it, so the run goes on without)")
-            broken.append((name, (problem,)))
-    loaded.sort(key=lambda item: (-item[1].preference, item[0]))
-    return loaded, broken
+            raise PluginError(f"{dotted(self._name_path)} ({origin}): {error}") from error
+        self._refuse_unknown_options([plugin], f" for {name!r}")
+        try:
+            component = state.registry.component(self._slot.kind, name, self._handed_over(plugin), base_dir)
+        except ConfigError as error:
+            raise ConfigError(f"{dotted(self._slot.path)}: {error}") from error
+        options = plugin.Options.model_validate(dict(component.options))
+        if against := list(self._ask(plugin, options)):
+            listed = "\n".join(f"  - {reason}" for reason in against)
+            raise ConfigError(
+                f"{dotted(self._name_path)} ({origin}): {name!r} cannot be used here:\n{listed}{self._others()}"
+            )
+        is_file = component.distribution is None and component.reference != name
+        reason = f"a local file, relative to {base_dir}" if is_file else ""
+        shown = component.reference if is_file else name
+        return Chosen(component, plugin, options, self._asked(plugin), shown, reason)
+
+    def first(self) -> Chosen[P] | Answers:
+        """The first candidate that has nothing against it, or what all have."""
+        asked, broken = self.ask_all()
+        answers: Answers = (*((name, tuple(against)) for name, _, against in asked), *broken)
+        fitting = [(name, plugin) for name, plugin, against in asked if not against]
+        self._note_fixable(answers, fitting[0][0] if fitting else None)
+        if not fitting:
+            return answers
+        name, plugin = fitting[0]
+        reason = "the only candidate that can be used" if len(fitting) == 1 else "first in preference that can be used"
+        component = self._state.registry.component(self._slot.kind, name, self._handed_over(plugin))
+        options = plugin.Options.model_validate(dict(component.options))
+        return Chosen(component, plugin, options, self._asked(plugin), name, reason, answers)
+
+    def ask_all(self) -> tuple[list[tuple[str, type[P], Sequence[str]]], Answers]:
+        """Each candidate with its reasons against, in the order of preference; and those that cannot be loaded."""
+        candidates, broken = self._candidates()
+        self._refuse_unknown_options([plugin for _, plugin in candidates], "")
+        last = self._slot.last_resort
+        if last is not None:
+            candidates = [c for c in candidates if not last(c[1])] + [c for c in candidates if last(c[1])]
+        answers: list[tuple[str, type[P], Sequence[str]]] = []
+        for name, plugin in candidates:
+            if last is not None and last(plugin) and any(not against for _, _, against in answers):
+                against: Sequence[str] = ["not asked: it is for models that no other can build"]
+            else:
+                against = self.reasons(name, plugin)
+            answers.append((name, plugin, against))
+        return answers, broken
+
+    def reasons(self, name: str, plugin: type[P]) -> Sequence[str]:
+        """What speaks against one candidate, its options included."""
+        try:
+            options = plugin.Options.model_validate(self._handed_over(plugin))
+        except ValidationError as error:
+            issues = [f"option {'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors()]
+            return [f"its options do not go with it ({'; '.join(issues)})"]
+        try:
+            passed_over = self._passed_over(plugin)
+            return [passed_over] if passed_over is not None else self._ask(plugin, options)
+        except Exception as error:
+            # A contract that a candidate breaks is its own fault; nobody named it, so it costs a line and no more.
+            problem = f"its check failed with {type(error).__name__}: {error}"
+            self._warn(f"{plugin.__qualname__} ({name}): {problem}")
+            return [problem]
+
+    def _ask_need(self, plugin: type[P], options: PluginOptions) -> Sequence[str]:
+        return reasons_against(plugin, self._need, options, self._state.environment)
+
+    def _passed_over(self, plugin: type[P]) -> str | None:
+        rule = self._slot.passes_over
+        return rule(plugin, self._need) if rule is not None and self.is_auto else None
+
+    def _others(self) -> str:
+        """Where another plugin could be used in place of the one that is named, its name."""
+        if isinstance(self.section, NamedSection):
+            return ""  # what it does is its own, and nothing that another could do in its place
+        section = self.section.model_copy(update={"name": AUTO})
+        try:
+            asked, _ = _Question(self._state, self._slot, self._need, section, self._ask).ask_all()
+        except ConfigError:
+            return ""
+        names = [name for name, _, against in asked if not against]
+        return f"\nWhat can be used here: {', '.join(names)}, or auto." if names else ""
+
+    @property
+    def _name_path(self) -> KeyPath:
+        return (*self._slot.path, "name")
+
+    def _candidates(self) -> tuple[list[tuple[str, type[P]]], Answers]:
+        """Installed plugins in the order in which they are asked; and those that cannot be loaded, with the reason."""
+        registry, kind = self._state.registry, self._slot.kind
+        entries = registry.entries(kind)
+        names = [entry.name for entry in entries]
+        loaded: list[tuple[str, type[P]]] = []
+        broken = [(entry.qualified_name, (entry.refusal or "",)) for entry in registry.refused(kind)]
+        for entry in entries:
+            name = entry.qualified_name if names.count(entry.name) > 1 else entry.name
+            try:
+                loaded.append((name, cast(type[P], registry.load_entry(entry))))
+            except PluginError as error:
+                problem = str(error).partition("\n")[0]
+                self._warn(problem)
+                broken.append((name, (problem,)))
+        loaded.sort(key=_by_preference)
+        return loaded, tuple(broken)
+
+    def _warn(self, problem: str) -> None:
+        warning = f"{problem} (nothing names it, so the run goes on without)"
+        if warning not in self._state.warnings:
+            self._state.warn(warning)
+
+    def _note_fixable(self, answers: Answers, chosen: str | None) -> None:
+        """Notes candidates that would have been chosen but for what the user can mend on this machine."""
+        for name, against in answers:
+            if name == chosen:
+                return
+            if against and all(isinstance(reason, FixableReason) for reason in against):
+                for reason in against:
+                    self._state.fixable.setdefault(str(reason), []).append(f"{dotted(self._slot.path)} {name}")
+
+    def _asked(self, plugin: type[P]) -> dict[str, Any]:
+        """The plugin's options; a key of the section that its `Options` declare as well reaches both."""
+        shared = _option_keys(plugin) & set(known_keys(type(self.section))) - {"name"}
+        own = self.section.model_dump(mode="json", include=shared, exclude_none=True)
+        return {**own, **self.section.options}
+
+    def _handed_over(self, plugin: type[P]) -> dict[str, Any]:
+        """As asked, with paths made absolute."""
+        given = self._asked(plugin)
+        for name, option in plugin.Options.model_fields.items():
+            key = option.alias or name
+            if isinstance(given.get(key), str) and Path in (option.annotation, *get_args(option.annotation)):
+                base_dir = self._state.layered.base_dir((*self._slot.path, key))
+                given[key] = str(base_dir / Path(given[key]).expanduser())
+        return given
+
+    def _refuse_unknown_options(self, plugins: Sequence[type[P]], whose: str) -> None:
+        """Raises `ConfigError` for an option that none of `plugins` has."""
+        if any(plugin.Options.model_config.get("extra") == "allow" for plugin in plugins):
+            return
+        options = {key for plugin in plugins for key in _option_keys(plugin)}
+        for key in self.section.options:
+            if key not in options:
+                path = (*self._slot.path, key)
+                near = hint(key, options | set(known_keys(type(self.section))))
+                raise ConfigError(f"unknown key '{dotted(path)}' ({self._state.layered.origin(path)}){whose}: {near}")
 
 
-def _ask(
-    state: Resolution, path: KeyPath, name: str, plugin: type[Plugin], section: ComponentSection, reasons: Reasons[Any]
-) -> Sequence[str]:
-    try:
-        options = plugin.Options.model_validate(_handed_over(state, path, section, plugin))
-    except ValidationError as error:
-        issues = [f"option {'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors()]
-        return [f"its options do not go with it ({'; '.join(issues)})"]
-    try:
-        return reasons(plugin, options)
-    except Exception as error:
-        # A contract that a candidate breaks is its own fault; nobody named it, so it costs a line and no more.
-        problem = f"its check failed with {type(error).__name__}: {error}"
-        state.warn(f"{plugin.__qualname__} ({name}): {problem} (nothing names it, so the run goes on without)")
-        return [problem]
+def _by_preference(candidate: tuple[str, type[Plugin]]) -> tuple[int, str]:
+    return -candidate[1].preference, candidate[0]
 
 
-def _asked(section: ComponentSection, plugin: type[Plugin]) -> dict[str, Any]:
-    """The plugin's options; a key of the section that its `Options` declare as well reaches both."""
-    shared = _option_keys(plugin) & set(known_keys(type(section))) - {"name"}
-    own = section.model_dump(mode="json", include=shared, exclude_none=True)
-    return {**own, **section.options}
-
-
-def _handed_over(state: Resolution, path: KeyPath, section: ComponentSection, plugin: type[Plugin]) -> dict[str, Any]:
-    """As asked, with paths made absolute."""
-    given = _asked(section, plugin)
-    for name, field in plugin.Options.model_fields.items():
-        key = field.alias or name
-        if isinstance(given.get(key), str) and Path in (field.annotation, *get_args(field.annotation)):
-            given[key] = str(state.layered.base_dir((*path, key)) / Path(given[key]).expanduser())
-    return given
+def _option_keys(plugin: type[Plugin]) -> set[str]:
+    return {option.alias or name for name, option in plugin.Options.model_fields.items()}
 
 
 def _decide_options(state: Resolution, path: KeyPath, asked: Mapping[str, Any], got: Mapping[str, Any]) -> None:
@@ -247,45 +336,10 @@ def _decide_options(state: Resolution, path: KeyPath, asked: Mapping[str, Any], 
     for leaf, value in flatten(dict(asked)):
         if leaf and get(got, leaf) != value:
             state.decide((*path, *leaf), get(got, leaf), "as the plugin's options read it")
+    place = place_at(path)
+    section_keys = known_keys(place.section) if place is not None else {}
     for key, value in got.items():
-        if get(state.values, (*path, key)) is None and key in _section_keys(path):
+        if get(state.values, (*path, key)) is None and key in section_keys:
             state.decide((*path, key), value, "the default of the plugin's option of that name")
         else:
             state.fill((*path, key), value)
-
-
-def _section_keys(path: KeyPath) -> Mapping[str, Any]:
-    place = place_at(path)
-    return known_keys(place.section) if place is not None else {}
-
-
-def _refuse_unknown_options(state: Resolution, path: KeyPath, section: ComponentSection, plugin: type[Plugin]) -> None:
-    if _takes_anything(plugin):
-        return
-    options = _option_keys(plugin)
-    for key in section.options:
-        if key not in options:
-            where = state.layered.origin((*path, key))
-            near = hint(key, options | set(known_keys(type(section))))
-            raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}) for {section.name!r}: {near}")
-
-
-def _refuse_options_of_none(
-    state: Resolution, path: KeyPath, section: ComponentSection, plugins: Sequence[type[Plugin]]
-) -> None:
-    if any(_takes_anything(plugin) for plugin in plugins):
-        return
-    options = {key for plugin in plugins for key in _option_keys(plugin)}
-    for key in section.options:
-        if key not in options:
-            where = state.layered.origin((*path, key))
-            near = hint(key, options | set(known_keys(type(section))))
-            raise ConfigError(f"unknown key '{dotted((*path, key))}' ({where}): {near}")
-
-
-def _option_keys(plugin: type[Plugin]) -> set[str]:
-    return {field.alias or name for name, field in plugin.Options.model_fields.items()}
-
-
-def _takes_anything(plugin: type[Plugin]) -> bool:
-    return plugin.Options.model_config.get("extra") == "allow"

@@ -9,6 +9,7 @@ from typing import Any
 from dovetail.config.inspector import Inspector
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import Decision
+from dovetail.config.schema import ComponentSection
 from dovetail.config.tree import KeyPath, dotted, flatten, get, put
 from dovetail.contracts.plugin import Environment
 from dovetail.registry.registry import Registry
@@ -34,6 +35,14 @@ class Resolution:
         self.values: dict[str, Any] = copy.deepcopy(layered.config.model_dump(mode="json"))
         """The tree so far: what was asked, with decisions in its place."""
 
+    def section(self, path: KeyPath) -> ComponentSection | None:
+        """The component that the config asks for at `path`; None where it says null."""
+        node: Any = self.config
+        for key in path:
+            node = node[int(key)] if isinstance(node, list) else (node if isinstance(node, dict) else vars(node))[key]
+        found: ComponentSection | None = node
+        return found
+
     @property
     def is_strict(self) -> bool:
         """Whether a request's tokens must not depend on what else is in the batch."""
@@ -55,12 +64,14 @@ class Resolution:
         got: Any,
         reason: str,
         candidates: tuple[tuple[str, tuple[str, ...]], ...] = (),
+        *,
+        note: bool = False,
     ) -> None:
-        """Settles a value. It counts as a decision where it is not what was asked for."""
+        """Settles a value. It counts as a decision where it is not what was asked for, and with `note` in any case."""
         path = tuple(path.split(".")) if isinstance(path, str) else path
         asked = get(self.values, path)
         put(self.values, path, got)
-        if asked != got:
+        if note or asked != got:
             logger.debug("%s: asked %r, got %r: %s", dotted(path), asked, got, reason)
             self._decisions.append(Decision(dotted(path), asked, got, reason, candidates))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from dovetail.config import rules_checkpoint, rules_model, rules_quantization, rules_run
 from dovetail.config.manifest import differences
@@ -13,7 +13,7 @@ from dovetail.config.resolved import ResolvedConfig, ResolvedModel
 from dovetail.config.rules_draft import note_lengths
 from dovetail.config.rules_speculation import Target, choose_speculation
 from dovetail.config.tree import get
-from dovetail.contracts.model import ModelFamily, ModelSize
+from dovetail.contracts.model import ModelSize
 from dovetail.contracts.weights import ModelFiles
 from dovetail.registry.bootstrap import plugin_hash
 
@@ -22,7 +22,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     """Runs every rule, in an order in which each finds what it needs. Where one raises, `state` holds the decisions
     that were made before."""
     config = state.config
-    device = rules_run.choose_device(state)
+    executor, asked = rules_run.find_executor(state)
     source, files = rules_model.find_files(state)
     weight_format, opener, hf_config = rules_model.read_config(state, files)
     rules_model.refuse_quantized_checkpoint(opener, hf_config)
@@ -38,7 +38,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     need = rules_run.attention_need(state, hf_config, size, dtype, trees=False)
     kv_dtype = rules_run.choose_kv_dtype(state, need, is_quantized=quantization is not None)
     cache = rules_run.plan_cache(state, kv_dtype)
-    target = Target(files, opener, size, dtype, cache.dtype, cast(type[ModelFamily], family.plugin))
+    target = Target(files, opener, size, dtype, cache.dtype, family.plugin)
     speculation, trees = choose_speculation(state, target)
     drafters = list(speculation.drafters.values()) if speculation is not None else []
     per_token = rules_run.kv_bytes_per_token(size, cache.dtype, config.executor.tensor_parallel)
@@ -47,7 +47,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     max_model_len = rules_model.choose_length(state, size, rules_run.kv_capacity(cache, per_token))
     note_lengths(state, drafters, max_model_len)
     limits = rules_run.set_limits(state, max_model_len)
-    executor = rules_run.choose_executor(state)
+    settled_executor = rules_run.settle_executor(state, executor, asked)
     attention = rules_run.choose_attention(state, replace(need, kv_dtype=kv_dtype, trees=trees))
     scheduler = rules_run.choose_scheduler(state, limits)
     processors = rules_run.choose_processors(state)
@@ -56,11 +56,11 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     resolved = ResolvedConfig(
         model=model,
         cache=cache,
-        device_type=device,
+        device_type=state.environment.device_type,
         tensor_parallel=config.executor.tensor_parallel,
         num_threads=get(state.values, ("executor", "threads")),
         enforce_eager=config.executor.enforce_eager,
-        executor=executor,
+        executor=settled_executor,
         attention=attention,
         scheduler=scheduler,
         limits=limits,

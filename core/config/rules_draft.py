@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,13 +13,13 @@ from dovetail.config.layers import LayeredConfig, Origin
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedDraftModel
 from dovetail.config.rules_quantization import choose_quantization
-from dovetail.config.schema import AUTO, ComponentSection, ExecutorSection, ModelSection
+from dovetail.config.schema import ComponentSection, ExecutorSection, ModelSection
+from dovetail.config.slots import DRAFT_ATTENTION, DRAFT_QUANTIZATION
 from dovetail.config.tree import KeyPath, dotted
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.speculation import DraftModelInfo, DraftWorker, SpeculationNeed
 from dovetail.contracts.weights import ModelFiles, WeightFormat
 
@@ -129,24 +129,20 @@ def _tell_decisions(inner: Resolution, state: Resolution, drafter: KeyPath) -> N
         state.decide((*drafter, *key), decision.got, decision.reason, decision.candidates)
 
 
-def choose_draft_quantization(state: Resolution, path: KeyPath, drafter: Chosen, dtype: str) -> Component | None:
+def choose_draft_quantization(
+    state: Resolution, path: KeyPath, drafter: Chosen[DraftWorker], dtype: str
+) -> Component | None:
     """How the layers that a drafter builds by itself hold their weights; None: in full precision."""
-    asked = cast(type[DraftWorker], drafter.plugin).quantization(drafter.options)
+    asked = drafter.plugin.quantization(drafter.options)
     if asked is None:
         return None
     section = _as_section(path, {"quantization": asked}).quantization
     assert section is not None
     inner = _inner_resolution(state, path, state.config.model.model_copy(update={"quantization": section}))
     need = QuantizationNeed(state.environment.device_type, dtype)
-
-    def against(method: type[QuantizationMethod], options: PluginOptions) -> Sequence[str]:
-        if section.name == AUTO and not method.for_drafters:
-            return ["auto does not take it for drafters"]
-        return method.check(need, options, state.environment)
-
     otherwise = "no method for drafters serves here"
     try:
-        method = choose_or_none(inner, ("model", "quantization"), "quantization", section, against, otherwise)
+        method = choose_or_none(inner, DRAFT_QUANTIZATION, need, otherwise)
     except DovetailError as error:
         raise type(error)(f"{dotted(path)}, its own layers: {error}") from error
     _tell_decisions(inner, state, path)
@@ -154,12 +150,9 @@ def choose_draft_quantization(state: Resolution, path: KeyPath, drafter: Chosen,
     return None if method is None else method.component
 
 
-def refuse_attention(state: Resolution, path: KeyPath, chosen: Chosen) -> None:
-    """Raises `ConfigError` for an attention backend beside a drafter that has no layers."""
-    drafter = cast(type[DraftWorker], chosen.plugin)
-    if state.config.speculative is None or drafter.capabilities.kv_cache:
-        return
-    if state.config.speculative.drafters[path[-1]].attention is not None:
+def refuse_attention(state: Resolution, path: KeyPath, chosen: Chosen[DraftWorker]) -> None:
+    """Raises `ConfigError` for the attention backend of a drafter that has no layers."""
+    if not chosen.plugin.capabilities.kv_cache and state.section((*path, "attention")) is not None:
         key = dotted((*path, "attention"))
         raise ConfigError(
             f"{key} ({state.layered.origin(key)}): the drafter {chosen.component.name!r} has no attention layers of its"
@@ -170,7 +163,6 @@ def refuse_attention(state: Resolution, path: KeyPath, chosen: Chosen) -> None:
 def choose_draft_attention(
     state: Resolution,
     path: KeyPath,
-    section: ComponentSection | None,
     specs: Sequence[KVSpec],
     dtype: str,
     *,
@@ -186,37 +178,31 @@ def choose_draft_attention(
         trees=trees,
         kv_dtype=specs[0].dtype,
     )
-    return choose(
-        state,
-        (*path, "attention"),
-        "attention_backend",
-        section if section is not None else ComponentSection(name=AUTO),
-        lambda plugin, o: plugin.check(need, o, state.environment),
-    ).component
+    slot = DRAFT_ATTENTION.at(path[-1])
+    return choose(state, slot, need, section=state.section(slot.path) or ComponentSection()).component
 
 
-def draft_caches(chosen: Chosen, need: SpeculationNeed) -> tuple[KVSpec, ...]:
+def draft_caches(chosen: Chosen[DraftWorker], need: SpeculationNeed) -> tuple[KVSpec, ...]:
     """What the drafter's layers will cache; empty for one without layers. Raises `PluginError` for a drafter that
     contradicts itself."""
-    drafter = cast(type[DraftWorker], chosen.plugin)
-    if not drafter.capabilities.kv_cache:
+    if not chosen.plugin.capabilities.kv_cache:
         return ()
-    specs = tuple(drafter.caches(chosen.options, need))
+    specs = tuple(chosen.plugin.caches(chosen.options, need))
     if not specs:
         raise PluginError(f"drafter {chosen.component.name!r} declares kv_cache, but its caches() names no layer")
     return specs
 
 
-def hidden_layers(chosen: Chosen, need: SpeculationNeed) -> tuple[int, ...]:
+def hidden_layers(chosen: Chosen[DraftWorker], need: SpeculationNeed) -> tuple[int, ...]:
     """The states between the target's layers that the drafter wants. Raises `ConfigError` where the target's family
     does not hand them out."""
     name = chosen.component.name
-    layers = tuple(cast(type[DraftWorker], chosen.plugin).hidden_layers(chosen.options, need))
+    layers = tuple(chosen.plugin.hidden_layers(chosen.options, need))
     if layers and not need.gives_hidden_layers:
         raise ConfigError(
             f"drafter {name!r} needs the states between the target's layers ({', '.join(map(str, layers))}), which the "
             "target's model family does not hand out; choose another drafter, or a family that does "
-            "(`gives_hidden_layers`)"
+            "(capability `hidden_layers`)"
         )
     if any(not 0 <= layer <= need.num_layers for layer in layers):
         raise ConfigError(

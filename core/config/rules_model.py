@@ -5,25 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dovetail.config.choose import Chosen, choose
 from dovetail.config.resolution import Resolution
 from dovetail.config.rope_overrides import apply_overrides
 from dovetail.config.rules_checkpoint import check_values, decoded
 from dovetail.config.schema import AUTO
+from dovetail.config.slots import FAMILY, SOURCE, WEIGHT_FORMAT, architectures_of
 from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.model import ModelFamily, ModelNeed, ModelSize
-from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import ModelFiles, ModelSource, WeightFormat
 
 _DTYPE = re.compile(r"b?float(16|32|64)|double|half|float|float[48]_\w+|u?int\d+|long|short|bool")
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w-]+):(?P<rest>.+)", re.DOTALL)
 
 
-def find_files(state: Resolution) -> tuple[Chosen, ModelFiles]:
+def find_files(state: Resolution) -> tuple[Chosen[ModelSource], ModelFiles]:
     """The model source, and the files it finds."""
     model = state.config.model
     scheme, rest = _split_scheme(state, model.path)
@@ -38,19 +39,13 @@ def find_files(state: Resolution) -> tuple[Chosen, ModelFiles]:
         section = section.model_copy(update={"name": scheme})
     rest = _anchor(state, scheme, rest, section.name)
 
-    def against(plugin: type[ModelSource], options: PluginOptions) -> Sequence[str]:
-        if scheme is None and model.source.name == AUTO and not plugin.recognizes(rest):
-            return [f"it does not recognize {rest!r}"]
-        return plugin.check(rest, options, state.environment)
-
     try:
-        chosen = choose(state, ("model", "source"), "model_source", section, against, none_left=ModelError)
+        chosen = choose(state, SOURCE, rest, section=section)
     except ModelError as error:
         raise ModelError(_not_found(state, model.path, str(error))) from None
     if scheme is not None:
         state.decide("model.source.name", chosen.component.name, f"the scheme of {model.path!r}")
-    source = cast(type[ModelSource], chosen.plugin)(chosen.options)
-    return chosen, source.resolve(rest, model.revision)
+    return chosen, chosen.plugin(chosen.options).resolve(rest, model.revision)
 
 
 def _split_scheme(state: Resolution, reference: str) -> tuple[str | None, str]:
@@ -78,7 +73,7 @@ def _anchor(state: Resolution, scheme: str | None, rest: str, source_name: str) 
     if source_name != AUTO:
         source = state.registry.load("model_source", source_name, state.layered.base_dir("model.source.name"))
         # A hub's "org/name" stays one, even where a folder of that name lies around.
-        if not cast(type[ModelSource], source).recognizes(str(absolute)):
+        if issubclass(source, ModelSource) and not source.recognizes(str(absolute)):
             return rest
     whole = f"{scheme}:{absolute}" if scheme is not None else str(absolute)
     state.decide("model.path", whole, f"a path, relative to {base_dir}")
@@ -94,25 +89,17 @@ def _not_found(state: Resolution, reference: str, answers: str) -> str:
     )
 
 
-def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen, WeightFormat, Mapping[str, Any]]:
+def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen[WeightFormat], WeightFormat, Mapping[str, Any]]:
     """The weight format, an instance of it, and the model's config with the overrides applied and its values
     checked."""
-    section = state.config.model.weight_format
-
-    def against(plugin: type[WeightFormat], options: PluginOptions) -> Sequence[str]:
-        if section.name == AUTO and not plugin.recognizes(files):
-            return [f"it finds none of its files in {files.path}"]
-        return plugin.check(files, options, state.environment)
-
-    path = ("model", "weight_format")
     try:
-        chosen = choose(state, path, "weight_format", section, against, none_left=ModelError)
+        chosen = choose(state, WEIGHT_FORMAT, files)
     except ModelError as error:
         raise ModelError(
             f"model.path ({state.layered.origin('model.path')}): {files.path} is no model; there is no config.json, "
             f"*.safetensors or *.gguf that can be used.{_inner_model(files.path)}\n{error}"
         ) from None
-    weight_format = cast(type[WeightFormat], chosen.plugin)(chosen.options)
+    weight_format = chosen.plugin(chosen.options)
     config = apply_overrides(decoded(weight_format.config(files)), state.config.model.hf_overrides)
     check_values(config, files)
     return chosen, weight_format, config
@@ -181,42 +168,25 @@ def _speed(dtype: str, fast: set[str], environment: Environment) -> str:
     return f"{where} has {'' if dtype in fast else 'no '}instructions for {dtype}"
 
 
-def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -> tuple[Chosen, ModelSize]:
-    """The model family that builds the config's architecture, and the model's sizes.
-
-    Families that list no architectures and decide by `check` alone are the last resort.
-    """
-    section = state.config.model.family
-    architectures = [str(name) for name in hf_config.get("architectures") or ()]
-    executor = state.config.executor
+def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -> tuple[Chosen[ModelFamily], ModelSize]:
+    """The model family that builds the config's architecture, and the model's sizes."""
     need = ModelNeed(
         config=hf_config,
-        tensor_parallel=executor.tensor_parallel,
+        tensor_parallel=state.config.executor.tensor_parallel,
         device_type=state.environment.device_type,
         dtype=dtype,
+        pipeline_parallel=state.config.executor.pipeline_parallel,
+        batch_invariant=state.is_strict,
     )
-
-    def against(plugin: type[ModelFamily], options: PluginOptions) -> Sequence[str]:
-        listed = not plugin.architectures or any(name in plugin.architectures for name in architectures)
-        if section.name == AUTO and not listed:
-            return [f"it does not build {' or '.join(architectures) or 'a model without architectures in its config'}"]
-        if state.is_strict and not plugin.batch_invariant:
-            return ["its rows do not keep apart, which reproducibility: strict needs; leave reproducibility at default"]
-        return plugin.check(need, options, state.environment)
-
-    def last_resort(plugin: type[ModelFamily]) -> bool:
-        return not plugin.architectures
-
-    path = ("model", "family")
     try:
-        chosen = choose(state, path, "model_family", section, against, none_left=ModelError, last_resort=last_resort)
+        chosen = choose(state, FAMILY, need)
     except ModelError as error:
-        names = " or ".join(repr(name) for name in architectures) or 'none (its config has no "architectures")'
+        asked = [repr(name) for name in architectures_of(hf_config)]
+        names = " or ".join(asked) or 'none (its config has no "architectures")'
         raise ModelError(
             f"the model's architecture is {names}, and no model family can build it as asked.\n{error}"
         ) from None
-    size = cast(type[ModelFamily], chosen.plugin)(chosen.options).size(hf_config)
-    return chosen, size
+    return chosen, chosen.plugin(chosen.options).size(hf_config)
 
 
 def refuse_quantized_checkpoint(weight_format: WeightFormat, hf_config: Mapping[str, Any]) -> None:

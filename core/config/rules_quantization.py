@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 from dovetail.config.choose import Chosen, choose_or_none, go_without
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
 from dovetail.config.schema import AUTO, ComponentSection
+from dovetail.config.slots import QUANTIZATION
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.layer_plan import LayerPlan, Served
 from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
 
-_PATH = ("model", "quantization")
-
 
 def choose_quantization(
     state: Resolution,
-    family: Chosen,
+    family: Chosen[ModelFamily],
     weight_format: WeightFormat,
     files: ModelFiles,
     hf_config: Mapping[str, Any],
@@ -41,7 +41,7 @@ def choose_quantization(
         return None, frozenset()
     section = _own_format_as_auto(state, section, weight_format, hf_config)
     is_auto = section.name == AUTO
-    takes_any = cast(type[ModelFamily], family.plugin).takes_quantization
+    takes_any = family.plugin.capabilities.quantization
     if not is_auto and not takes_any:
         raise ConfigError(
             f"model.quantization.name {section.name!r} ({state.layered.origin('model.quantization.name')}): the model "
@@ -49,7 +49,7 @@ def choose_quantization(
         )
     packed = _packed_tensors(weight_format, files)
     if is_auto and (reason := _why_auto_goes_without(state, family, takes_any, packed)) is not None:
-        go_without(state, _PATH, section, reason)
+        go_without(state, QUANTIZATION.path, section, reason)
         _warn_of_packed(state, packed, None, dtype, can_name=takes_any)
         return None, frozenset()
     formats = frozenset(info.dtype for info in packed)
@@ -78,7 +78,7 @@ def _own_format_as_auto(
 
 
 def _why_auto_goes_without(
-    state: Resolution, family: Chosen, takes_any: bool, packed: Sequence[TensorInfo]
+    state: Resolution, family: Chosen[ModelFamily], takes_any: bool, packed: Sequence[TensorInfo]
 ) -> str | None:
     """Why no method is asked; None: they are."""
     if not takes_any:
@@ -99,11 +99,16 @@ def _packed_tensors(weight_format: WeightFormat, files: ModelFiles) -> list[Tens
 
 
 def _warn_of_packed(
-    state: Resolution, packed: Sequence[TensorInfo], chosen: Chosen | None, dtype: str, *, can_name: bool
+    state: Resolution,
+    packed: Sequence[TensorInfo],
+    chosen: Chosen[QuantizationMethod] | None,
+    dtype: str,
+    *,
+    can_name: bool,
 ) -> None:
     """Tells of tensors that the checkpoint packs and that are not held so: what they take in the file, and here.
     `can_name`: the config could name a method."""
-    method = cast(type[QuantizationMethod], chosen.plugin) if chosen is not None else None
+    method = chosen.plugin if chosen is not None else None
     other = [info for info in packed if method is None or info.dtype not in method.holds]
     if not other:
         return
@@ -136,7 +141,7 @@ class _Question:
         state: Resolution,
         section: ComponentSection,
         need: QuantizationNeed,
-        family: Chosen,
+        family: Chosen[ModelFamily],
         hf_config: Mapping[str, Any],
     ):
         self._state = state
@@ -145,14 +150,16 @@ class _Question:
         self._family = family
         self._hf_config = hf_config
 
-    def ask(self) -> Chosen | None:
+    def ask(self) -> Chosen[QuantizationMethod] | None:
         """The method, or None where `auto` finds none. Warns of layers that stay in full precision though nobody
         asked for it, and of what the method says against itself."""
         formats = ", ".join(sorted(self._need.packed_formats))
         otherwise = f"no method can hold the checkpoint's {formats} as they are here"
-        chosen = choose_or_none(self._state, _PATH, "quantization", self._section, self._against, otherwise)
+        chosen = choose_or_none(
+            self._state, QUANTIZATION, self._need, otherwise, section=self._section, ask=self._against
+        )
         if chosen is not None:
-            method = cast(type[QuantizationMethod], chosen.plugin)(chosen.options, self._need)
+            method = chosen.plugin(chosen.options, self._need)
             if left_out := self._served(method).left_out:
                 self._state.warn(f"model.quantization: {chosen.component.name} {left_out}")
             if caveat := method.caveat():
@@ -160,13 +167,8 @@ class _Question:
         return chosen
 
     def _against(self, plugin: type[QuantizationMethod], options: PluginOptions) -> Sequence[str]:
-        need = self._need
-        if self._section.name == AUTO and not plugin.holds & need.packed_formats:
-            formats = ", ".join(sorted(need.packed_formats))
-            return [f"the checkpoint's weights are {formats}, which it does not hold as they are"]
-        if need.batch_invariant and not plugin.batch_invariant:
-            return ["its results depend on the rows beside a row, which reproducibility: strict does not allow"]
-        return plugin.check(need, options, self._state.environment) or self._against_layers(plugin(options, need))
+        against = reasons_against(plugin, self._need, options, self._state.environment)
+        return against or self._against_layers(plugin(options, self._need))
 
     def _against_layers(self, method: QuantizationMethod) -> Sequence[str]:
         shapes = [layer.shape for layer in self._layers.offered(method)]
@@ -183,6 +185,6 @@ class _Question:
 
     @cached_property
     def _layers(self) -> LayerPlan:
-        family = cast(type[ModelFamily], self._family.plugin)(self._family.options)
+        family = self._family.plugin(self._family.options)
         ranks = self._state.config.executor.tensor_parallel
         return self._state.inspector.plan_layers(family, self._hf_config, ranks)

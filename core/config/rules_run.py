@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from dovetail.config.choose import Chosen, any_fits, choose, choose_or_none, go_without
+from dovetail.config.choose import Chosen, any_fits, choose, choose_or_none, go_without, pick, settle
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedCache
 from dovetail.config.rules_model import text_config
 from dovetail.config.schema import AUTO
+from dovetail.config.slots import ATTENTION, EXECUTOR, OPERATORS, PROCESSOR, SCHEDULER, TELEMETRY
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelFamily, ModelSize
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.operators import OperatorsNeed
-from dovetail.contracts.plugin import FixableReason
+from dovetail.contracts.plugin import Environment, FixableReason, PluginOptions
 from dovetail.contracts.scheduler import SchedulerLimits
 
 GIB = 2**30
@@ -27,26 +29,6 @@ _GPU_FRACTION = 0.9
 _MIN_BATCHED_TOKENS = 2048
 _LONG_PROMPT_SHARE = 0.04
 _MOST_STRICT_RANKS = 2
-
-
-def choose_device(state: Resolution) -> str:
-    """Device type; replaces the environment by one that says so."""
-    asked = state.config.device
-    device = state.environment.device_type if asked == AUTO else asked
-    environment = state.environment
-    # Of other accelerators only their executors know (`Executor.check`).
-    if asked == "cuda" and not environment.devices:
-        origin, why = state.layered.origin("device"), environment.no_devices or "torch sees no such device here"
-        raise ConfigError(f"device {asked!r} ({origin}): {why}; or use cpu, or leave it at auto")
-    none = f"no accelerator: {environment.no_devices}" if environment.no_devices else "no accelerator"
-    state.decide("device", device, "an accelerator that torch sees" if environment.devices else none)
-    if asked == AUTO and isinstance(environment.no_devices, FixableReason):
-        state.fixable.setdefault(str(environment.no_devices), []).append("device cuda")
-    if device != "cpu":
-        for mismatch in environment.mismatches:
-            state.warn(mismatch)
-    state.environment = dataclasses.replace(environment, device_type=device)
-    return device
 
 
 def kv_bytes_per_token(size: ModelSize, dtype: str, tensor_parallel: int) -> int:
@@ -62,22 +44,11 @@ def choose_kv_dtype(state: Resolution, need: AttentionNeed, *, is_quantized: boo
     if asked != AUTO:
         return asked
     half = dataclasses.replace(need, kv_dtype="float16")
-    if is_quantized and need.dtype == "float32" and _attention_fits(state, half):
+    if is_quantized and need.dtype == "float32" and any_fits(state, ATTENTION, half):
         state.decide("cache.dtype", "float16", "the weights are quantized, and float16 keeps more than they do")
         return "float16"
     state.decide("cache.dtype", need.dtype, "the model's dtype")
     return need.dtype
-
-
-def _attention_fits(state: Resolution, need: AttentionNeed) -> bool:
-    section = state.config.attention
-    return any_fits(
-        state,
-        ("attention",),
-        "attention_backend",
-        section,
-        lambda plugin, o: plugin.check(need, o, state.environment),
-    )
 
 
 def plan_cache(state: Resolution, dtype: str) -> ResolvedCache:
@@ -225,8 +196,41 @@ def _long_threshold(state: Resolution, max_model_len: int) -> int:
     return threshold
 
 
-def choose_executor(state: Resolution) -> Component:
-    """The executor."""
+def find_executor(state: Resolution) -> tuple[Chosen[Executor], ExecutorNeed]:
+    """The executor and what it is asked, not settled yet; decides the device. From here on `state.environment` is that
+    of its workers."""
+    section, asked = state.config.executor, state.config.device
+    _refuse_ranks(state)
+    seen: dict[type[Executor], tuple[ExecutorNeed, Environment]] = {}
+
+    def ask(executor: type[Executor], options: PluginOptions) -> Sequence[str]:
+        environment = executor.environment(options, state.environment)
+        if asked != AUTO:
+            environment = dataclasses.replace(environment, device_type=asked)
+        need = ExecutorNeed(
+            environment.device_type,
+            section.tensor_parallel,
+            section.pipeline_parallel,
+            section.enforce_eager,
+            state.config.scheduler.max_num_seqs,
+        )
+        seen[executor] = need, environment
+        return reasons_against(executor, need, options, environment)
+
+    try:
+        chosen = pick(state, EXECUTOR, None, ask=ask)
+    except ConfigError:
+        _refuse_missing_device(state, [environment for _, environment in seen.values()])
+        raise
+    need, environment = seen[chosen.plugin]
+    _refuse_missing_device(state, [environment])
+    chosen = _noting_machine(state, chosen, environment)
+    state.environment = environment
+    _decide_device(state, environment)
+    return chosen, need
+
+
+def _refuse_ranks(state: Resolution) -> None:
     section = state.config.executor
     if section.pipeline_parallel > 1:
         origin = state.layered.origin("executor.pipeline_parallel")
@@ -240,20 +244,44 @@ def choose_executor(state: Resolution) -> Component:
             f"with reproducibility: strict at most {_MOST_STRICT_RANKS} ranks may share a layer, since the order in "
             "which more of them are summed depends on the batch; lower it, or leave reproducibility at default"
         )
-    need = ExecutorNeed(
-        state.environment.device_type,
-        section.tensor_parallel,
-        section.pipeline_parallel,
-        section.enforce_eager,
-        state.config.scheduler.max_num_seqs,
-    )
-    chosen = choose(
-        state, ("executor",), "executor", section, lambda plugin, o: plugin.check(need, o, state.environment)
-    )
+
+
+def _refuse_missing_device(state: Resolution, machines: Sequence[Environment]) -> None:
+    """Of other accelerators than GPUs only their executors know (`Executor.check`)."""
+    if state.config.device == "cuda" and machines and not any(machine.devices for machine in machines):
+        origin, why = state.layered.origin("device"), machines[0].no_devices or "torch sees no such device here"
+        raise ConfigError(f"device 'cuda' ({origin}): {why}; or use cpu, or leave it at auto")
+
+
+def _noting_machine(state: Resolution, chosen: Chosen[Executor], environment: Environment) -> Chosen[Executor]:
+    """With a word about the workers' machine where it is another than this process's."""
+    if environment == dataclasses.replace(state.environment, device_type=environment.device_type):
+        return chosen
+    gpus = "".join(f", {device.name}" for device in environment.devices)
+    machine = f"{environment.num_cpus} CPUs, {environment.memory_bytes / GIB:.1f} GiB{gpus}"
+    note = f"its workers run on another machine ({machine}), for which all else is chosen"
+    return dataclasses.replace(chosen, reason="; ".join(filter(None, (chosen.reason, note))))
+
+
+def _decide_device(state: Resolution, environment: Environment) -> None:
+    none = f"no accelerator: {environment.no_devices}" if environment.no_devices else "no accelerator"
+    reason = "an accelerator that torch sees" if environment.devices else none
+    state.decide("device", environment.device_type, reason)
+    if state.config.device == AUTO and isinstance(environment.no_devices, FixableReason):
+        state.fixable.setdefault(str(environment.no_devices), []).append("device cuda")
+    if environment.device_type != "cpu":
+        for mismatch in environment.mismatches:
+            state.warn(mismatch)
+
+
+def settle_executor(state: Resolution, chosen: Chosen[Executor], need: ExecutorNeed) -> Component:
+    """Decides what `find_executor` found, and the threads of each worker."""
+    settle(state, EXECUTOR, chosen)
+    section = state.config.executor
     if section.threads is not None:
         _remark_threads(state, section.threads, section.tensor_parallel)
         return chosen.component
-    told = cast(type[Executor], chosen.plugin).threads(need, chosen.options, state.environment)
+    told = chosen.plugin.threads(need, chosen.options, state.environment)
     if told is None:
         return chosen.component
     state.decide("executor.threads", told.count, told.reason)
@@ -300,13 +328,7 @@ def attention_need(
 
 def choose_attention(state: Resolution, need: AttentionNeed) -> Component:
     """The attention backend."""
-    return choose(
-        state,
-        ("attention",),
-        "attention_backend",
-        state.config.attention,
-        lambda plugin, o: plugin.check(need, o, state.environment),
-    ).component
+    return choose(state, ATTENTION, need).component
 
 
 def _has_window(text: Mapping[str, Any]) -> bool:
@@ -325,54 +347,34 @@ def _has_chunks(text: Mapping[str, Any]) -> bool:
 
 def choose_scheduler(state: Resolution, limits: SchedulerLimits) -> Component:
     """The scheduler."""
-    return choose(
-        state,
-        ("scheduler",),
-        "scheduler",
-        state.config.scheduler,
-        lambda plugin, o: plugin.check(limits, o, state.environment),
-    ).component
+    return choose(state, SCHEDULER, limits).component
 
 
-def choose_operators(state: Resolution, family: Chosen, dtype: str) -> Component | None:
+def choose_operators(state: Resolution, family: Chosen[ModelFamily], dtype: str) -> Component | None:
     """The operator set; None where the config wants none, or `auto` finds none that can be used."""
     section = state.config.model.operators
     if section is None:
         return None
-    if not cast(type[ModelFamily], family.plugin).takes_operators:
+    if not family.plugin.capabilities.operators:
         reason = f"the model family {family.component.name!r} brings its own"
         if section.name != AUTO:
             origin = state.layered.origin("model.operators.name")
             raise ConfigError(f"model.operators.name {section.name!r} ({origin}): {reason}; remove it")
-        go_without(state, ("model", "operators"), section, reason)
+        go_without(state, OPERATORS.path, section, reason)
         return None
     need = OperatorsNeed(state.environment.device_type, dtype)
-    chosen = choose_or_none(
-        state,
-        ("model", "operators"),
-        "operators",
-        section,
-        lambda plugin, o: plugin.check(need, o, state.environment),
-        "no installed set can be used; the building blocks compute with plain torch",
-    )
+    otherwise = "no installed set can be used; the building blocks compute with plain torch"
+    chosen = choose_or_none(state, OPERATORS, need, otherwise)
     return None if chosen is None else chosen.component
 
 
 def choose_processors(state: Resolution) -> dict[str, Component]:
     """Logits processors by the name that requests use."""
-    return {
-        name: _plain(state, ("logits_processors", name), "logits_processor", section)
-        for name, section in state.config.logits_processors.items()
-    }
+    return {name: choose(state, PROCESSOR.at(name), None).component for name in state.config.logits_processors}
 
 
 def choose_telemetry(state: Resolution) -> tuple[Component, ...]:
     """Telemetry sinks, in the order of the config."""
     return tuple(
-        _plain(state, ("telemetry", str(index)), "telemetry_sink", section)
-        for index, section in enumerate(state.config.telemetry)
+        choose(state, TELEMETRY.at(str(index)), None).component for index in range(len(state.config.telemetry))
     )
-
-
-def _plain(state: Resolution, path: tuple[str, ...], kind: str, section: Any) -> Component:
-    return choose(state, path, kind, section, lambda plugin, o: plugin.check(None, o, state.environment)).component

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from dovetail.config.choose import Chosen, choose
 from dovetail.config.resolution import Resolution
-from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedSpeculation
+from dovetail.config.resolved import ResolvedDrafter, ResolvedSpeculation
 from dovetail.config.rules_draft import (
     DraftModelScope,
     choose_draft_attention,
@@ -18,11 +17,13 @@ from dovetail.config.rules_draft import (
     refuse_attention,
 )
 from dovetail.config.schema import AUTO, OFF, DrafterSection, SpeculativeSection
+from dovetail.config.slots import ACCEPTANCE, DRAFTER
 from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.model import ModelFamily, ModelSize
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceRule, DraftWorker, SpeculationNeed
+from dovetail.contracts.speculation import AcceptanceNeed, DraftWorker, SpeculationNeed
 from dovetail.contracts.weights import ModelFiles, WeightFormat
 
 _MIN_CONFIDENCE = 0.4
@@ -53,11 +54,12 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
         tensor_parallel=state.config.executor.tensor_parallel,
         num_tokens=max(drafter.num_tokens for drafter in section.drafters.values()),
         num_layers=target.size.num_layers,
-        gives_hidden_layers=target.family.gives_hidden_layers,
+        gives_hidden_layers=target.family.capabilities.hidden_layers,
     )
     drafters = {name: _choose_drafter(state, section, name, need, target) for name in section.drafters}
     trees = any(_is_tree_drafter(chosen) for chosen, _ in drafters.values())
-    acceptance = _choose_acceptance(state, section, need, trees=trees)
+    judged = AcceptanceNeed(need.device_type, need.vocab_size, need.num_tokens, trees=trees, lossless=state.is_strict)
+    acceptance = choose(state, ACCEPTANCE, judged).component
     resolved = {name: drafter for name, (_, drafter) in drafters.items()}
     speculation = ResolvedSpeculation(
         resolved,
@@ -72,7 +74,7 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
 
 def _choose_drafter(
     state: Resolution, section: SpeculativeSection, name: str, need: SpeculationNeed, target: Target
-) -> tuple[Chosen, ResolvedDrafter]:
+) -> tuple[Chosen[DraftWorker], ResolvedDrafter]:
     if name == OFF:
         raise ConfigError(
             f"speculative.drafters.{name}: requests say {OFF!r} to go without a drafter; name it otherwise"
@@ -94,16 +96,16 @@ def _choose_drafter(
         can, reasons = plugin.capabilities, []
         if drafter.length == "confidence" and not (can.confidence or can.probabilities):
             reasons.append("it says nothing of its confidence, so length must be adaptive or fixed")
-        return [*reasons, *plugin.check(own_need(), options, state.environment)]
+        return [*reasons, *reasons_against(plugin, own_need(), options, state.environment)]
 
-    chosen = choose(state, path, "draft_worker", drafter, against)
+    chosen = choose(state, DRAFTER.at(name), need, ask=against)
     scope.apply()
     refuse_attention(state, path, chosen)
     final = own_need()
     specs = draft_caches(chosen, final)
     dtype = target.dtype if scope.info is None else scope.info.dtype
     trees = _is_tree_drafter(chosen)
-    attention = choose_draft_attention(state, path, drafter.attention, specs, dtype, trees=trees) if specs else None
+    attention = choose_draft_attention(state, path, specs, dtype, trees=trees) if specs else None
     return chosen, ResolvedDrafter(
         name,
         chosen.component,
@@ -115,7 +117,7 @@ def _choose_drafter(
         model=scope.model,
         quantization=choose_draft_quantization(state, path, chosen, dtype),
         hidden_layers=hidden_layers(chosen, final),
-        reads_next_token=cast(type[DraftWorker], chosen.plugin).capabilities.reads_next_token,
+        reads_next_token=chosen.plugin.capabilities.reads_next_token,
         bytes_per_token=sum(spec.page_bytes(1) for spec in specs),
     )
 
@@ -135,28 +137,8 @@ def _min_confidence(state: Resolution, name: str, drafter: DrafterSection) -> fl
     return _MIN_CONFIDENCE if asked is None else asked
 
 
-def _is_tree_drafter(drafter: Chosen) -> bool:
-    plugin = cast(type[DraftWorker], drafter.plugin)
-    return plugin.capabilities.trees and plugin.proposes_trees(drafter.options)
-
-
-def _choose_acceptance(
-    state: Resolution, section: SpeculativeSection, need: SpeculationNeed, *, trees: bool
-) -> Component:
-    named = section.acceptance.name != AUTO
-
-    def against(rule: type[AcceptanceRule], options: PluginOptions) -> Sequence[str]:
-        reasons = ["a drafter proposes trees, and it judges chains only"] if trees and not rule.trees else []
-        if state.is_strict and not rule.lossless:
-            reasons.append("it is lossy, so that speculation changes tokens, which reproducibility: strict excludes")
-        if not named and not rule.lossless:
-            reasons.append("it is lossy: it must be asked for by name")
-        if not named and rule.greedy_only:
-            reasons.append("it serves greedy requests only: it must be asked for by name")
-        return [*reasons, *rule.check(need, options, state.environment)]
-
-    path = ("speculative", "acceptance")
-    return choose(state, path, "acceptance_rule", section.acceptance, against).component
+def _is_tree_drafter(drafter: Chosen[DraftWorker]) -> bool:
+    return drafter.plugin.capabilities.trees and drafter.plugin.proposes_trees(drafter.options)
 
 
 def _default_drafter(state: Resolution, section: SpeculativeSection) -> str | None:

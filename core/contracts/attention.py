@@ -17,12 +17,24 @@ in a graph where the backend declares `graph_capture`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
+from dovetail.contracts.needs import (
+    RUNS_ON,
+    SERVES_DTYPES,
+    Rule,
+    among,
+    by_rule,
+    compared,
+    flag,
+    listed,
+    multiple_of,
+    within,
+)
+from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.reserved import refuse_reserved
 
 if TYPE_CHECKING:
@@ -30,12 +42,13 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionCapabilities:
     """What a backend can do. The host asks these, never the backend's name."""
 
-    device_types: frozenset[str]
-    dtypes: frozenset[str]
+    device_types: frozenset[str] | None = frozenset()
+    """None: any."""
+    dtypes: frozenset[str] = frozenset()
     """dtypes of query, key and value, in torch's spelling ("float32", "bfloat16", ...)."""
     head_sizes: frozenset[int] | None = None
     """Head sizes served; None: any."""
@@ -66,24 +79,53 @@ class AttentionCapabilities:
     `forward`."""
 
 
+class _PageDtype(Rule):
+    """Pages are compared with `kv_dtypes`, or with the dtype of queries where a backend has none."""
+
+    def against(self, name: str, can: AttentionCapabilities, need: AttentionNeed, asked: str) -> str | None:
+        """As `Rule.against`."""
+        kv_dtype = asked or need.dtype
+        if kv_dtype == need.dtype and (can.kv_dtypes is None or need.dtype not in can.dtypes):
+            return None  # what there is to say, the dtype of the queries says
+        if can.kv_dtypes is None:
+            return (
+                f"{name} keeps keys and values in the model's dtype, {need.dtype}, not in {kv_dtype}; set cache.dtype."
+            )
+        if kv_dtype in can.kv_dtypes:
+            return None
+        return f"{name} keeps keys and values in {listed(can.kv_dtypes)}, not in {kv_dtype}; set cache.dtype."
+
+
+def _feature(capability: str, words: str) -> Mapping[str, Rule]:
+    return compared(capability, flag, f"{{name}} has no {words}.")
+
+
 @dataclass(frozen=True)
 class AttentionNeed:
     """What one KV group asks of a backend; the argument of `check`."""
 
-    device_type: str
-    dtype: str
-    block_size: int
-    head_sizes: frozenset[int]
-    sliding_window: bool = False
-    soft_cap: bool = False
-    alibi: bool = False
-    trees: bool = False
-    batch_invariant: bool = False
-    kv_dtype: str = ""
+    device_type: str = field(metadata=compared("device_types", among, RUNS_ON))
+    dtype: str = field(metadata=compared("dtypes", among, SERVES_DTYPES))
+    block_size: int = field(
+        metadata=compared(
+            "block_size_multiple",
+            multiple_of,
+            "{name} needs a block size that is a multiple of {has}, not {asked}; set cache.block_size.",
+        )
+    )
+    head_sizes: frozenset[int] = field(
+        metadata=compared("head_sizes", within, "{name} serves the head sizes {has}; the model has {asked}.")
+    )
+    sliding_window: bool = field(default=False, metadata=_feature("sliding_window", "sliding window"))
+    soft_cap: bool = field(default=False, metadata=_feature("soft_cap", "soft cap of the scores"))
+    alibi: bool = field(default=False, metadata=_feature("alibi", "ALiBi bias"))
+    trees: bool = field(default=False, metadata=_feature("trees", "tree masks"))
+    batch_invariant: bool = field(default=False, metadata=_feature("batch_invariant", "batch-invariant mode"))
+    kv_dtype: str = field(default="", metadata=by_rule(_PageDtype()))
     """dtype of the pages; empty: the same as `dtype`."""
-    sinks: bool = False
+    sinks: bool = field(default=False, metadata=_feature("sinks", "attention sinks"))
     """Some layer has `AttentionLayer.sinks`."""
-    chunked: bool = False
+    chunked: bool = field(default=False, metadata=_feature("chunked", "chunked attention"))
     """Some layer has `AttentionLayer.chunk`."""
 
 
@@ -244,12 +286,7 @@ class AttentionModule(Protocol):
 class AttentionBackend(Plugin):
     """Attention over paged keys and values for every kind of row in one batch."""
 
-    capabilities: ClassVar[AttentionCapabilities]
-
-    @classmethod
-    def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """What `capabilities` leave open of `need`. A backend that needs more (a package, a driver) adds to it."""
-        return reasons_against(cls.__name__, cls.capabilities, need)
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities()
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
         self.options = options
@@ -310,51 +347,3 @@ class AttentionBackend(Plugin):
         before targets are written. Required of backends that declare `trees`.
         """
         raise TypeError(f"{type(self).__name__} declares no tree support, so it cannot move slots")
-
-
-def reasons_against(name: str, can: AttentionCapabilities, need: AttentionNeed) -> list[str]:
-    """One sentence for each part of `need` that `can` does not cover; empty where it covers all of it."""
-    reasons = []
-    if need.device_type not in can.device_types:
-        reasons.append(f"{name} runs on {_listed(can.device_types)}, not on {need.device_type}.")
-    if need.dtype not in can.dtypes:
-        reasons.append(f"{name} serves the dtypes {_listed(can.dtypes)}, not {need.dtype}; set model.dtype.")
-    reasons += _against_pages(name, can, need)
-    if can.head_sizes is not None and not need.head_sizes <= can.head_sizes:
-        missing = _listed(need.head_sizes - can.head_sizes)
-        reasons.append(f"{name} serves the head sizes {_listed(can.head_sizes)}; the model has {missing}.")
-    if need.block_size % can.block_size_multiple:
-        reasons.append(
-            f"{name} needs a block size that is a multiple of {can.block_size_multiple}, not "
-            f"{need.block_size}; set cache.block_size."
-        )
-    reasons += [f"{name} has no {feature}." for feature in _missing_features(can, need)]
-    return reasons
-
-
-def _against_pages(name: str, can: AttentionCapabilities, need: AttentionNeed) -> list[str]:
-    kv_dtype = need.kv_dtype or need.dtype
-    if kv_dtype == need.dtype and (can.kv_dtypes is None or need.dtype not in can.dtypes):
-        return []  # what there is to say, the dtype of the queries says
-    if can.kv_dtypes is None:
-        return [f"{name} keeps keys and values in the model's dtype, {need.dtype}, not in {kv_dtype}; set cache.dtype."]
-    if kv_dtype in can.kv_dtypes:
-        return []
-    return [f"{name} keeps keys and values in {_listed(can.kv_dtypes)}, not in {kv_dtype}; set cache.dtype."]
-
-
-def _missing_features(can: AttentionCapabilities, need: AttentionNeed) -> Iterable[str]:
-    asked = (
-        ("sliding window", need.sliding_window, can.sliding_window),
-        ("soft cap of the scores", need.soft_cap, can.soft_cap),
-        ("ALiBi bias", need.alibi, can.alibi),
-        ("tree masks", need.trees, can.trees),
-        ("attention sinks", need.sinks, can.sinks),
-        ("chunked attention", need.chunked, can.chunked),
-        ("batch-invariant mode", need.batch_invariant, can.batch_invariant),
-    )
-    return (feature for feature, is_needed, is_served in asked if is_needed and not is_served)
-
-
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, values)))

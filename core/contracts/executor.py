@@ -24,20 +24,52 @@ from typing import Any, ClassVar, Final, Protocol
 
 from dovetail.contracts.device import Runtime
 from dovetail.contracts.kv import LayerCache
+from dovetail.contracts.needs import RUNS_ON, among, at_most, compared, flag, informs
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorCapabilities:
+    """What an executor can do."""
+
+    device_types: frozenset[str] | None = frozenset()
+    """Devices that its workers run on, as torch names them; None: any."""
+    tensor_parallel: int | None = 1
+    """Most ranks that can share each layer; None: any number."""
+    pipeline_parallel: int | None = 1
+    """Most groups of ranks that can share the layers; None: any number."""
+    enforce_eager: bool = False
+    """Captures nothing where `ExecutorNeed.enforce_eager` asks for that, or ever."""
+
+
+_MORE = "{name} runs %s up to {has}, not {asked}: lower executor.%s, or choose an executor with more workers."
 
 
 @dataclass(frozen=True)
 class ExecutorNeed:
     """What the config asks of an executor; the argument of `check`."""
 
-    device_type: str
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    enforce_eager: bool = False
+    device_type: str = field(metadata=compared("device_types", among, RUNS_ON))
+    tensor_parallel: int = field(
+        default=1, metadata=compared("tensor_parallel", at_most, _MORE % ("tensor_parallel", "tensor_parallel"))
+    )
+    pipeline_parallel: int = field(
+        default=1, metadata=compared("pipeline_parallel", at_most, _MORE % ("pipeline_parallel", "pipeline_parallel"))
+    )
+    enforce_eager: bool = field(
+        default=False,
+        metadata=compared(
+            "enforce_eager",
+            flag,
+            "{name} does not say that it can do without captured graphs: remove "
+            "executor.enforce_eager, or choose another executor.",
+        ),
+    )
     """Steps are issued operation by operation: nothing is captured."""
-    max_num_seqs: int | None = None
+    max_num_seqs: int | None = field(
+        default=None, metadata=informs("an executor passes on steps of any size; `check` may judge its options by it")
+    )
     """Most requests in one step; None: the host does not say."""
 
 
@@ -233,6 +265,8 @@ class WorkerSpec(Protocol):
 class Executor(Plugin):
     """Runs steps on workers."""
 
+    capabilities: ClassVar[ExecutorCapabilities] = ExecutorCapabilities()
+
     max_in_flight: ClassVar[int] = 1
     """How many plans the engine may hand over before the first is done, 1 or more. With more than 1, scheduling and
     the copies of a step overlap with those before: workers find sampled tokens themselves (`Worker.submit`)."""
@@ -245,6 +279,14 @@ class Executor(Plugin):
         self.options = options
         self.spec = spec
         self.need = need
+
+    @classmethod
+    def environment(cls, options: Any, environment: Environment) -> Environment:
+        """The machine that its workers see. All that is chosen after the executor is chosen for it: every `check`, the
+        executor's own too, gets it. `environment` is that of this process, and without override the answer. Where
+        workers run on several machines, say what all of them have. The host replaces `device_type` where the config
+        names a device. Must not start workers."""
+        return environment
 
     @classmethod
     def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount | None:

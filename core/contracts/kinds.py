@@ -19,6 +19,8 @@ class Kind:
     """Import path of the abstract base class, "module:Class"; importing it is only needed to load a plugin."""
     version: ContractVersion
     summary: str
+    need: str | None = None
+    """Import path of the record that is asked of plugins, "module:Class"; None: nothing that a declaration answers."""
 
     @property
     def group(self) -> str:
@@ -31,27 +33,71 @@ _V1 = ContractVersion(1, 0)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("executor", "dovetail.contracts.executor:Executor", _V1, "where workers run and how steps reach them"),
+        Kind(
+            "executor",
+            "dovetail.contracts.executor:Executor",
+            _V1,
+            "where workers run and how steps reach them",
+            "dovetail.contracts.executor:ExecutorNeed",
+        ),
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
             _V1,
             "the KV page layout and attention over it",
+            "dovetail.contracts.attention:AttentionNeed",
         ),
-        Kind("scheduler", "dovetail.contracts.scheduler:Scheduler", _V1, "which requests run next, who gives way"),
-        Kind("model_family", "dovetail.contracts.model:ModelFamily", _V1, "a config to a module that calls attention"),
-        Kind("weight_format", "dovetail.contracts.weights:WeightFormat", _V1, "named tensors from a path, lazily"),
+        Kind(
+            "scheduler",
+            "dovetail.contracts.scheduler:Scheduler",
+            _V1,
+            "which requests run next, who gives way",
+            "dovetail.contracts.scheduler:SchedulerLimits",
+        ),
+        Kind(
+            "model_family",
+            "dovetail.contracts.model:ModelFamily",
+            _V1,
+            "a config to a module that calls attention",
+            "dovetail.contracts.model:ModelNeed",
+        ),
+        Kind(
+            "weight_format",
+            "dovetail.contracts.weights:WeightFormat",
+            _V1,
+            "named tensors from a path, lazily",
+            "dovetail.contracts.weights:ModelFiles",
+        ),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
             _V1,
             "how a linear layer's weights are held and multiplied",
+            "dovetail.contracts.quantization:QuantizationNeed",
         ),
-        Kind("operators", "dovetail.contracts.operators:Operators", _V1, "the small operators between linear layers"),
+        Kind(
+            "operators",
+            "dovetail.contracts.operators:Operators",
+            _V1,
+            "the small operators between linear layers",
+            "dovetail.contracts.operators:OperatorsNeed",
+        ),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
-        Kind("draft_worker", "dovetail.contracts.speculation:DraftWorker", _V1, "guessed tokens, chain or tree"),
-        Kind("acceptance_rule", "dovetail.contracts.speculation:AcceptanceRule", _V1, "which drafts stand"),
+        Kind(
+            "draft_worker",
+            "dovetail.contracts.speculation:DraftWorker",
+            _V1,
+            "guessed tokens, chain or tree",
+            "dovetail.contracts.speculation:SpeculationNeed",
+        ),
+        Kind(
+            "acceptance_rule",
+            "dovetail.contracts.speculation:AcceptanceRule",
+            _V1,
+            "which drafts stand",
+            "dovetail.contracts.speculation:AcceptanceNeed",
+        ),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1, "where measurements go"),
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.contracts.needs import at_most, compared, flag, informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
@@ -24,14 +25,64 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelCapabilities:
+    """What a family can do."""
+
+    tensor_parallel: int | None = 1
+    """Most ranks that its models can be split over; None: any number that their sizes divide by."""
+    quantization: bool = False
+    """The linear layers come from `dovetail.nn`, so that a quantization method can hold their weights."""
+    operators: bool = False
+    """Norms, activations and rotations come from `dovetail.nn`, so that a set of operators computes them."""
+    batch_invariant: bool = False
+    """Rows meet only in the attention layers: all else is done row by row, or by building blocks of `dovetail.nn`,
+    which see to it that a row's result bits do not depend on the rows of the same batch where
+    `ModelContext.batch_invariant` asks for that (`reproducibility: strict`)."""
+    hidden_layers: bool = False
+    """Its modules give the states that `ModelInputs.layers` asks for, so that drafters can look between the layers."""
+    stages: bool = False
+    """`create` builds the layers that `ModelContext.held_layers` names and no others, so that the layers can be divided
+    among pipeline stages. Otherwise it refuses a context that is not both first and last stage."""
+
+
+def _divided(has_stages: bool, asked: int) -> int | None:
+    return asked if asked > 1 and not has_stages else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelNeed:
     """What is asked of a family; the argument of `check`."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(metadata=informs("`architectures` and `check` judge it"))
     """The keys of Hugging Face's config.json."""
-    tensor_parallel: int
-    device_type: str
-    dtype: str
+    tensor_parallel: int = field(
+        metadata=compared(
+            "tensor_parallel",
+            at_most,
+            "{name} builds models for up to {has} tensor-parallel rank: set executor.tensor_parallel to {has}.",
+        )
+    )
+    device_type: str = field(metadata=informs("a family computes with torch, on the device that it is handed"))
+    dtype: str = field(metadata=informs("a family computes with torch, in the dtype that it is handed"))
+    pipeline_parallel: int = field(
+        default=1,
+        metadata=compared(
+            "stages",
+            _divided,
+            "{name} builds whole models only, not {asked} stages: set executor.pipeline_parallel to 1.",
+        ),
+    )
+    """Stages that share the layers."""
+    batch_invariant: bool = field(
+        default=False,
+        metadata=compared(
+            "batch_invariant",
+            flag,
+            "{name} does not keep its rows apart, which reproducibility: strict needs; leave reproducibility at "
+            "default.",
+        ),
+    )
+    """Whether a row's result bits must not depend on the rows of the same batch (`reproducibility: strict`)."""
 
 
 class Communicator(Protocol):
@@ -130,8 +181,8 @@ class ModelInputs:
     """[T, hidden_size]: `ModelOutputs.hidden` of the stage before. Given up likewise."""
     layers: tuple[int, ...] = ()
     """Ascending numbers of decoder layers: the states that enter them are wanted as `ModelOutputs.layer_states`. The
-    number of layers itself means what enters the final norm. Asked only of families with `gives_hidden_layers`;
-    others refuse with `ModelError`."""
+    number of layers itself means what enters the final norm. Asked only of families with the capability
+    `hidden_layers`; others refuse with `ModelError`."""
     adapters: None = None
     """Reserved for the low-rank adapters of each token. A family refuses anything but None with `ModelError`."""
 
@@ -202,24 +253,7 @@ class ModelFamily(Plugin):
     architectures: ClassVar[Sequence[str]] = ()
     """Values of config.json's "architectures" that the family builds. Empty: decided by `check` alone."""
 
-    takes_quantization: ClassVar[bool] = True
-    """Whether the linear layers come from `dovetail.nn`, so that a quantization method can hold their weights."""
-
-    takes_operators: ClassVar[bool] = True
-    """Whether norms, activations and rotations come from `dovetail.nn`, so that a set of operators computes them."""
-
-    batch_invariant: ClassVar[bool] = False
-    """Whether rows meet only in the attention layers: all else is done row by row, or by building blocks of
-    `dovetail.nn`, which see to it that a row's result bits do not depend on the rows with it where
-    `ModelContext.batch_invariant` asks for that (`reproducibility: strict`)."""
-
-    gives_hidden_layers: ClassVar[bool] = False
-    """Whether its modules give the states that `ModelInputs.layers` asks for, so that drafters can look between the
-    layers."""
-
-    takes_stages: ClassVar[bool] = False
-    """Whether `create` builds the layers that `ModelContext.held_layers` names and no others, so that the layers can be
-    divided among pipeline stages. Otherwise it refuses a context that is not both first and last stage."""
+    capabilities: ClassVar[ModelCapabilities] = ModelCapabilities()
 
     def __init__(self, options: PluginOptions):
         self.options = options
@@ -231,4 +265,4 @@ class ModelFamily(Plugin):
     @abstractmethod
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
         """Builds the module. Raises `ModelError` for values that it cannot serve (head counts that do not divide by
-        tensor_parallel, an unknown RoPE type), and for stages where `takes_stages` is False."""
+        tensor_parallel, an unknown RoPE type), and for stages without the capability `stages`."""

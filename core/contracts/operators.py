@@ -10,21 +10,32 @@ Tensors stand on one device. Rows are [T, ...] with T >= 0; unless said otherwis
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
+from dovetail.contracts.needs import RUNS_ON, SERVES_DTYPES, among, compared
+from dovetail.contracts.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorsCapabilities:
+    """What a set can do. It serves all its operators or none."""
+
+    device_types: frozenset[str] | None = frozenset()
+    """None: any."""
+    dtypes: frozenset[str] | None = frozenset()
+    """dtypes of activations; None: any."""
 
 
 @dataclass(frozen=True)
 class OperatorsNeed:
     """What a model asks of a set; the argument of `check`."""
 
-    device_type: str
-    dtype: str
+    device_type: str = field(metadata=compared("device_types", among, RUNS_ON))
+    dtype: str = field(metadata=compared("dtypes", among, SERVES_DTYPES))
     """dtype of activations, in torch's spelling."""
 
 
@@ -35,10 +46,7 @@ class Operators(Plugin):
     each operator names for narrower dtypes.
     """
 
-    @classmethod
-    def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
-        """As `Plugin.check`. A set serves all its operators or none."""
-        return []
+    capabilities: ClassVar[OperatorsCapabilities] = OperatorsCapabilities()
 
     def __init__(self, options: PluginOptions):
         self.options = options

@@ -110,6 +110,11 @@ class Plugin(ABC):
     """(major, minor) of the kind's contract that the class was written for; every plugin states it. A host that
     speaks another major, or a lower minor, refuses the plugin with one line that says what to do."""
 
+    capabilities: ClassVar[Any] = None
+    """What it can do: the frozen record of its kind, whose defaults promise the least. The host compares it with the
+    need (`dovetail.contracts.needs`), and refuses the plugin for what is asked and not declared. None for kinds of
+    which nothing is asked."""
+
     Options: ClassVar[type[PluginOptions]] = PluginOptions
     """Model that validates the options that stand beside the name in the config."""
 
@@ -122,9 +127,11 @@ class Plugin(ABC):
 
     @classmethod
     def check(cls, need: Any, options: Any, environment: Environment) -> list[str]:
-        """Reasons why this component cannot serve `need`; an empty list means that it can.
+        """Reasons why this component cannot serve `need`, beyond what `capabilities` say; an empty list means that it
+        can.
 
-        Called before any weight is read, possibly in a process that never creates the component.
+        Called before any weight is read, possibly in a process that never creates the component, and only with needs
+        that `capabilities` cover. `environment` is that of the machines on which workers run.
         `need` is the kind's own record of what is asked (`AttentionNeed`, `ExecutorNeed`, ...), `options`
         an instance of `cls.Options`. Must not raise for a need that it merely cannot serve, and must
         not allocate device memory. Each reason is one sentence for the user, shown as it is; see `FixableReason`.

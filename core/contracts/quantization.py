@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from dovetail.contracts.needs import RUNS_ON, among, compared, flag, informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
@@ -20,18 +21,43 @@ if TYPE_CHECKING:
     from dovetail.contracts.weights import PackedTensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuantizationCapabilities:
+    """What a method can do."""
+
+    device_types: frozenset[str] | None = frozenset()
+    """Devices that its kernels multiply on; None: any."""
+    dtypes: frozenset[str] | None = frozenset()
+    """dtypes of activations; None: any."""
+    batch_invariant: bool = False
+    """The kernels can multiply so that a row's result bits depend on nothing but the row: not on how many rows there
+    are, nor on its index among them."""
+
+
 @dataclass(frozen=True)
 class QuantizationNeed:
     """What the config asks of a method; the argument of `check`."""
 
-    device_type: str
-    dtype: str
+    device_type: str = field(metadata=compared("device_types", among, RUNS_ON))
+    dtype: str = field(
+        metadata=compared("dtypes", among, "{name} multiplies with {has} activations, not {asked}; set model.dtype.")
+    )
     """dtype of activations."""
-    packed_formats: frozenset[str] = frozenset()
+    packed_formats: frozenset[str] = field(
+        default=frozenset(),
+        metadata=informs("a method is handed numbers in place of formats that it does not hold; `check` may refuse"),
+    )
     """Formats of the checkpoint's packed tensors ("Q4_1", "Q6_K", ...); empty where it stores numbers."""
-    batch_invariant: bool = False
-    """Whether a row's result bits must not depend on the rows beside it (`reproducibility: strict`); asked only of
-    methods that declare `batch_invariant`."""
+    batch_invariant: bool = field(
+        default=False,
+        metadata=compared(
+            "batch_invariant",
+            flag,
+            "{name}'s results depend on the rows of the same batch, which reproducibility: strict does not allow: "
+            "choose another method, or leave reproducibility at default.",
+        ),
+    )
+    """Whether a row's result bits must not depend on the rows of the same batch (`reproducibility: strict`)."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +127,8 @@ class LinearKernel(ABC):
 class QuantizationMethod(Plugin):
     """Creates the kernel of each linear layer, or leaves a layer to plain torch."""
 
+    capabilities: ClassVar[QuantizationCapabilities] = QuantizationCapabilities()
+
     holds: ClassVar[frozenset[str]] = frozenset()
     """Packed formats (`PackedTensor.format`) whose blocks the kernels take as they are, without rounding anew. Empty:
     the kernels get full-precision weights only, and the config has to name the method."""
@@ -108,10 +136,6 @@ class QuantizationMethod(Plugin):
     embeddings: ClassVar[bool] = False
     """Whether `create_linear` may be asked for token embeddings too, whose kernels then `lookup` rows, and are shared
     with the output layer where the model ties the two. Otherwise embeddings stay in full precision."""
-
-    batch_invariant: ClassVar[bool] = False
-    """Whether the kernels can multiply so that a row's result bits depend on nothing but the row: not on how many rows
-    there are, nor on where it stands among them."""
 
     reloads_rows: ClassVar[bool] = False
     """Whether loaded kernels take some rows and keep the others. Otherwise `load` is given all rows of a layer or none:

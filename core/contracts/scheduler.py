@@ -60,6 +60,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
+from dovetail.contracts.needs import informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -209,23 +210,26 @@ class KVMemory(Protocol):
         """Brings swapped blocks back. False: not enough free blocks on the device."""
 
 
+_BINDING = informs("the contract binds every scheduler to it")
+
+
 @dataclass(frozen=True)
 class SchedulerLimits:
     """What the config allows in one step."""
 
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int = field(metadata=_BINDING)
     """Tokens computed in one step, drafts included."""
-    max_num_seqs: int
+    max_num_seqs: int = field(metadata=_BINDING)
     """Requests with status RUNNING, those that are held included."""
-    max_model_len: int
-    enable_chunked_prefill: bool = True
+    max_model_len: int = field(metadata=_BINDING)
+    enable_chunked_prefill: bool = field(default=True, metadata=_BINDING)
     """Off: a prompt is computed in one step or waits, unless no step could ever take it whole: known tokens beyond
     max_num_batched_tokens (a long output that is recomputed, say) are computed in parts even then."""
-    max_num_partial_prefills: int = 1
+    max_num_partial_prefills: int = field(default=1, metadata=_BINDING)
     """Prompts that may be computed in part in one step."""
-    max_long_partial_prefills: int = 1
+    max_long_partial_prefills: int = field(default=1, metadata=_BINDING)
     """Of these, how many may be longer than long_prefill_token_threshold."""
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int = field(default=0, metadata=_BINDING)
     """Prompts with more tokens left than this are long, and get at most this many tokens a step. 0: none is."""
 
 

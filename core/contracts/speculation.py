@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import CausalLM, ModelSize
+from dovetail.contracts.needs import at_most, compared, flag, informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from dovetail.contracts.operators import Operators
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftCapabilities:
     """What a drafter gives and what it needs."""
 
+    tensor_parallel: int | None = 1
+    """Most ranks that the target may be split over: those that use the target's embedding or unembedding, which no
+    single rank holds, take 1. None: any number."""
     trees: bool = False
     """Can propose trees; the attention backend must then serve tree masks, unless `DraftWorker.proposes_trees` says
     that the options ask for none."""
@@ -68,25 +72,75 @@ class DraftModelInfo:
     to compare."""
 
 
+_HANDED = informs("it computes with torch, on the device and in the dtype that it is handed")
+_OF_TARGET = informs("a fact about the target; `check` judges those that were made for another")
+
+
 @dataclass(frozen=True)
 class SpeculationNeed:
-    """What the config asks of a drafter or rule; the argument of `check`."""
+    """What the config asks of a drafter; the argument of `check`."""
 
-    device_type: str
-    dtype: str
-    vocab_size: int
-    hidden_size: int
-    tensor_parallel: int
-    num_tokens: int
+    device_type: str = field(metadata=_HANDED)
+    dtype: str = field(metadata=_HANDED)
+    vocab_size: int = field(metadata=_OF_TARGET)
+    hidden_size: int = field(metadata=_OF_TARGET)
+    tensor_parallel: int = field(
+        metadata=compared(
+            "tensor_parallel",
+            at_most,
+            "{name} drafts for targets on up to {has} tensor-parallel rank, not {asked}: set executor.tensor_parallel "
+            "to {has}, or choose another drafter.",
+        )
+    )
+    num_tokens: int = field(metadata=informs("a drafter may guess fewer; `check` judges those that cannot"))
     """Most drafts per round that the config allows."""
-    num_layers: int = 0
+    num_layers: int = field(default=0, metadata=_OF_TARGET)
     """Of the target."""
-    kv_dtype: str = ""
+    kv_dtype: str = field(default="", metadata=informs("`caches` names it; the attention backend is asked"))
     """dtype in which the drafter's own layers, if it has any, are to cache keys and values."""
-    gives_hidden_layers: bool = False
+    gives_hidden_layers: bool = field(default=False, metadata=_OF_TARGET)
     """Whether the target's family hands out the states between its layers (`DraftWorker.hidden_layers`)."""
-    model: DraftModelInfo | None = None
+    model: DraftModelInfo | None = field(default=None, metadata=informs("the drafter asked for it; `check` judges it"))
     """The drafter's own model, where it asks for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceCapabilities:
+    """What a rule can do."""
+
+    lossless: bool = False
+    """Outputs follow the target's distribution exactly (greedy: token for token)."""
+    trees: bool = False
+    """Judges trees, not chains only."""
+    sampling: bool = False
+    """Serves requests with a temperature above 0; where it does not, they are refused when they arrive."""
+
+
+@dataclass(frozen=True)
+class AcceptanceNeed:
+    """What the config asks of an acceptance rule; the argument of `check`."""
+
+    device_type: str = field(metadata=_HANDED)
+    vocab_size: int = field(metadata=_OF_TARGET)
+    num_tokens: int = field(metadata=informs("a rule judges drafts of any length"))
+    """Most drafts per round, of any drafter."""
+    trees: bool = field(
+        default=False,
+        metadata=compared(
+            "trees", flag, "{name} judges chains only, and a drafter proposes trees: choose another rule or drafter."
+        ),
+    )
+    """Some drafter proposes trees."""
+    lossless: bool = field(
+        default=False,
+        metadata=compared(
+            "lossless",
+            flag,
+            "{name} is lossy, so that speculation changes tokens, which reproducibility: strict excludes: choose "
+            "another rule, or leave reproducibility at default.",
+        ),
+    )
+    """Speculation must not change the distribution of outputs (`reproducibility: strict`)."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +200,7 @@ class DraftSetup:
     `PluginError`: all ranks would have to take part, and drafters run on one."""
     compute_logits: Callable[[torch.Tensor], torch.Tensor]
     """The target's unembedding: [N, hidden_size] -> [N, vocab_size]. Raises `PluginError` likewise; a drafter that
-    needs either refuses `SpeculationNeed.tensor_parallel` above 1 in `check`."""
+    needs either leaves `DraftCapabilities.tensor_parallel` at 1, or refuses more in `check`."""
     num_layers: int = 0
     """Of the target."""
     model: DraftModel | None = None
@@ -407,11 +461,7 @@ class AcceptanceRule(Plugin):
     path comes from the row of the path's last node. Verdicts follow from the request and its uniforms alone.
     """
 
-    lossless: ClassVar[bool]
-    """Whether outputs follow the target's distribution exactly (greedy: token for token)."""
-    trees: ClassVar[bool] = False
-    greedy_only: ClassVar[bool] = False
-    """Serves requests with temperature 0 only; others are refused when they arrive."""
+    capabilities: ClassVar[AcceptanceCapabilities] = AcceptanceCapabilities()
 
     def __init__(self, options: PluginOptions):
         self.options = options

@@ -5,26 +5,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.needs import informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
     import torch
 
 
+_JUDGED = informs("`recognizes` judges the files")
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """A model on local disk."""
 
-    reference: str
+    reference: str = field(metadata=_JUDGED)
     """What the user wrote."""
-    path: Path
+    path: Path = field(metadata=_JUDGED)
     """A directory, or the one file that is the model."""
-    revision: str | None = None
+    revision: str | None = field(default=None, metadata=_JUDGED)
 
 
 class ModelSource(Plugin):

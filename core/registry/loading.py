@@ -169,9 +169,9 @@ def _shape_problem(plugin: type[Plugin], base: type[Plugin]) -> str | None:
     missing = sorted(plugin.__abstractmethods__)
     if missing:
         return f"{plugin.__qualname__} does not implement {', '.join(missing)}"
-    undeclared = [name for name in class_facts(base) if not any(name in vars(owner) for owner in plugin.__mro__)]
-    if undeclared:
-        return f"{plugin.__qualname__} does not declare {', '.join(undeclared)}"
+    if not isinstance(plugin.capabilities, type(base.capabilities)):
+        record = type(base.capabilities).__name__
+        return f"{plugin.__qualname__}.capabilities is {plugin.capabilities!r}: write `capabilities = {record}(...)`"
     if not (isinstance(plugin.Options, type) and issubclass(plugin.Options, PluginOptions)):
         return f"{plugin.__qualname__}.Options is no subclass of dovetail.contracts.plugin.PluginOptions"
     return None

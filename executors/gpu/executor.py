@@ -10,7 +10,15 @@ from pydantic import Field, field_validator
 
 from dovetail.contracts.device import Runtime
 from dovetail.contracts.errors import CapacityError, WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, PendingStep, Placement, Worker, WorkerSpec
+from dovetail.contracts.executor import (
+    Executor,
+    ExecutorCapabilities,
+    ExecutorNeed,
+    PendingStep,
+    Placement,
+    Worker,
+    WorkerSpec,
+)
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._threads import TorchThreads
@@ -96,6 +104,7 @@ class GPUExecutor(Executor):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options: ClassVar[type[PluginOptions]] = GPUOptions
     preference: ClassVar[int] = 9
+    capabilities = ExecutorCapabilities(device_types=frozenset({"cpu", "cuda"}), enforce_eager=True)
     max_in_flight: ClassVar[int] = 2
     options: GPUOptions
 
@@ -109,8 +118,6 @@ class GPUExecutor(Executor):
     def check(cls, need: ExecutorNeed, options: GPUOptions, environment: Environment) -> list[str]:
         """One GPU that torch can use, or none at all where `device` is null."""
         reasons = _against_sizes(need, options)
-        if need.tensor_parallel > 1 or need.pipeline_parallel > 1:
-            reasons.append("gpu has one worker: use multiproc for tensor_parallel above 1")
         if options.device == "null":
             if need.device_type != "cpu":
                 reasons.append(f"executor.device null runs on the CPU, and the device is {need.device_type}")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelCapabilities, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import (
     GatedMLP,
@@ -31,8 +31,9 @@ class GemmaFamily(ModelFamily):
     """Gemma 2 and 3, of models for images the text."""
 
     contract = (1, 0)
-    batch_invariant = True
-    takes_stages = True
+    capabilities = ModelCapabilities(
+        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, stages=True
+    )
     stability = "provisional"
     preference: ClassVar[int] = 10
     architectures = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelCapabilities, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import (
     Attention,
@@ -30,8 +30,9 @@ class LayerNormFamily(ModelFamily):
     """Decoders with LayerNorm, with rotary positions or ALiBi."""
 
     contract = (1, 0)
-    batch_invariant = True
-    takes_stages = True
+    capabilities = ModelCapabilities(
+        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, stages=True
+    )
     stability = "provisional"
     preference: ClassVar[int] = 10
     architectures = (

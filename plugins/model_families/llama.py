@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelCapabilities, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import GatedMLP, ModelContext, RMSNorm, RotaryEmbedding, WeightRules
 from dovetail.nn.decoder import AttentionStyle, DecoderModel, self_attention
@@ -34,10 +34,10 @@ class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
     contract = (1, 0)
-    batch_invariant = True
-    takes_stages = True
+    capabilities = ModelCapabilities(
+        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, hidden_layers=True, stages=True
+    )
     stability = "provisional"
-    gives_hidden_layers = True
     preference: ClassVar[int] = 10
     architectures = (
         "LlamaForCausalLM",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelCapabilities, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import (
     Attention,
@@ -37,10 +37,10 @@ class Llama4Family(ModelFamily):
     """Llama 4, of the models for images the text."""
 
     contract = (1, 0)
-    batch_invariant = True
-    takes_stages = True
+    capabilities = ModelCapabilities(
+        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, hidden_layers=True, stages=True
+    )
     stability = "provisional"
-    gives_hidden_layers = True
     preference: ClassVar[int] = 10
     architectures = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 

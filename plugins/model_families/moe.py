@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelCapabilities, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import GatedMLP, ModelContext, RMSNorm, RopeSpec, RotaryEmbedding, SparseMoE, SparseShape, WeightRules
 from dovetail.nn.decoder import AttentionStyle, DecoderModel, self_attention
@@ -21,10 +21,10 @@ class MoEFamily(ModelFamily):
     """Decoders whose feed-forward blocks are mixtures of experts."""
 
     contract = (1, 0)
-    batch_invariant = True
-    takes_stages = True
+    capabilities = ModelCapabilities(
+        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, hidden_layers=True, stages=True
+    )
     stability = "provisional"
-    gives_hidden_layers = True
     preference: ClassVar[int] = 10
     architectures = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 

@@ -17,7 +17,15 @@ from typing import Any, ClassVar, cast
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelFamily, ModelInputs, ModelNeed, ModelOutputs, ModelSize
+from dovetail.contracts.model import (
+    CausalLM,
+    ModelCapabilities,
+    ModelFamily,
+    ModelInputs,
+    ModelNeed,
+    ModelOutputs,
+    ModelSize,
+)
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import ModelContext
@@ -55,15 +63,12 @@ class TransformersFamily(ModelFamily):
     stability = "experimental"
     preference: ClassVar[int] = -10
     architectures = ()
-    takes_quantization: ClassVar[bool] = False
-    takes_operators: ClassVar[bool] = False
+    capabilities = ModelCapabilities()
 
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
         """Asks transformers' own tables and the model class; builds nothing."""
         reasons = []
-        if need.tensor_parallel > 1:
-            reasons.append("models built by transformers run on one rank here; set executor.tensor_parallel to 1")
         if need.config.get("is_encoder_decoder"):
             reasons.append("an encoder-decoder needs cross attention, which paged attention does not serve")
         try:

@@ -14,7 +14,13 @@ from typing import ClassVar
 import torch
 
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.skipped import against_skip, is_skipped
 
@@ -43,15 +49,13 @@ class Int8Method(QuantizationMethod):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = Int8Options
     stability = "provisional"
+    capabilities = QuantizationCapabilities(device_types=None, dtypes=frozenset({"float32", "bfloat16", "float16"}))
     options: Int8Options
     reloads_rows = True
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: Int8Options, environment: Environment) -> list[str]:
-        """Activations of a float dtype that torch multiplies; on CPUs bfloat16, the only one that its int8 kernel is
-        fast with."""
-        if need.dtype not in ("float32", "bfloat16", "float16"):
-            return [f"int8 multiplies with float32, bfloat16 or float16 activations, not {need.dtype}"]
+        """On CPUs bfloat16 activations, the only ones that torch's int8 kernel is fast with."""
         if need.device_type != "cpu" or need.dtype == "bfloat16":
             return []
         slowly = "" if environment.cpu_features & _BFLOAT16 else ", which this processor computes prompts slowly in"

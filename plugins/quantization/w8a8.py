@@ -12,7 +12,13 @@ from typing import ClassVar
 import torch
 
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.skipped import against_skip, is_skipped
 
@@ -37,6 +43,9 @@ class _EightBitMethod(QuantizationMethod):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = EightBitOptions
     stability = "experimental"
+    capabilities = QuantizationCapabilities(
+        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset({"float32", "float16", "bfloat16"})
+    )
     options: EightBitOptions
     reloads_rows = True
 
@@ -73,7 +82,7 @@ class FP8Method(_EightBitMethod):
     @classmethod
     def check(cls, need: QuantizationNeed, options: EightBitOptions, environment: Environment) -> list[str]:
         """A GPU with fp8 units, or any CPU (which has none, and computes in the activations' dtype)."""
-        reasons = _against("fp8", need)
+        reasons = []
         if need.device_type == "cuda" and need.dtype != "bfloat16":
             reasons.append(f"fp8 on a GPU takes bfloat16 activations, not {need.dtype}; set model.dtype")
         for device in environment.devices if need.device_type == "cuda" else ():
@@ -93,11 +102,6 @@ class FP8Method(_EightBitMethod):
 
 class Int8ActivationMethod(_EightBitMethod):
     """int8 weights and activations."""
-
-    @classmethod
-    def check(cls, need: QuantizationNeed, options: EightBitOptions, environment: Environment) -> list[str]:
-        """A CPU or a GPU."""
-        return _against("w8a8", need)
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """An int8 kernel, except for what is skipped and for odd sizes."""
@@ -157,15 +161,6 @@ class Int8ActivationLinear(LinearKernel):
         product = torch._int_mm(rounded, self._weight.t())[:count]
         y = product.float() * scale[:, None] * self._scale
         return _with_bias(y.to(x.dtype), bias)
-
-
-def _against(name: str, need: QuantizationNeed) -> list[str]:
-    reasons = []
-    if need.dtype not in ("float32", "float16", "bfloat16"):
-        reasons.append(f"{name} takes float32, float16 or bfloat16 activations, not {need.dtype}")
-    if need.device_type not in ("cpu", "cuda"):
-        reasons.append(f"{name} runs on cpu and cuda, not on {need.device_type}")
-    return reasons
 
 
 def _on_cpus(why: str, need: QuantizationNeed) -> str | None:

@@ -24,6 +24,7 @@ from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend,
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment, PluginOptions
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, make_batch, random_case
@@ -82,7 +83,7 @@ def against(backend: type[AttentionBackend], setup: AttentionSetup, options: Any
         trees=trees,
         kv_dtype=setup.spec.dtype,
     )
-    return backend.check(need, options, environment())
+    return reasons_against(backend, need, options, environment())
 
 
 # --- correctness --------------------------------------------------------------------------------------------

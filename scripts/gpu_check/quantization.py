@@ -8,6 +8,7 @@ import torch
 from common import Arguments, Report, copy_bandwidth, run, seconds_of
 from operators import compare, random
 
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
 from dovetail.plugins.quantization.int4.method import Int4Method
@@ -32,7 +33,7 @@ def body(report: Report, arguments: Arguments) -> None:
     bandwidth = copy_bandwidth(arguments)
     report.add("copy within the device", bandwidth / 1e9, "GB/s")
     for name, method in METHODS.items():
-        reasons = method.check(need(arguments.device, arguments.dtype), method.Options(), environment)
+        reasons = reasons_against(method, need(arguments.device, arguments.dtype), method.Options(), environment)
         if reasons:
             report.add(f"{name}: not run: {reasons[0]}"[:120], "skipped")
         else:

@@ -78,6 +78,7 @@ class EagleDrafter(DraftWorker):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = EagleOptions
     capabilities = DraftCapabilities(
+        tensor_parallel=None,
         trees=True,
         probabilities=True,
         needs_hidden_states=True,

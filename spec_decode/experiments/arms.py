@@ -202,7 +202,7 @@ def _check_temperature(resolved: ResolvedConfig, experiment: Experiment) -> None
     assert resolved.speculation is not None
     acceptance = resolved.speculation.acceptance
     rule, _ = create_class(acceptance)
-    if experiment.sampling.temperature > 0 and issubclass(rule, AcceptanceRule) and rule.greedy_only:
+    if experiment.sampling.temperature > 0 and issubclass(rule, AcceptanceRule) and not rule.capabilities.sampling:
         raise ConfigError(
             f"acceptance rule {acceptance.name!r} serves temperature 0 only, and sampling.temperature is"
             f" {experiment.sampling.temperature:g}: set it to 0, or name another speculative.acceptance"
@@ -212,7 +212,7 @@ def _check_temperature(resolved: ResolvedConfig, experiment: Experiment) -> None
 def _is_lossless(resolved: ResolvedConfig) -> bool:
     assert resolved.speculation is not None
     rule, _ = create_class(resolved.speculation.acceptance)
-    return not issubclass(rule, AcceptanceRule) or rule.lossless
+    return not issubclass(rule, AcceptanceRule) or rule.capabilities.lossless
 
 
 def _draws_seeded(resolved: ResolvedConfig) -> bool:

@@ -51,6 +51,7 @@ class MedusaDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = MedusaOptions
+    # The heads share the target's unembedding, which no single tensor-parallel rank holds.
     capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True, stateless=True)
     options: MedusaOptions
 
@@ -67,14 +68,11 @@ class MedusaDrafter(DraftWorker):
     @classmethod
     def check(cls, need: SpeculationNeed, options: Any, environment: Environment) -> list[str]:
         """Looks at the folder's config and at the shapes of its tensors."""
-        reasons = []
-        if need.tensor_parallel > 1:
-            reasons.append("its heads share the target's unembedding, which no single tensor-parallel rank holds")
         try:
             layout = read_layout(_folder(options, need.hidden_size, need.vocab_size))
         except ModelError as error:
-            return [*reasons, str(error)]
-        reasons += _size_problems(layout, need.hidden_size, need.vocab_size)
+            return [str(error)]
+        reasons = [*_size_problems(layout, need.hidden_size, need.vocab_size)]
         folder = layout.file.parent
         rounds = not layout.has_unembedding and has_draft_vocabulary(folder)
         if options.quantization not in (None, "auto") and not rounds:

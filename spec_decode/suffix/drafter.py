@@ -51,7 +51,7 @@ class SuffixDrafter(DraftWorker):
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = SuffixOptions
-    capabilities = DraftCapabilities(trees=True, confidence=True)
+    capabilities = DraftCapabilities(tensor_parallel=None, trees=True, confidence=True)
     options: SuffixOptions
 
     @classmethod

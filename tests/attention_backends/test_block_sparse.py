@@ -20,6 +20,7 @@ from dovetail.attention_backends.block_sparse.pattern import (
 from dovetail.attention_backends.block_sparse.units import create_items, create_units
 from dovetail.contracts.attention import AttentionLayer, AttentionNeed
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, random_case
 from dovetail.testing.attention_suite import AttentionBackendSuite
@@ -193,8 +194,11 @@ def test_units_cover_the_step_within_blocks(seed, shape):
 
 def check(environment=None, chosen=None, **changes):
     need = replace(AttentionNeed("cpu", "float32", 16, frozenset({64})), **changes)
-    return BlockSparseBackend.check(
-        need, BlockSparseOptions(**(chosen or {"local_blocks": 4})), environment or Environment("cpu", 2, 2**33)
+    return reasons_against(
+        BlockSparseBackend,
+        need,
+        BlockSparseOptions(**(chosen or {"local_blocks": 4})),
+        environment or Environment("cpu", 2, 2**33),
     )
 
 

@@ -20,6 +20,7 @@ from dovetail.attention_backends.flash.backend import FlashBackend, FlashOptions
 from dovetail.attention_backends.flash.libraries import FlashAttention2, FlashAttention3, FlashInfer, TorchVarlen
 from dovetail.attention_backends.flash.plan import PagedLengths
 from dovetail.contracts.attention import AttentionNeed
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.testing.attention_cases import CaseShape, random_case
 from dovetail.testing.attention_suite import AttentionBackendSuite
@@ -222,7 +223,7 @@ def test_pages_that_a_window_has_freed_are_left_out(seed, has_window):
 
 def reasons(environment=H200, library="any", **changes):
     need = replace(AttentionNeed("cuda", "bfloat16", 16, frozenset({128})), **changes)
-    return FlashBackend.check(need, FlashOptions(library=library), environment)
+    return reasons_against(FlashBackend, need, FlashOptions(library=library), environment)
 
 
 def test_a_machine_with_none_is_told_what_to_install(monkeypatch):

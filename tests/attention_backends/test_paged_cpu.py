@@ -25,6 +25,7 @@ from dovetail.contracts.attention import (
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn.native import loader as native
 from dovetail.testing.attention_cases import (
@@ -298,7 +299,7 @@ def test_a_machine_without_a_compiler_or_a_library_is_refused(monkeypatch, tmp_p
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     need = AttentionNeed("cpu", "float32", 16, frozenset({64}))
-    [reason] = PagedCPUBackend.check(need, PagedCPUBackend.Options(), Environment("cpu", 2, 2**30))
+    [reason] = reasons_against(PagedCPUBackend, need, PagedCPUBackend.Options(), Environment("cpu", 2, 2**30))
     assert "C compiler" in reason
 
 
@@ -312,7 +313,7 @@ def test_a_machine_without_a_compiler_or_a_library_is_refused(monkeypatch, tmp_p
 )
 def test_refusals_say_what_is_missing(changes, reason):
     need = replace(AttentionNeed("cpu", "float32", 16, frozenset({64})), **changes)
-    [found] = PagedCPUBackend.check(need, PagedCPUBackend.Options(), Environment("cpu", 2, 2**30))
+    [found] = reasons_against(PagedCPUBackend, need, PagedCPUBackend.Options(), Environment("cpu", 2, 2**30))
     assert reason in found
 
 

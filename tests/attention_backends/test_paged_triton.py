@@ -26,6 +26,7 @@ from dovetail.attention_backends.paged_triton.plan import (
 )
 from dovetail.contracts.attention import AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.testing.attention_cases import make_batch, random_tree
 from dovetail.testing.triton_aot import compile_launch
@@ -234,7 +235,7 @@ def test_where_keys_end_is_found_once_a_step(monkeypatch):
 def reasons(environment=None, **changes):
     need = replace(AttentionNeed("cuda", "bfloat16", 16, frozenset({128})), **changes)
     environment = environment or Environment("cuda", 8, 2**36, devices=(H200,))
-    return PagedTritonBackend.check(need, PagedTritonBackend.Options(), environment)
+    return reasons_against(PagedTritonBackend, need, PagedTritonBackend.Options(), environment)
 
 
 def test_a_gpu_with_triton_is_taken():
@@ -274,5 +275,5 @@ def test_a_machine_without_triton_is_told_what_to_install(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_here_the_reason_is_that_there_is_no_gpu():
     need = AttentionNeed("cpu", "bfloat16", 16, frozenset({128}))
-    [reason] = PagedTritonBackend.check(need, PagedTritonBackend.Options(), Environment("cpu", 2, 2**33))
+    [reason] = reasons_against(PagedTritonBackend, need, PagedTritonBackend.Options(), Environment("cpu", 2, 2**33))
     assert reason == "PagedTritonBackend runs on cuda, not on cpu."

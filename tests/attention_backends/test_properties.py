@@ -14,6 +14,7 @@ from dovetail.attention_backends.sdpa import SDPABackend
 from dovetail.attention_backends.sdpa_plan import split_by_length
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionNeed
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, random_case
 
@@ -162,7 +163,7 @@ def test_auto_asks_the_kernels_first_and_reference_last():
 )
 def test_refusals_say_what_is_missing(changes, reason):
     need = replace(AttentionNeed("cpu", "float32", 16, frozenset({64})), **changes)
-    reasons = SDPABackend.check(need, SDPABackend.Options(), Environment("cpu", 2, 2**30))
+    reasons = reasons_against(SDPABackend, need, SDPABackend.Options(), Environment("cpu", 2, 2**30))
     assert len(reasons) == 1
     assert reason in reasons[0]
 

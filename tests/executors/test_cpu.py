@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from dovetail.contracts.executor import ExecutorNeed, ThreadCount
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.cpu import CPUExecutor, CPUOptions
 from dovetail.testing.executor_suite import ExecutorSuite
@@ -46,16 +47,16 @@ def test_threads_are_known_before_the_start(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("need", "reason"),
     [
-        (ExecutorNeed("cuda"), "the device is cuda"),
-        (ExecutorNeed("cpu", tensor_parallel=2), "use multiproc"),
-        (ExecutorNeed("cpu", pipeline_parallel=2), "pipeline_parallel=2"),
+        (ExecutorNeed("cuda"), "runs on cpu, not on cuda"),
+        (ExecutorNeed("cpu", tensor_parallel=2), "tensor_parallel up to 1, not 2"),
+        (ExecutorNeed("cpu", pipeline_parallel=2), "pipeline_parallel up to 1, not 2"),
     ],
 )
 def test_refusals_say_why(need: ExecutorNeed, reason: str) -> None:
     environment = Environment(need.device_type, num_cpus=8, memory_bytes=1 << 33)
-    (answer,) = CPUExecutor.check(need, CPUOptions(), environment)
+    (answer,) = reasons_against(CPUExecutor, need, CPUOptions(), environment)
     assert reason in answer
-    assert CPUExecutor.check(ExecutorNeed("cpu"), CPUOptions(), environment) == []
+    assert reasons_against(CPUExecutor, ExecutorNeed("cpu"), CPUOptions(), environment) == []
 
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="threads are bound to cores on Linux only")
@@ -81,7 +82,9 @@ def test_the_thread_that_runs_steps_keeps_to_its_cores_until_shutdown() -> None:
 def test_cores_that_this_process_may_not_use_are_refused() -> None:
     environment = Environment("cpu", num_cpus=8, memory_bytes=1 << 33)
     foreign = max(os.sched_getaffinity(0)) + 1
-    (answer,) = CPUExecutor.check(ExecutorNeed("cpu"), CPUOptions(cores=f"{foreign}-{foreign + 1}"), environment)
+    (answer,) = reasons_against(
+        CPUExecutor, ExecutorNeed("cpu"), CPUOptions(cores=f"{foreign}-{foreign + 1}"), environment
+    )
     assert f"names {foreign},{foreign + 1}, and this process may use" in answer
 
 

@@ -13,17 +13,14 @@ from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 EXECUTOR = '''\
 from concurrent.futures import Future
 
-from dovetail.contracts.executor import Executor, Placement
+from dovetail.contracts.executor import Executor, ExecutorCapabilities, Placement
 
 
 class XPUExecutor(Executor):
     """Speaks of an XPU; there is none here, so its worker computes on the CPU."""
 
     contract = (1, 0)
-
-    @classmethod
-    def check(cls, need, options, environment):
-        return [] if need.device_type == "xpu" else [f"it runs on xpu, and the device is {need.device_type}"]
+    capabilities = ExecutorCapabilities(device_types=frozenset({"xpu"}), enforce_eager=True)
 
     def start(self):
         self._worker = self.spec.create(Placement(device="cpu"))
@@ -54,5 +51,5 @@ def test_an_executor_of_others_brings_its_device(tmp_path: Path) -> None:
 
     executor = {"name": f"{tmp_path / 'xpu.py'}:XPUExecutor", "enforce_eager": True}
     assert run(device="xpu", executor=executor) == run(device="cpu")
-    with pytest.raises(ConfigError, match="cpu runs on the CPU only, and the device is xpu"):
+    with pytest.raises(ConfigError, match="CPUExecutor runs on cpu, not on xpu"):
         run(device="xpu")

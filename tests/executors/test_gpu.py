@@ -8,6 +8,7 @@ import pytest
 
 from dovetail.contracts.errors import CapacityError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.executors.gpu.executor import GPUExecutor, GPUOptions
 from dovetail.testing.executor_suite import ExecutorSuite
@@ -88,7 +89,7 @@ def test_other_errors_of_a_step_do_not_end_the_executor(text: str, expected: typ
     ("need", "options", "devices", "reason"),
     [
         (ExecutorNeed("cpu"), {}, (), "the device is cpu"),
-        (ExecutorNeed("cuda", tensor_parallel=2), {}, (GPU,), "use multiproc"),
+        (ExecutorNeed("cuda", tensor_parallel=2), {}, (GPU,), "tensor_parallel up to 1, not 2"),
         (ExecutorNeed("cuda"), {"index": 1}, (GPU,), "torch sees 1 GPUs"),
         (ExecutorNeed("cuda"), {}, (DeviceInfo("an old GPU", 2**30, (6, 1)),), "compute capability 6.1"),
         (ExecutorNeed("cuda"), {"device": None}, (GPU,), "runs on the CPU"),
@@ -98,13 +99,13 @@ def test_refusals_say_why(
     need: ExecutorNeed, options: dict[str, Any], devices: tuple[DeviceInfo, ...], reason: str
 ) -> None:
     chosen = GPUOptions.model_validate(options)
-    (answer,) = GPUExecutor.check(need, chosen, environment(need.device_type, *devices))
+    (answer,) = reasons_against(GPUExecutor, need, chosen, environment(need.device_type, *devices))
     assert reason in answer
 
 
 def test_a_gpu_that_cannot_be_used_is_refused_with_the_cause() -> None:
     machine = Environment("cpu", num_cpus=2, memory_bytes=2**33, no_devices="the driver is old")
-    (answer,) = GPUExecutor.check(ExecutorNeed("cpu"), GPUOptions(), machine)
+    (answer,) = reasons_against(GPUExecutor, ExecutorNeed("cpu"), GPUOptions(), machine)
     assert answer == "gpu runs on cuda, and the device is cpu: the driver is old; or use executor cpu"
 
 
@@ -117,14 +118,16 @@ def test_graphs_of_no_requests_are_refused(sizes: list[int]) -> None:
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_graphs_inside_graphs_are_refused(mode: str) -> None:
     options = GPUOptions.model_validate({"compile": mode, "cuda_graphs": [1, 8]})
-    (answer,) = GPUExecutor.check(ExecutorNeed("cuda"), options, environment("cuda", GPU))
+    (answer,) = reasons_against(GPUExecutor, ExecutorNeed("cuda"), options, environment("cuda", GPU))
     assert "max-autotune-no-cudagraphs or default, or cuda_graphs to off" in answer
-    assert GPUExecutor.check(ExecutorNeed("cuda", enforce_eager=True), options, environment("cuda", GPU)) == []
+    assert (
+        reasons_against(GPUExecutor, ExecutorNeed("cuda", enforce_eager=True), options, environment("cuda", GPU)) == []
+    )
 
 
 def test_graphs_that_no_step_would_use_are_refused() -> None:
     options = GPUOptions.model_validate({"cuda_graphs": [1, 8, 64]})
-    (answer,) = GPUExecutor.check(ExecutorNeed("cuda", max_num_seqs=32), options, environment("cuda", GPU))
+    (answer,) = reasons_against(GPUExecutor, ExecutorNeed("cuda", max_num_seqs=32), options, environment("cuda", GPU))
     assert "[1, 8, 64]" in answer
     assert "leave out what is larger, or raise scheduler.max_num_seqs" in answer
     for need in (
@@ -132,7 +135,7 @@ def test_graphs_that_no_step_would_use_are_refused() -> None:
         ExecutorNeed("cuda"),
         ExecutorNeed("cuda", enforce_eager=True, max_num_seqs=32),
     ):
-        assert GPUExecutor.check(need, options, environment("cuda", GPU)) == []
+        assert reasons_against(GPUExecutor, need, options, environment("cuda", GPU)) == []
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_auto_captures_nothing_where_compile_records_graphs(mode: str | None, gr
             return super().create(placement)
 
     options = GPUOptions.model_validate({"device": "null", "compile": mode})
-    assert GPUExecutor.check(ExecutorNeed("cpu"), options, environment("cpu")) == []
+    assert reasons_against(GPUExecutor, ExecutorNeed("cpu"), options, environment("cpu")) == []
     executor = GPUExecutor(options, Spec(), ExecutorNeed("cpu"))
     executor.start()
     executor.shutdown()
@@ -157,5 +160,5 @@ def test_auto_captures_nothing_where_compile_records_graphs(mode: str | None, gr
 
 
 def test_it_serves_a_gpu_and_the_null_device() -> None:
-    assert GPUExecutor.check(ExecutorNeed("cuda"), GPUOptions(), environment("cuda", GPU)) == []
-    assert GPUExecutor.check(ExecutorNeed("cpu"), NULL, environment("cpu")) == []
+    assert reasons_against(GPUExecutor, ExecutorNeed("cuda"), GPUOptions(), environment("cuda", GPU)) == []
+    assert reasons_against(GPUExecutor, ExecutorNeed("cpu"), NULL, environment("cpu")) == []

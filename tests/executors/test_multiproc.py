@@ -15,6 +15,7 @@ import pytest
 
 from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.executors import _worker_group
 from dovetail.executors._worker_group import Timeouts
@@ -68,7 +69,7 @@ def test_fewer_cores_than_workers_are_refused() -> None:
     core = min(os.sched_getaffinity(0))
     environment = Environment("cpu", num_cpus=8, memory_bytes=1 << 33)
     need = ExecutorNeed("cpu", tensor_parallel=2)
-    (answer,) = MultiprocExecutor.check(need, MultiprocOptions(cores=str(core)), environment)
+    (answer,) = reasons_against(MultiprocExecutor, need, MultiprocOptions(cores=str(core)), environment)
     assert "1 cores for 2 workers" in answer
 
 
@@ -331,13 +332,13 @@ def test_a_script_from_standard_input_needs_no_shutdown(tmp_path: Path) -> None:
     ("need", "reason"),
     [
         (ExecutorNeed("cuda", tensor_parallel=2), "torch sees 1"),
-        (ExecutorNeed("mps"), "the device is mps"),
-        (ExecutorNeed("cpu", pipeline_parallel=2), "planned"),
+        (ExecutorNeed("mps"), "not on mps"),
+        (ExecutorNeed("cpu", pipeline_parallel=2), "pipeline_parallel up to 1, not 2"),
     ],
 )
 def test_refusals_say_why(need: ExecutorNeed, reason: str) -> None:
     devices = (DeviceInfo("gpu", 1 << 34, (9, 0)),)
     environment = Environment(need.device_type, num_cpus=8, memory_bytes=1 << 33, devices=devices)
-    (answer,) = MultiprocExecutor.check(need, MultiprocOptions(), environment)
+    (answer,) = reasons_against(MultiprocExecutor, need, MultiprocOptions(), environment)
     assert reason in answer
-    assert MultiprocExecutor.check(ExecutorNeed("cuda"), MultiprocOptions(), environment) == []
+    assert reasons_against(MultiprocExecutor, ExecutorNeed("cuda"), MultiprocOptions(), environment) == []

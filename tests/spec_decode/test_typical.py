@@ -84,7 +84,7 @@ def test_every_accepted_token_is_plausible_and_no_longer_path_was(seed: int, cou
 def test_it_changes_the_distribution_and_says_so():
     counts = two_token_counts(TypicalRule(TypicalOptions()), [-1, 0], has_probs=True, num_rounds=3000)
     assert chi_square_p(*counts) < 1e-9
-    assert not TypicalRule.lossless
+    assert not TypicalRule.capabilities.lossless
 
 
 def test_it_can_accept_less_than_rejection():

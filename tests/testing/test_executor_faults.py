@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, Placement, Worker, WorkerLayout
+from dovetail.contracts.executor import Executor, ExecutorCapabilities, Placement, Worker, WorkerLayout
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.faults import Fault, check_fault
@@ -20,6 +20,9 @@ class InAThread(Executor):
     """Workers in one thread, in turn; the last rank has the first position, so that with several it answers."""
 
     contract = (1, 0)
+    capabilities = ExecutorCapabilities(
+        device_types=frozenset({"cpu"}), tensor_parallel=None, pipeline_parallel=None, enforce_eager=True
+    )
     num_pool_threads: ClassVar[int] = 1
     _workers: tuple[Worker, ...] = ()
 
@@ -77,6 +80,10 @@ class InAThread(Executor):
     def close(self, workers: tuple[Worker, ...]) -> None:
         for worker in workers:
             self._pool.submit(worker.close).result()
+
+
+class DeclaresNothing(InAThread):
+    capabilities = ExecutorCapabilities()
 
 
 class TwoThreads(InAThread):
@@ -229,6 +236,7 @@ SHARES = "test_workers_share_the_model_without_gaps"
 RESULT = "test_a_result_is_that_of_the_rank_that_answers"
 THREADS = "test_workers_have_the_threads_that_the_spec_names"
 FAULTS = [
+    Fault("declares nothing", DeclaresNothing, "test_declares_what_it_runs"),
     Fault("runs plans in a pool of 2 threads", TwoThreads, "test_results_come_in_the_order_of_plans"),
     Fault("runs plans in a pool of 4 threads", FourThreads, "test_results_come_in_the_order_of_plans"),
     Fault("calls a worker beside its step", CallsAtOnce, "test_a_call_meets_no_step"),

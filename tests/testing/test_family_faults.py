@@ -190,30 +190,30 @@ def sized(**changes: Callable[[int], int]) -> type[LlamaFamily]:
 
 
 class TakesNoQuantization(LlamaFamily):
-    takes_quantization = False
+    capabilities = replace(LlamaFamily.capabilities, quantization=False)
 
 
 class TakesQuantization(TransformersFamily):
     architectures = ("LlamaForCausalLM",)
-    takes_quantization = True
+    capabilities = replace(TransformersFamily.capabilities, quantization=True)
 
 
 class TakesOperators(TransformersFamily):
     architectures = ("LlamaForCausalLM",)
-    takes_operators = True
+    capabilities = replace(TransformersFamily.capabilities, operators=True)
 
 
 class GivesLayers(GemmaFamily):
-    gives_hidden_layers = True
+    capabilities = replace(GemmaFamily.capabilities, hidden_layers=True)
 
 
 class TakesStages(TransformersFamily):
     architectures = ("LlamaForCausalLM",)
-    takes_stages = True
+    capabilities = replace(TransformersFamily.capabilities, stages=True)
 
 
 class TakesNoStages(LlamaFamily):
-    takes_stages = False
+    capabilities = replace(LlamaFamily.capabilities, stages=False)
 
 
 class ServesAnything(LlamaFamily):
@@ -235,7 +235,7 @@ FAULTS = [
     Fault("ignores embeddings", computing(ignores_embeddings), "test_embeddings_take_the_place_of_token_ids"),
     Fault("builds every layer in each stage", building(all_layers), STAGES),
     Fault("leaves out a layer of a stage", building(one_layer_less), STAGES),
-    Fault("declares takes_stages falsely", TakesStages, STAGES),
+    Fault("declares stages falsely", TakesStages, STAGES),
     Fault("builds stages and does not say so", TakesNoStages, STAGES),
     Fault("resets weights that are not given", building(after=resets_the_others), SOME_WEIGHTS),
     Fault(
@@ -251,7 +251,7 @@ FAULTS = [
     Fault("turns the ranks' vocabularies round", over(TurnedRound), RANKS),
     Fault("gives each rank the first share", over(OneRank), RANKS),
     Fault("declares batch invariance falsely", computing(with_bits_of_the_batch), ALONE),
-    Fault("declares gives_hidden_layers falsely", GivesLayers, LAYERS),
+    Fault("declares hidden_layers falsely", GivesLayers, LAYERS),
     Fault("gives the states behind a layer", computing(next_layer), LAYERS),
     Fault("doubles the longest sequence", sized(max_model_len=lambda count: 2 * count), SIZE),
     Fault("counts parameters twice", sized(num_parameters=lambda count: 2 * count), SIZE),
@@ -262,9 +262,9 @@ FAULTS = [
         "test_embeddings_are_what_enters_the_first_layer",
     ),
     Fault("computes its layers twice", computing(twice), "test_layers_are_computed_once_and_in_order"),
-    Fault("declares takes_quantization falsely", TakesQuantization, "test_quantization_is_taken_as_declared"),
+    Fault("declares quantization falsely", TakesQuantization, "test_quantization_is_taken_as_declared"),
     Fault("takes quantization and does not say so", TakesNoQuantization, "test_quantization_is_taken_as_declared"),
-    Fault("declares takes_operators falsely", TakesOperators, "test_operators_are_taken_as_declared"),
+    Fault("declares operators falsely", TakesOperators, "test_operators_are_taken_as_declared"),
     Fault("has operators of its own", building(own_operators), "test_operators_are_taken_as_declared"),
     Fault("loads without a tensor", building(after=swallows_errors), "test_a_missing_tensor_is_refused"),
     Fault("refuses nothing", ServesAnything, "test_check_takes_what_is_served"),

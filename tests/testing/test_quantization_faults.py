@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from dovetail.contracts.plugin import Environment
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.nn import native
 from dovetail.plugins.quantization.grouped.kernel import SOURCE, GroupedLinear, _Segment
 from dovetail.plugins.quantization.grouped.methods import EightBitMethod
@@ -48,6 +54,9 @@ class Method(QuantizationMethod):
     """Takes input sizes that are multiples of 16."""
 
     contract = (1, 0)
+    capabilities = QuantizationCapabilities(
+        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset({"float32", "bfloat16", "float16"})
+    )
     reloads_rows = True
     kernel: ClassVar[type[Kernel]] = Kernel
     share: ClassVar[float] = 1.0
@@ -240,7 +249,7 @@ class CopiesForCalls(EightBitMethod):
 
 
 class ClaimsInvariance(Method):
-    batch_invariant = True
+    capabilities = replace(Method.capabilities, batch_invariant=True)
 
     class Varies(Kernel):
         def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -252,7 +261,7 @@ class ClaimsInvariance(Method):
 class SaysNothing(Method):
     @classmethod
     def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> Iterable[str]:
-        return [""] if need.dtype == "float64" else super().check(need, options, environment)
+        return [""] if need.dtype == "float16" else super().check(need, options, environment)
 
 
 FAULTS = [

@@ -120,9 +120,9 @@ class Verifier:
         """Requests that the rule does not serve."""
         rule, refused = type(self._rule), {}
         for i, request in enumerate(requests):
-            if request.draft.is_tree and not rule.trees:
+            if request.draft.is_tree and not rule.capabilities.trees:
                 refused[i] = f"acceptance rule {rule.__name__} judges chains only, and the drafter proposed a tree"
-            elif rule.greedy_only and not self._sampler.sampling(request.key).is_greedy:
+            elif not rule.capabilities.sampling and not self._sampler.sampling(request.key).is_greedy:
                 refused[i] = f"acceptance rule {rule.__name__} serves temperature 0 only"
         return refused
 

@@ -11,6 +11,7 @@ from dovetail.commands import Explanation, ResolvedConfig, create_class
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.contracts.weights import TensorInfo, WeightFormat
@@ -76,7 +77,7 @@ def _create_counter(resolved: ResolvedConfig) -> _Counter | None:
     """None where the layers are not known one by one."""
     plugin, options = create_class(resolved.model_family)
     family = cast(type[ModelFamily], plugin)
-    if not family.takes_quantization or resolved.device_type != "cpu":
+    if not family.capabilities.quantization or resolved.device_type != "cpu":
         return None
     return _Counter(resolved, family(options))
 
@@ -124,7 +125,7 @@ class _Counter:
                 continue
             try:
                 options = installed.plugin.Options()
-                if not installed.plugin.check(need, options, environment):
+                if not reasons_against(installed.plugin, need, options, environment):
                     method = installed.plugin(options, need)
                     if method.reads_only_held() and self.plan.ask(method, need.device_type).names:
                         yield Alternative(installed.name, self._traffic(method, context))

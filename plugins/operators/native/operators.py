@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.operators import Operators, OperatorsCapabilities, OperatorsNeed
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn import native
 
@@ -86,16 +86,12 @@ class NativeOperators(Operators):
     contract = (1, 0)
     stability = "provisional"
     preference: ClassVar[int] = 5
+    capabilities = OperatorsCapabilities(device_types=frozenset({"cpu"}), dtypes=frozenset({"float32", "bfloat16"}))
 
     @classmethod
     def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
-        """Compiles the kernels, where they could be used and nobody did so before."""
-        reasons = []
-        if need.device_type != "cpu":
-            reasons.append(f"its kernels run on a CPU, not on a {need.device_type} device")
-        if need.dtype not in ("float32", "bfloat16"):
-            reasons.append(f"its kernels compute float32 and bfloat16 activations, not {need.dtype}")
-        return reasons or native.reasons_against(SOURCE)
+        """Compiles the kernels, where nobody did so before."""
+        return native.reasons_against(SOURCE)
 
     def __init__(self, options: PluginOptions):
         super().__init__(options)

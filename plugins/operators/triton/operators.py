@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.operators import Operators, OperatorsCapabilities, OperatorsNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.triton_check import reasons_against_triton
 
@@ -31,25 +31,21 @@ class TritonOperators(Operators):
     preference: ClassVar[int] = 5
     groups: ClassVar[bool] = True
     accepts_chains: ClassVar[bool] = True
+    capabilities = OperatorsCapabilities(device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset(_DTYPES))
 
     @classmethod
     def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
         """A GPU, or Triton's interpreter, which runs kernels on the CPU for tests."""
-        reasons = []
-        if need.dtype not in _DTYPES:
-            reasons.append(f"triton operators serve {', '.join(_DTYPES)}, not {need.dtype}")
         if need.device_type != "cuda" and "triton" not in sys.modules and "TRITON_INTERPRET" not in os.environ:
             # Nothing but its interpreter could serve, and its import takes 80 MB that stay.
-            return [*reasons, f"triton operators run on cuda, not on {need.device_type}"]
+            return [f"triton operators run on cuda, not on {need.device_type}"]
         if need.device_type == "cuda":
-            return reasons + reasons_against_triton(environment)
+            return reasons_against_triton(environment)
         try:
             from triton import knobs
         except ImportError as error:
-            return [*reasons, f"Triton cannot be imported ({error}): pip install triton"]
-        if not (knobs.runtime.interpret and need.device_type == "cpu"):
-            reasons.append(f"triton operators run on cuda, not on {need.device_type}")
-        return reasons
+            return [f"Triton cannot be imported ({error}): pip install triton"]
+        return [] if knobs.runtime.interpret else [f"triton operators run on cuda, not on {need.device_type}"]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As the contract says."""

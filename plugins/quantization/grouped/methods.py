@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
 from dovetail.nn.skipped import against_skip, is_skipped
@@ -24,24 +30,22 @@ class GroupedOptions(PluginOptions):
     """Layers whose dotted name contains one of these stay in full precision ("lm_head", "model.embed_tokens", ...)."""
 
 
-def reasons_against(name: str, need: QuantizationNeed) -> list[str]:
-    """What every method over groups needs."""
-    reasons = []
-    if need.device_type != "cpu":
-        reasons.append(f"{name} multiplies on CPUs, and the device is {need.device_type}")
-    if need.dtype == "float64":
-        reasons.append(f"{name} sums in float32, which float64 activations would be in vain for; set model.dtype")
-    return reasons or native.reasons_against(SOURCE)
-
-
 class GroupedMethod(QuantizationMethod):
     """What the methods have in common."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     stability = "provisional"
     embeddings = True
-    batch_invariant = True
     reloads_rows = True
+    # Sums are of float32, which float64 activations would be in vain for.
+    capabilities = QuantizationCapabilities(
+        device_types=frozenset({"cpu"}), dtypes=frozenset({"float32", "float16", "bfloat16"}), batch_invariant=True
+    )
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> list[str]:
+        """A C compiler."""
+        return native.reasons_against(SOURCE)
 
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         super().__init__(options, need)
@@ -87,11 +91,6 @@ class EightBitMethod(RoundingMethod):
 
     for_drafters = True
 
-    @classmethod
-    def check(cls, need: QuantizationNeed, options: GroupedOptions, environment: Environment) -> list[str]:
-        """A CPU, and a C compiler."""
-        return reasons_against("q8", need)
-
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Rounds every layer that is not skipped."""
         return self.linear(shape, round_to_eight)
@@ -104,11 +103,6 @@ class EightBitMethod(RoundingMethod):
 class FourBitMethod(RoundingMethod):
     """4 bits a weight, one scale and one minimum per 32 (GGUF's Q4_1), fitted by least squares. The table of token
     embeddings, and the output layer with it, takes 8 bits."""
-
-    @classmethod
-    def check(cls, need: QuantizationNeed, options: GroupedOptions, environment: Environment) -> list[str]:
-        """A CPU, and a C compiler."""
-        return reasons_against("q4", need)
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Rounds every layer that is not skipped."""
@@ -134,12 +128,12 @@ class GGUFMethod(GroupedMethod):
     holds = PACKED_FORMATS
 
     @classmethod
-    def check(cls, need: QuantizationNeed, options: PluginOptions, environment: Environment) -> list[str]:
-        """A packed checkpoint, a CPU, and a C compiler."""
+    def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> list[str]:
+        """A packed checkpoint, and a C compiler."""
         if not need.packed_formats & PACKED_FORMATS:
             found = ", ".join(sorted(need.packed_formats)) or "not packed"
             return [f"gguf holds the blocks of GGUF files; the checkpoint's weights are {found}"]
-        return reasons_against("gguf", need)
+        return super().check(need, options, environment)
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Every layer; parts that the file does not pack stay in full precision."""

@@ -9,7 +9,13 @@ import torch
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.triton_check import reasons_against_triton
 
@@ -34,23 +40,19 @@ class Int4Method(QuantizationMethod):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     stability = "experimental"
     preference: ClassVar[int] = 0
+    capabilities = QuantizationCapabilities(
+        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset({"float32", "float16", "bfloat16"})
+    )
     reloads_rows = True
     holds = frozenset(f"int4g{size}" for size in GROUP_SIZES)
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: PluginOptions, environment: Environment) -> list[str]:
-        """A checkpoint in such groups; a CPU, or a GPU with Triton."""
-        reasons = []
+        """A checkpoint in such groups; on a GPU Triton."""
         if not need.packed_formats & cls.holds:
             found = ", ".join(sorted(need.packed_formats)) or "not packed"
-            reasons.append(f"int4 holds AWQ and GPTQ weights in groups of {GROUP_SIZES}; the checkpoint's are {found}")
-        if need.dtype not in ("float32", "float16", "bfloat16"):
-            reasons.append(f"int4 multiplies with float32, float16 or bfloat16 activations, not {need.dtype}")
-        if need.device_type not in ("cpu", "cuda"):
-            reasons.append(f"int4 runs on cpu and cuda, not on {need.device_type}")
-        if need.device_type == "cuda" and not reasons:
-            reasons += reasons_against_triton(environment)
-        return reasons
+            return [f"int4 holds AWQ and GPTQ weights in groups of {GROUP_SIZES}; the checkpoint's are {found}"]
+        return reasons_against_triton(environment) if need.device_type == "cuda" else []
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
         """Every layer; parts that the checkpoint does not pack stay as numbers."""

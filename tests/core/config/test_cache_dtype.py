@@ -7,9 +7,10 @@ import pytest
 from dovetail.attention_backends.paged_cpu.backend import PagedCPUBackend
 from dovetail.attention_backends.paged_cpu.kernels import SOURCE
 from dovetail.config.rules_run import kv_bytes_per_token
-from dovetail.contracts.attention import AttentionCapabilities, AttentionNeed, reasons_against
+from dovetail.contracts.attention import AttentionCapabilities, AttentionNeed
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.model import ModelSize
+from dovetail.contracts.needs import uncovered
 from dovetail.nn import native
 
 PAGED = f"{PagedCPUBackend.__module__}:{PagedCPUBackend.__name__}"
@@ -21,7 +22,7 @@ from dovetail.contracts.attention import AttentionCapabilities
 class Narrow(SDPABackend):
     """Says nothing of pages."""
 
-    capabilities = AttentionCapabilities(frozenset({"cpu"}), frozenset({"float32", "float16"}))
+    capabilities = AttentionCapabilities(device_types=frozenset({"cpu"}), dtypes=frozenset({"float32", "float16"}))
 '''
 
 
@@ -72,16 +73,18 @@ def test_a_backend_that_says_nothing_serves_the_models_dtype_only(resolve_tiny, 
 
 
 def test_an_empty_kv_dtype_means_that_of_the_queries():
-    can = AttentionCapabilities(frozenset({"cpu"}), frozenset({"float32", "float16"}), kv_dtypes=frozenset({"float16"}))
-    assert reasons_against("it", can, need("float16", "")) == []
-    assert reasons_against("it", can, need("float32", "")) == [
+    can = AttentionCapabilities(
+        device_types=frozenset({"cpu"}), dtypes=frozenset({"float32", "float16"}), kv_dtypes=frozenset({"float16"})
+    )
+    assert uncovered("it", can, need("float16", "")) == []
+    assert uncovered("it", can, need("float32", "")) == [
         "it keeps keys and values in float16, not in float32; set cache.dtype."
     ]
 
 
 def test_a_dtype_of_queries_that_is_not_served_is_one_reason():
-    can = AttentionCapabilities(frozenset({"cpu"}), frozenset({"float32"}))
-    assert len(reasons_against("it", can, need("float64", "float64"))) == 1
+    can = AttentionCapabilities(device_types=frozenset({"cpu"}), dtypes=frozenset({"float32"}))
+    assert len(uncovered("it", can, need("float64", "float64"))) == 1
 
 
 def test_memory_is_counted_in_the_dtype_of_the_pages(resolve_tiny):

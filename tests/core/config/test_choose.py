@@ -37,7 +37,7 @@ class {name}(AttentionBackend):
 
     contract = (1, 0)
     preference = {preference}
-    capabilities = AttentionCapabilities(frozenset({{"cpu"}}), frozenset({{"float32"}}))
+    capabilities = AttentionCapabilities(device_types=frozenset({{"cpu"}}), dtypes=frozenset({{"float32"}}))
 
     @classmethod
     def check(cls, need, options, environment):
@@ -182,3 +182,50 @@ def test_what_is_not_wanted_is_not_missed(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     assert resolve_tiny(attention="sdpa", model={"operators": None}).warnings == ()
+
+
+EXECUTOR = """\
+from concurrent.futures import Future
+
+from dovetail.contracts.executor import Executor, ExecutorCapabilities
+
+class OneWorker(Executor):
+    contract = (1, 0)
+    {capabilities}
+
+    def start(self): ...
+    def execute(self, plan): return Future()
+    def call(self, method, *args): return []
+    def shutdown(self): ...
+"""
+ON_CPUS = 'capabilities = ExecutorCapabilities(device_types=frozenset({"cpu"}))'
+
+
+@pytest.fixture
+def resolve_over(tmp_path, resolve_tiny):
+    """Resolves with an executor of a third party that has no `check`."""
+
+    def run(capabilities: str, **options: Any):
+        (tmp_path / "mine.py").write_text(EXECUTOR.format(capabilities=capabilities))
+        return resolve_tiny(executor={"name": f"{tmp_path / 'mine.py'}:OneWorker", **options})
+
+    return run
+
+
+def test_an_executor_serves_what_it_declares(resolve_over):
+    assert resolve_over(ON_CPUS).executor.name.endswith("OneWorker")
+
+
+def test_an_executor_without_a_check_is_refused_for_ranks_that_it_does_not_declare(resolve_over):
+    with pytest.raises(ConfigError, match=r"OneWorker runs tensor_parallel up to 1, not 2: lower executor\.tensor_par"):
+        resolve_over(ON_CPUS, tensor_parallel=2)
+
+
+def test_an_executor_that_declares_nothing_is_refused(resolve_over):
+    with pytest.raises(ConfigError, match="OneWorker declares no device_types, and cpu is asked for: choose another"):
+        resolve_over("")
+
+
+def test_a_refusal_names_what_can_be_used_in_its_place(resolve_tiny):
+    with pytest.raises(ConfigError, match=r"CPUExecutor runs (?s:.)*\nWhat can be used here: multiproc, or auto\."):
+        resolve_tiny(executor={"name": "cpu", "tensor_parallel": 2})

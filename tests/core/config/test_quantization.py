@@ -25,7 +25,7 @@ from dovetail.testing.local_plugins import write_distribution
 
 METHODS = '''\
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import LinearKernel, QuantizationMethod
+from dovetail.contracts.quantization import LinearKernel, QuantizationCapabilities, QuantizationMethod
 
 class Kernel(LinearKernel):
     def load(self, rows, weight):
@@ -41,6 +41,7 @@ class Method(QuantizationMethod):
     """Says what it could; this is about choices."""
 
     contract = (1, 0)
+    capabilities = QuantizationCapabilities(device_types=None, dtypes=None)
     Options = Options
 
     def create_linear(self, shape, device):

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.config.load import load_config
 from dovetail.config.rules_model import choose_dtype
-from dovetail.config.rules_run import choose_device, plan_cache
+from dovetail.config.rules_run import find_executor, plan_cache
 from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.engine.resolving import create_resolution
@@ -289,7 +289,8 @@ def test_every_chosen_plugin_is_in_the_hash(resolve_tiny):
 
 def test_on_an_accelerator_the_size_waits_for_the_weights(registry):
     state = create_resolution(load_config(keywords={"gpu_memory_utilization": 0.8}), registry, GPU)
-    assert choose_device(state) == "cuda"
+    find_executor(state)
+    assert state.environment.device_type == "cuda"
     cache = plan_cache(state, "bfloat16")
     assert (cache.memory_bytes, cache.memory_fraction) == (None, 0.8)
 

@@ -93,12 +93,13 @@ def test_abstract_methods_that_are_missing_are_named(local):
         local(source, "scheduler")
 
 
-def test_declarations_that_are_missing_are_named(local):
+def test_capabilities_of_another_kind_are_refused(local):
     source = (
-        "from dovetail.contracts.speculation import AcceptanceRule\n"
-        "class Mine(AcceptanceRule):\n    contract = (1, 0)\n    def verify(self, requests): return []\n"
+        "from dovetail.contracts.speculation import AcceptanceRule, DraftCapabilities\n"
+        "class Mine(AcceptanceRule):\n    contract = (1, 0)\n    capabilities = DraftCapabilities()\n"
+        "    def verify(self, requests): return []\n"
     )
-    with pytest.raises(PluginError, match="does not declare lossless"):
+    with pytest.raises(PluginError, match=r"write `capabilities = AcceptanceCapabilities\(\.\.\.\)`"):
         local(source, "acceptance_rule")
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dovetail.contracts.model import ModelNeed
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.plugins.model_families.layernorm import LayerNormFamily
 
@@ -63,7 +64,7 @@ def test_check_says_why_not(make_checkpoint: Any, model_type: str, changes: Any,
     mpt = {"d_model": 64, "n_heads": 4, "n_layers": 2}
     config = make_checkpoint(model_type, **sizes.get(model_type, mpt)).config | changes
     need = ModelNeed(config=config, tensor_parallel=1, device_type="cpu", dtype="float32")
-    (answer,) = LayerNormFamily.check(
-        need, LayerNormFamily.Options(), Environment("cpu", num_cpus=1, memory_bytes=1 << 30)
+    (answer,) = reasons_against(
+        LayerNormFamily, need, LayerNormFamily.Options(), Environment("cpu", num_cpus=1, memory_bytes=1 << 30)
     )
     assert reason in answer

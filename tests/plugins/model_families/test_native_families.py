@@ -12,6 +12,7 @@ import torch
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelNeed
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
 from dovetail.plugins.model_families.gemma import GemmaFamily
@@ -198,7 +199,7 @@ def test_llama4_says_why_not(make_checkpoint: Any, changes: Any, reason: str) ->
     need = ModelNeed(
         config=make_checkpoint("llama4_text").config | changes, tensor_parallel=1, device_type="cpu", dtype="float32"
     )
-    (answer,) = Llama4Family.check(need, Llama4Family.Options(), ENVIRONMENT)
+    (answer,) = reasons_against(Llama4Family, need, Llama4Family.Options(), ENVIRONMENT)
     assert reason in answer
 
 
@@ -251,11 +252,11 @@ def test_check_says_why_not(make_checkpoint: Any, overrides: Any, tensor_paralle
         device_type="cpu",
         dtype="float32",
     )
-    (answer,) = LlamaFamily.check(need, LlamaFamily.Options(), ENVIRONMENT)
+    (answer,) = reasons_against(LlamaFamily, need, LlamaFamily.Options(), ENVIRONMENT)
     assert reason in answer
 
 
 def test_check_has_nothing_against_what_the_family_serves(case: Any) -> None:
     family_class, checkpoint = case
     need = ModelNeed(config=checkpoint.config, tensor_parallel=2, device_type="cpu", dtype="float32")
-    assert family_class.check(need, family_class.Options(), ENVIRONMENT) == []
+    assert reasons_against(family_class, need, family_class.Options(), ENVIRONMENT) == []

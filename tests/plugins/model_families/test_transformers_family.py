@@ -9,6 +9,7 @@ import torch
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelNeed
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.plugins.model_families.transformers import TransformersFamily
@@ -76,20 +77,20 @@ def test_the_size_is_that_of_the_transformers_model(make_checkpoint: Any, name: 
         ("mamba", {}, 1, "keeps a recurrent state"),
         ("bloom", {}, 1, "does not go through transformers' attention registry"),
         ("t5", {}, 1, "encoder-decoder"),
-        ("llama", {}, 2, "one rank"),
+        ("llama", {}, 2, "up to 1 tensor-parallel rank"),
         ("nonesuch", {}, 1, "knows no model_type 'nonesuch'"),
     ],
 )
 def test_check_says_why_not(model_type: str, overrides: Any, tensor_parallel: int, reason: str) -> None:
     config = {"model_type": model_type, "is_encoder_decoder": model_type == "t5", **overrides}
     need = ModelNeed(config=config, tensor_parallel=tensor_parallel, device_type="cpu", dtype="float32")
-    answers = TransformersFamily.check(need, TransformersFamily.Options(), ENVIRONMENT)
+    answers = reasons_against(TransformersFamily, need, TransformersFamily.Options(), ENVIRONMENT)
     assert any(reason in answer for answer in answers)
 
 
 def test_check_has_nothing_against_a_model_it_serves(make_checkpoint: Any) -> None:
     need = ModelNeed(config=make_checkpoint("gpt2").config, tensor_parallel=1, device_type="cpu", dtype="float32")
-    assert TransformersFamily.check(need, TransformersFamily.Options(), ENVIRONMENT) == []
+    assert reasons_against(TransformersFamily, need, TransformersFamily.Options(), ENVIRONMENT) == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.commands.main import main
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelNeed
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
@@ -135,7 +136,8 @@ def test_keys_that_a_text_config_leaves_out_have_the_defaults_of_its_type() -> N
 
 def test_a_text_model_that_is_not_served_is_named() -> None:
     config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "opt"}}
-    (reason,) = LlamaFamily.check(
+    (reason,) = reasons_against(
+        LlamaFamily,
         ModelNeed(config=config, tensor_parallel=1, device_type="cpu", dtype="float32"),
         LlamaFamily.Options(),
         Environment("cpu", num_cpus=1, memory_bytes=1),

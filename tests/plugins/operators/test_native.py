@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn.native import loader as native
@@ -73,7 +74,7 @@ def test_another_dtype_or_size_is_an_error(operators: Operators) -> None:
 
 @pytest.mark.parametrize("need", [OperatorsNeed("cuda", "float32"), OperatorsNeed("cpu", "float16")])
 def test_other_devices_and_dtypes_are_refused(need: OperatorsNeed) -> None:
-    [reason] = NativeOperators.check(need, PluginOptions(), Environment(need.device_type, 2, 2**30))
+    [reason] = reasons_against(NativeOperators, need, PluginOptions(), Environment(need.device_type, 2, 2**30))
     assert need.device_type in reason or need.dtype in reason
 
 
@@ -81,5 +82,5 @@ def test_a_machine_without_a_compiler_or_a_library_is_refused(monkeypatch: pytes
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
     need, environment = OperatorsNeed("cpu", "float32"), Environment("cpu", 2, 2**30)
-    [reason] = NativeOperators.check(need, PluginOptions(), environment)
+    [reason] = reasons_against(NativeOperators, need, PluginOptions(), environment)
     assert "compiler" in reason

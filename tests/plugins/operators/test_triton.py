@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.triton_launch import Launch
@@ -55,9 +56,9 @@ def test_in_the_interpreter(name: str, selection: str) -> None:
 def test_a_machine_without_a_gpu_is_told() -> None:
     environment = Environment("cpu", num_cpus=2, memory_bytes=2**33)
     options = TritonOperators.Options()
-    (reason,) = TritonOperators.check(OperatorsNeed("cpu", "float32"), options, environment)
+    (reason,) = reasons_against(TritonOperators, OperatorsNeed("cpu", "float32"), options, environment)
     assert "run on cuda" in reason
-    (reason,) = TritonOperators.check(OperatorsNeed("cuda", "float64"), options, environment)
+    (reason,) = reasons_against(TritonOperators, OperatorsNeed("cuda", "float64"), options, environment)
     assert "float64" in reason
 
 
@@ -73,5 +74,5 @@ def test_a_machine_without_a_gpu_does_not_import_triton(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     environment = Environment("cpu", num_cpus=2, memory_bytes=2**33)
-    assert TritonOperators.check(OperatorsNeed("cpu", "float32"), TritonOperators.Options(), environment)
+    assert reasons_against(TritonOperators, OperatorsNeed("cpu", "float32"), TritonOperators.Options(), environment)
     assert "triton" not in sys.modules

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.huge_pages import WeightMemory
@@ -232,19 +233,25 @@ def test_layers_that_leave_a_broken_block_stay_plain() -> None:
 
 
 def test_a_checkpoint_that_is_not_packed_is_refused_as_gguf() -> None:
-    reasons = GGUFMethod.check(QuantizationNeed("cpu", "float32"), GGUFMethod.Options(), detect_environment("cpu"))
+    reasons = reasons_against(
+        GGUFMethod, QuantizationNeed("cpu", "float32"), GGUFMethod.Options(), detect_environment("cpu")
+    )
     assert any("not packed" in reason for reason in reasons)
 
 
 def test_other_devices_are_refused() -> None:
-    reasons = FourBitMethod.check(QuantizationNeed("cuda", "float32"), GroupedOptions(), detect_environment("cpu"))
+    reasons = reasons_against(
+        FourBitMethod, QuantizationNeed("cuda", "float32"), GroupedOptions(), detect_environment("cpu")
+    )
     assert any("cuda" in reason for reason in reasons)
 
 
 def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(native, "cache_directory", lambda: tmp_path)
-    reasons = EightBitMethod.check(QuantizationNeed("cpu", "float32"), GroupedOptions(), detect_environment("cpu"))
+    reasons = reasons_against(
+        EightBitMethod, QuantizationNeed("cpu", "float32"), GroupedOptions(), detect_environment("cpu")
+    )
     assert any("C compiler" in reason for reason in reasons)
 
 

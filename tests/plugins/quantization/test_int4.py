@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import LinearShape, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, PackedTensor
@@ -226,7 +227,7 @@ def test_the_name_of_a_checkpoints_format_is_no_method(checkpoints: tuple[Path, 
 
 def test_refusals_say_why() -> None:
     environment = Environment("cpu", 2, 2**33)
-    (reason,) = Int4Method.check(QuantizationNeed("cpu", "float32"), PluginOptions(), environment)
+    (reason,) = reasons_against(Int4Method, QuantizationNeed("cpu", "float32"), PluginOptions(), environment)
     assert "not packed" in reason
     need = QuantizationNeed("mps", "float64", frozenset({"int4g64"}))
-    assert len(Int4Method.check(need, PluginOptions(), environment)) == 2
+    assert len(reasons_against(Int4Method, need, PluginOptions(), environment)) == 2

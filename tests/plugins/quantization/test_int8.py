@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.attention_backends.reference import ReferenceBackend
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import LinearShape, QuantizationNeed
 from dovetail.plugins.model_families.llama import LlamaFamily
@@ -101,8 +102,8 @@ def test_layers_named_in_skip_stay_in_full_precision() -> None:
 
 def test_check_refuses_activations_that_are_not_float() -> None:
     environment = Environment(device_type="cpu", num_cpus=1, memory_bytes=1)
-    assert Int8Method.check(QuantizationNeed("cpu", "bfloat16"), Int8Method.Options(), environment) == []
-    (reason,) = Int8Method.check(QuantizationNeed("cpu", "int8"), Int8Method.Options(), environment)
+    assert reasons_against(Int8Method, QuantizationNeed("cpu", "bfloat16"), Int8Method.Options(), environment) == []
+    (reason,) = reasons_against(Int8Method, QuantizationNeed("cpu", "int8"), Int8Method.Options(), environment)
     assert "not int8" in reason
 
 
@@ -110,11 +111,11 @@ def test_check_refuses_activations_that_are_not_float() -> None:
 @pytest.mark.parametrize(("features", "is_slow"), [({"avx2"}, True), ({"avx512_bf16"}, False)])
 def test_check_refuses_activations_that_cpus_are_slow_with(dtype: str, features: set[str], is_slow: bool) -> None:
     environment = Environment("cpu", num_cpus=1, memory_bytes=1, cpu_features=frozenset(features))
-    (reason,) = Int8Method.check(QuantizationNeed("cpu", dtype), Int8Method.Options(), environment)
+    (reason,) = reasons_against(Int8Method, QuantizationNeed("cpu", dtype), Int8Method.Options(), environment)
     assert "use q8" in reason
     assert "model.dtype to bfloat16" in reason
     assert ("slowly" in reason) == is_slow
-    assert Int8Method.check(QuantizationNeed("cuda", dtype), Int8Method.Options(), environment) == []
+    assert reasons_against(Int8Method, QuantizationNeed("cuda", dtype), Int8Method.Options(), environment) == []
 
 
 def test_a_skipped_layer_that_is_not_there_is_told_with_its_neighbours() -> None:

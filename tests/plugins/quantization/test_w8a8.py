@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.contracts.quantization import LinearShape, QuantizationNeed
 from dovetail.plugins.quantization.w8a8 import (
@@ -63,8 +64,11 @@ def test_on_gpus_there_is_nothing_to_warn_of(method_class: type) -> None:
 
 def test_refusals_say_why() -> None:
     old = Environment("cuda", 2, 2**33, devices=(DeviceInfo("an A100", 2**33, (8, 0)),))
-    reasons = FP8Method.check(QuantizationNeed("cuda", "float16"), EightBitOptions(), old)
+    reasons = reasons_against(FP8Method, QuantizationNeed("cuda", "float16"), EightBitOptions(), old)
     assert "bfloat16" in reasons[0]
     assert "use w8a8" in reasons[1]
-    assert Int8ActivationMethod.check(QuantizationNeed("cuda", "float16"), EightBitOptions(), old) == []
-    assert "float64" in Int8ActivationMethod.check(QuantizationNeed("cpu", "float64"), EightBitOptions(), old)[0]
+    assert reasons_against(Int8ActivationMethod, QuantizationNeed("cuda", "float16"), EightBitOptions(), old) == []
+    assert (
+        "float64"
+        in reasons_against(Int8ActivationMethod, QuantizationNeed("cpu", "float64"), EightBitOptions(), old)[0]
+    )

@@ -18,12 +18,12 @@ from dovetail.spec_decode.experiments.engine_features import NOT_SERVED
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 WRONG_RULE = """
-from dovetail.contracts.speculation import AcceptanceRule, Verdict
+from dovetail.contracts.speculation import AcceptanceCapabilities, AcceptanceRule, Verdict
 
 
 class TakesAll(AcceptanceRule):
     contract = (1, 0)
-    lossless = True
+    capabilities = AcceptanceCapabilities(lossless=True, sampling=True)
 
     def verify(self, requests):
         return [
@@ -32,7 +32,7 @@ class TakesAll(AcceptanceRule):
 
 
 class OwnsUp(TakesAll):
-    lossless = False
+    capabilities = AcceptanceCapabilities(sampling=True)
 
 
 class AlwaysBest(TakesAll):

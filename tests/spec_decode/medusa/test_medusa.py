@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import DraftBatch, DraftRequest, DraftSetup, SpeculationNeed
@@ -207,7 +208,7 @@ def test_missing_and_truncated_files_are_named(tmp_path: Path) -> None:
     [
         ({"hidden_size": 16}, {}, "trained for a hidden size of 8, the target has 16"),
         ({"num_tokens": 5}, {}, "num_tokens is 5, and there are 4 heads"),
-        ({"tensor_parallel": 2}, {}, "no single tensor-parallel rank holds"),
+        ({"tensor_parallel": 2}, {}, "up to 1 tensor-parallel rank, not 2"),
         ({"num_tokens": 2}, {"tree": [[0], [1], [2]]}, "the tree has 3 nodes, and num_tokens allows 2"),
         ({"num_tokens": 9}, {"tree": [[0], [0, 0], [0] * 3, [0] * 4, [0] * 5]}, "5 tokens deep, and there are 4 heads"),
         ({}, {"tree": [[0, 0]]}, "no parent"),
@@ -218,26 +219,26 @@ def test_what_does_not_go_together_is_refused_before_weights_are_read(
     heads: Path, change: dict[str, int], options: dict[str, Any], words: str
 ) -> None:
     asked = MedusaOptions.model_validate({"path": heads, **options})
-    assert MedusaDrafter.check(NEED, MedusaOptions(path=heads), ENVIRONMENT) == []
-    reasons = MedusaDrafter.check(replace(NEED, **change), asked, ENVIRONMENT)
+    assert reasons_against(MedusaDrafter, NEED, MedusaOptions(path=heads), ENVIRONMENT) == []
+    reasons = reasons_against(MedusaDrafter, replace(NEED, **change), asked, ENVIRONMENT)
     assert any(words in reason for reason in reasons), reasons
 
 
 def test_heads_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, head_tensors(vocab_size=VOCAB))
-    reasons = MedusaDrafter.check(replace(NEED, vocab_size=60), MedusaOptions(path=folder), ENVIRONMENT)
+    reasons = reasons_against(MedusaDrafter, replace(NEED, vocab_size=60), MedusaOptions(path=folder), ENVIRONMENT)
     assert reasons == ["its heads know 50 tokens, the target 60"]
 
 
 def test_an_automatic_tree_needs_measured_accuracies(tmp_path: Path) -> None:
     folder = write(tmp_path, head_tensors())
-    reasons = MedusaDrafter.check(NEED, MedusaOptions(path=folder, tree="auto"), ENVIRONMENT)
+    reasons = reasons_against(MedusaDrafter, NEED, MedusaOptions(path=folder, tree="auto"), ENVIRONMENT)
     assert len(reasons) == 1
     assert "medusa_head_accuracies" in reasons[0]
 
 
 def test_without_a_path_only_known_targets_are_served() -> None:
-    reasons = MedusaDrafter.check(NEED, MedusaOptions(), ENVIRONMENT)
+    reasons = reasons_against(MedusaDrafter, NEED, MedusaOptions(), ENVIRONMENT)
     assert len(reasons) == 1
     assert "no heads come with Dovetail for a target with hidden size 8" in reasons[0]
 

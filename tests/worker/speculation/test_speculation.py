@@ -30,7 +30,8 @@ import torch
 from pydantic import Field
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceRule, Draft, DraftCapabilities, DraftWorker, Verdict
+from dovetail.contracts.speculation import AcceptanceCapabilities, AcceptanceRule, Draft
+from dovetail.contracts.speculation import DraftCapabilities, DraftWorker, Verdict
 from dovetail.plugins.model_families.llama import LlamaFamily
 
 
@@ -142,7 +143,7 @@ class Watcher(Chain):
 
 class NoVerdict(AcceptanceRule):
     contract = (1, 0)
-    lossless = True
+    capabilities = AcceptanceCapabilities(lossless=True, sampling=True)
 
     def verify(self, requests):
         return [None] * len(requests)

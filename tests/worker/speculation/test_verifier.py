@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
+from dovetail.contracts.speculation import AcceptanceCapabilities, AcceptanceRule, Draft, Verdict, VerifyRequest
 from dovetail.contracts.step import NewRequest
 from dovetail.spec_decode.greedy import GreedyRule
 from dovetail.spec_decode.rejection import RejectionRule
@@ -216,7 +216,7 @@ class FixedRule(AcceptanceRule):
     """Answers what it was given, or raises it."""
 
     contract = (1, 0)
-    lossless = False
+    capabilities = AcceptanceCapabilities(sampling=True)
 
     def __init__(self, answer: Any):
         super().__init__(PluginOptions())
