@@ -14,7 +14,7 @@ from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Executor
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
-from dovetail.engine.flight import Flight, live_part
+from dovetail.engine.flight import Flight, live_part, may_follow
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.schedule_check import ask_scheduler, check_live, check_progress, scheduler_raised
 from dovetail.engine.sequence import Sequence
@@ -48,13 +48,16 @@ class StepOutcome:
 
 
 class EngineCore:
-    """Sequences in, tokens out. A step ends before the one after it is planned, unless two may be under way: then the
-    next is planned and handed over first, so that the device never waits for the host."""
+    """Sequences in, tokens out. A step ends before the one after it is planned, unless several may be in flight: then
+    the next ones are planned and handed over first, so that the device never waits for the host."""
 
     def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor, max_in_flight: int = 1):
         self._flights: deque[Flight] = deque()
         """Steps that were handed over and not committed."""
         self._max_in_flight = max_in_flight
+        self._awaits_flights = False
+        """Whether the scheduler had nothing for a step behind those in flight. It may have preempted requests that are
+        in them, which no plan has said: it is asked again once they are committed."""
         self._landed = 0.0
         """When the last step was committed; time.monotonic()."""
         self._scheduler = scheduler
@@ -201,9 +204,23 @@ class EngineCore:
             raise self.failure
         if not self._flights and not self._launch():
             return None
-        if len(self._flights) < self._max_in_flight and self._flights[-1].allows_another:
-            self._launch()
-        return self._land()
+        while self._may_launch():
+            self._awaits_flights = not self._launch()
+        outcome = self._land()
+        self._awaits_flights = self._awaits_flights and bool(self._flights)
+        return outcome
+
+    def _may_launch(self) -> bool:
+        """Whether to schedule a step behind those in flight."""
+        if self._awaits_flights or len(self._flights) >= self._max_in_flight or not may_follow(self._flights):
+            return False
+        # Behind several, nobody must be preempted for blocks that the steps in flight will free.
+        return len(self._flights) == 1 or self._kv.num_free_blocks >= self._most_new_blocks()
+
+    def _most_new_blocks(self) -> int:
+        """More blocks than the next step takes for the requests that run."""
+        num_tokens, kv = self._scheduler.limits.max_num_batched_tokens, self._kv
+        return (self._scheduler.num_running - (-num_tokens // kv.block_size)) * len(kv.layout.groups)
 
     def settle(self) -> None:
         """Commits the steps that are under way although every sequence of theirs ended."""

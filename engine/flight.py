@@ -1,8 +1,9 @@
-"""Steps under way. While one runs, the next is scheduled as if it had ended: each request that reaches its end has one
-more token, which only the workers know."""
+"""Steps in flight. While they run, the next is scheduled as if they had ended: each request that reaches its end has one
+more token from each, which only the workers know."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,23 @@ class Flight:
             if sequence.status is not RequestStatus.FINISHED:
                 sequence.num_computed_tokens -= count
                 sequence.num_tokens -= gains
+
+
+def may_follow(flights: deque[Flight]) -> bool:
+    """Whether a step can be scheduled behind those in flight, of which there is one at least.
+
+    Behind several, no request may be admitted again that a step preempted after it was scheduled, since the plan would
+    have to name tokens that nobody knows; and none may compute more than one token behind its last, for which it has no
+    block.
+    """
+    if not flights[-1].allows_another:
+        return False
+    return len(flights) == 1 or all(
+        sequence.status is RequestStatus.RUNNING and sequence.num_tokens + len(flights) <= sequence.max_total_tokens
+        for flight in flights
+        for sequence in flight.schedule.requests
+        if sequence.status is not RequestStatus.FINISHED
+    )
 
 
 def live_part(schedule: Schedule, plan: StepPlan, result: StepResult) -> tuple[Schedule, StepPlan, StepResult]:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.activity import activity
-from dovetail.config.inspector import Vocabulary
 from dovetail.config.layers import LayeredConfig
-from dovetail.config.resolution import Resolution
+from dovetail.config.resolution import Resolution, Vocabulary
 from dovetail.config.resolve import run_rules
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.config.schema import AUTO

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_args
 
@@ -40,8 +40,7 @@ class Slot(Generic[P]):
     def at(self, *labels: str) -> Slot[P]:
         """With labels in the places that the path leaves open."""
         given = iter(labels)
-        path = tuple(next(given) if key == "*" else key for key in self.path)
-        return Slot(path, self.kind, self.passes_over, self.last_resort, self.none_left)
+        return replace(self, path=tuple(next(given) if key == "*" else key for key in self.path))
 
 
 @dataclass(frozen=True)
@@ -64,80 +63,9 @@ Ask = Callable[[type[P], PluginOptions], Sequence[str]]
 """Asks one candidate what speaks against it."""
 
 
-def choose(
-    state: Resolution,
-    slot: Slot[P],
-    need: Any,
-    *,
-    section: ComponentSection | None = None,
-    ask: Ask[P] | None = None,
-) -> Chosen[P]:
-    """The plugin of a slot; decides its `name`, and each option that reads otherwise.
-
-    A named plugin never falls back: its reasons are a `ConfigError`. `auto` looks among those that take the section's
-    options; where it finds none, `slot.none_left` is raised with every candidate's reasons. `section`: in place of the
-    config's own. `ask`: in place of `reasons_against` the need, for what is asked differently of each candidate.
-    """
-    chosen = pick(state, slot, need, section=section, ask=ask)
-    settle(state, slot, chosen)
-    return chosen
-
-
-def choose_or_none(
-    state: Resolution,
-    slot: Slot[P],
-    need: Any,
-    otherwise: str,
-    *,
-    section: ComponentSection | None = None,
-    ask: Ask[P] | None = None,
-) -> Chosen[P] | None:
-    """As `choose`, for a component that a run can do without: where `auto` finds none, the section becomes null, for
-    the reason `otherwise`, with every candidate's reasons."""
-    question = _Question(state, slot, need, section or state.section(slot.path), ask)
-    chosen = question.first() if question.is_auto else question.named()
-    if isinstance(chosen, Chosen):
-        settle(state, slot, chosen)
-        return chosen
-    go_without(state, slot.path, question.section, otherwise, chosen)
-    return None
-
-
-def pick(
-    state: Resolution,
-    slot: Slot[P],
-    need: Any,
-    *,
-    section: ComponentSection | None = None,
-    ask: Ask[P] | None = None,
-) -> Chosen[P]:
-    """As `choose`, and decides nothing yet: see `settle`."""
-    question = _Question(state, slot, need, section or state.section(slot.path), ask)
-    if not question.is_auto:
-        return question.named()
-    chosen = question.first()
-    if isinstance(chosen, Chosen):
-        return chosen
-    listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in chosen)
-    raise slot.none_left(
-        f"{dotted((*slot.path, 'name'))}: no {slot.kind} of those installed can be used here:\n"
-        f"{listed or '  (none is installed)'}"
-    )
-
-
-def settle(state: Resolution, slot: Slot[P], chosen: Chosen[P]) -> None:
-    """Decides what `pick` found."""
-    if chosen.reason:
-        state.decide((*slot.path, "name"), chosen.name, chosen.reason, chosen.answers, note=True)
-    _decide_options(state, slot.path, chosen.asked, chosen.component.options)
-
-
-def any_fits(state: Resolution, slot: Slot[P], need: Any) -> bool:
-    """Whether the named plugin, or for `auto` some candidate, can serve the need. Decides nothing."""
-    question = _Question(state, slot, need, state.section(slot.path), None)
-    if question.is_auto:
-        return any(not against for _, _, against in question.ask_all()[0])
-    return not question.reasons(question.section.name, question.load())
+def choose(state: Resolution, slot: Slot[P], need: Any, *, section: ComponentSection | None = None) -> Chosen[P]:
+    """As `Question.choose`."""
+    return Question(state, slot, need, section=section).choose()
 
 
 def go_without(state: Resolution, path: KeyPath, section: ComponentSection, reason: str, answers: Answers = ()) -> None:
@@ -147,68 +75,120 @@ def go_without(state: Resolution, path: KeyPath, section: ComponentSection, reas
     state.fill(path, None)
 
 
-class _Question(Generic[P]):
-    """What one slot asks of its candidates."""
+class Question(Generic[P]):
+    """What one slot asks of its candidates.
+
+    A named plugin never falls back: its reasons are a `ConfigError`. `auto` looks among those that take the section's
+    options. `section`: in place of the config's own. `ask`: in place of `reasons_against` the need, for what is asked
+    differently of each candidate.
+    """
 
     def __init__(
-        self, state: Resolution, slot: Slot[P], need: Any, section: ComponentSection | None, ask: Ask[P] | None
+        self,
+        state: Resolution,
+        slot: Slot[P],
+        need: Any,
+        *,
+        section: ComponentSection | None = None,
+        ask: Ask[P] | None = None,
     ):
-        assert section is not None, f"{dotted(slot.path)} is null, so nobody is asked"
-        self.section = section
+        found = section or state.section(slot.path)
+        assert found is not None, f"{dotted(slot.path)} is null, so nobody is asked"
+        self.section = found
         self._state = state
         self._slot = slot
         self._need = need
         self._ask = ask or self._ask_need
+        self._name_path = (*slot.path, "name")
+
+    def choose(self) -> Chosen[P]:
+        """The plugin; decides the section's `name`, and each option that reads otherwise. Raises `slot.none_left` with
+        every candidate's reasons where `auto` finds none."""
+        chosen = self.pick()
+        self.settle(chosen)
+        return chosen
+
+    def choose_or_none(self, otherwise: str) -> Chosen[P] | None:
+        """As `choose`, for a component that a run can do without: where `auto` finds none, the section becomes null,
+        for the reason `otherwise`, with every candidate's reasons."""
+        chosen = self._first() if self._is_auto else self._named()
+        if isinstance(chosen, Chosen):
+            self.settle(chosen)
+            return chosen
+        go_without(self._state, self._slot.path, self.section, otherwise, chosen)
+        return None
+
+    def pick(self) -> Chosen[P]:
+        """As `choose`, and decides nothing yet."""
+        chosen = self._first() if self._is_auto else self._named()
+        if isinstance(chosen, Chosen):
+            return chosen
+        listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in chosen)
+        raise self._slot.none_left(
+            f"{dotted(self._name_path)}: no {self._slot.kind} of those installed can be used here:\n"
+            f"{listed or '  (none is installed)'}"
+        )
+
+    def settle(self, chosen: Chosen[P]) -> None:
+        """Decides what `pick` found."""
+        if chosen.reason:
+            self._state.decide(self._name_path, chosen.name, chosen.reason, chosen.answers, note=True)
+        _decide_options(self._state, self._slot.path, chosen.asked, chosen.component.options)
+
+    def any_fits(self) -> bool:
+        """Whether the named plugin, or for `auto` some candidate, can serve the need. Decides nothing."""
+        if self._is_auto:
+            return any(not against for _, _, against in self._ask_all()[0])
+        return not self._reasons(self.section.name, self._load())
 
     @property
-    def is_auto(self) -> bool:
+    def _is_auto(self) -> bool:
         return self.section.name == AUTO
 
-    def load(self) -> type[P]:
-        """The plugin that the config names."""
+    def _load(self) -> type[P]:
         base_dir = self._state.layered.base_dir(self._name_path)
         # The registry has checked that it derives from the kind's base class.
         return cast(type[P], self._state.registry.load(self._slot.kind, self.section.name, base_dir))
 
-    def named(self) -> Chosen[P]:
-        """The plugin that the config names. Raises `ConfigError` for what it has against that."""
-        state, name = self._state, self.section.name
-        origin, base_dir = state.layered.origin(self._name_path), state.layered.base_dir(self._name_path)
+    def _named(self) -> Chosen[P]:
+        name, layered = self.section.name, self._state.layered
+        origin, base_dir = layered.origin(self._name_path), layered.base_dir(self._name_path)
         try:
-            plugin = self.load()
+            plugin = self._load()
         except PluginError as error:
             raise PluginError(f"{dotted(self._name_path)} ({origin}): {error}") from error
         self._refuse_unknown_options([plugin], f" for {name!r}")
         try:
-            component = state.registry.component(self._slot.kind, name, self._handed_over(plugin), base_dir)
+            chosen = self._chosen(name, plugin, base_dir)
         except ConfigError as error:
             raise ConfigError(f"{dotted(self._slot.path)}: {error}") from error
-        options = plugin.Options.model_validate(dict(component.options))
-        if against := list(self._ask(plugin, options)):
+        if against := list(self._ask(plugin, chosen.options)):
             listed = "\n".join(f"  - {reason}" for reason in against)
             raise ConfigError(
                 f"{dotted(self._name_path)} ({origin}): {name!r} cannot be used here:\n{listed}{self._others()}"
             )
-        is_file = component.distribution is None and component.reference != name
-        reason = f"a local file, relative to {base_dir}" if is_file else ""
-        shown = component.reference if is_file else name
-        return Chosen(component, plugin, options, self._asked(plugin), shown, reason)
+        component = chosen.component
+        if component.distribution is not None or component.reference == name:
+            return chosen
+        return replace(chosen, name=component.reference, reason=f"a local file, relative to {base_dir}")
 
-    def first(self) -> Chosen[P] | Answers:
+    def _first(self) -> Chosen[P] | Answers:
         """The first candidate that has nothing against it, or what all have."""
-        asked, broken = self.ask_all()
+        asked, broken = self._ask_all()
         answers: Answers = (*((name, tuple(against)) for name, _, against in asked), *broken)
         fitting = [(name, plugin) for name, plugin, against in asked if not against]
         self._note_fixable(answers, fitting[0][0] if fitting else None)
         if not fitting:
             return answers
-        name, plugin = fitting[0]
         reason = "the only candidate that can be used" if len(fitting) == 1 else "first in preference that can be used"
-        component = self._state.registry.component(self._slot.kind, name, self._handed_over(plugin))
-        options = plugin.Options.model_validate(dict(component.options))
-        return Chosen(component, plugin, options, self._asked(plugin), name, reason, answers)
+        return replace(self._chosen(*fitting[0]), reason=reason, answers=answers)
 
-    def ask_all(self) -> tuple[list[tuple[str, type[P], Sequence[str]]], Answers]:
+    def _chosen(self, name: str, plugin: type[P], base_dir: Path | None = None) -> Chosen[P]:
+        component = self._state.registry.component(self._slot.kind, name, self._handed_over(plugin), base_dir)
+        options = plugin.Options.model_validate(dict(component.options))
+        return Chosen(component, plugin, options, self._asked(plugin), name)
+
+    def _ask_all(self) -> tuple[list[tuple[str, type[P], Sequence[str]]], Answers]:
         """Each candidate with its reasons against, in the order of preference; and those that cannot be loaded."""
         candidates, broken = self._candidates()
         self._refuse_unknown_options([plugin for _, plugin in candidates], "")
@@ -217,14 +197,13 @@ class _Question(Generic[P]):
             candidates = [c for c in candidates if not last(c[1])] + [c for c in candidates if last(c[1])]
         answers: list[tuple[str, type[P], Sequence[str]]] = []
         for name, plugin in candidates:
-            if last is not None and last(plugin) and any(not against for _, _, against in answers):
-                against: Sequence[str] = ["not asked: it is for models that no other can build"]
-            else:
-                against = self.reasons(name, plugin)
+            against: Sequence[str] = ["not asked: it is for models that no other can build"]
+            if last is None or not last(plugin) or all(reasons for _, _, reasons in answers):
+                against = self._reasons(name, plugin)
             answers.append((name, plugin, against))
         return answers, broken
 
-    def reasons(self, name: str, plugin: type[P]) -> Sequence[str]:
+    def _reasons(self, name: str, plugin: type[P]) -> Sequence[str]:
         """What speaks against one candidate, its options included."""
         try:
             options = plugin.Options.model_validate(self._handed_over(plugin))
@@ -245,7 +224,7 @@ class _Question(Generic[P]):
 
     def _passed_over(self, plugin: type[P]) -> str | None:
         rule = self._slot.passes_over
-        return rule(plugin, self._need) if rule is not None and self.is_auto else None
+        return rule(plugin, self._need) if rule is not None and self._is_auto else None
 
     def _others(self) -> str:
         """Where another plugin could be used in place of the one that is named, its name."""
@@ -253,15 +232,11 @@ class _Question(Generic[P]):
             return ""  # what it does is its own, and nothing that another could do in its place
         section = self.section.model_copy(update={"name": AUTO})
         try:
-            asked, _ = _Question(self._state, self._slot, self._need, section, self._ask).ask_all()
+            asked, _ = Question(self._state, self._slot, self._need, section=section, ask=self._ask)._ask_all()
         except ConfigError:
             return ""
         names = [name for name, _, against in asked if not against]
         return f"\nWhat can be used here: {', '.join(names)}, or auto." if names else ""
-
-    @property
-    def _name_path(self) -> KeyPath:
-        return (*self._slot.path, "name")
 
     def _candidates(self) -> tuple[list[tuple[str, type[P]]], Answers]:
         """Installed plugins in the order in which they are asked; and those that cannot be loaded, with the reason."""

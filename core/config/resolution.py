@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from dovetail.config.inspector import Inspector
-from dovetail.config.layers import LayeredConfig
+from dovetail.config.layers import LayeredConfig, Origin
 from dovetail.config.resolved import Decision
-from dovetail.config.schema import ComponentSection
+from dovetail.config.schema import ComponentSection, ExecutorSection, ModelSection
 from dovetail.config.tree import KeyPath, dotted, flatten, get, put
+from dovetail.contracts.layer_plan import LayerPlan
+from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import Environment
+from dovetail.contracts.weights import TokenizerFiles
 from dovetail.registry.registry import Registry
 
 logger = logging.getLogger("dovetail.config")
+
+
+class Vocabulary(Protocol):
+    """Of a tokenizer, what tells two of them apart."""
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token's text as the vocabulary has it; None for an id that it does not have."""
+
+
+class Inspector(Protocol):
+    """Looks into a checkpoint with building blocks and tokenizers that the config itself does not know."""
+
+    def plan_layers(self, family: ModelFamily, hf_config: Mapping[str, Any], tensor_parallel: int) -> LayerPlan:
+        """The layers of the first rank. Raises `ModelError` as `ModelFamily.create`."""
+
+    def load_vocabulary(
+        self, files: TokenizerFiles | None, mode: str, override_directory: str | None = None
+    ) -> Vocabulary | None:
+        """The tokenizer of a checkpoint; None where `mode` is "none". Raises `ModelError` where it cannot be read."""
 
 
 class Resolution:
@@ -90,6 +112,24 @@ class Resolution:
             return tuple(self.warnings)
         told = f"auto goes without what can be had on this machine, and is slower for it; {'; '.join(passed_over)}"
         return (*self.warnings, told)
+
+    def within(self, drafter: KeyPath, section: ModelSection) -> Resolution:
+        """One in which a drafter's options stand in the place of the section `model`."""
+        outer = self.layered
+        config = outer.config.model_copy(update={"model": section, "executor": ExecutorSection()})
+        origins: dict[KeyPath, Origin] = {}
+        for path, origin in outer.origins.items():
+            if path[: len(drafter)] == drafter:
+                origins["model", *path[len(drafter) :]] = origin
+        return Resolution(LayeredConfig(config, origins), self.registry, self.environment, self.inspector)
+
+    def adopt_decisions(self, inner: Resolution, drafter: KeyPath) -> None:
+        """What a resolution within this one decided about the section `model`, as decisions about the drafter."""
+        for decision in inner.decisions:
+            key = tuple(decision.key.split("."))[1:]
+            # The name of a component stands for it: these options take names.
+            key = key[:-1] if key[-1] == "name" else key
+            self.decide((*drafter, *key), decision.got, decision.reason, decision.candidates)
 
     def take_warnings(self, inner: Resolution, whose: str) -> None:
         """Tells what a resolution within this one warned of."""

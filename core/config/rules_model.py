@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.config.choose import Chosen, choose
 from dovetail.config.resolution import Resolution
+from dovetail.config.resolved import Component
 from dovetail.config.rope_overrides import apply_overrides
-from dovetail.config.rules_checkpoint import check_values, decoded
+from dovetail.config.rules_checkpoint import check_values, compare, decoded, refuse_more_than_stored
+from dovetail.config.rules_quantization import choose_quantization
 from dovetail.config.schema import AUTO
 from dovetail.config.slots import FAMILY, SOURCE, WEIGHT_FORMAT, architectures_of
 from dovetail.config.tree import nearest
@@ -24,7 +27,37 @@ _DTYPE = re.compile(r"b?float(16|32|64)|double|half|float|float[48]_\w+|u?int\d+
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w-]+):(?P<rest>.+)", re.DOTALL)
 
 
-def find_files(state: Resolution) -> tuple[Chosen[ModelSource], ModelFiles]:
+@dataclass(frozen=True)
+class ChosenModel:
+    """A model, the target or one of a drafter's own, as far as it is known before a weight is read."""
+
+    files: ModelFiles
+    source: Component
+    weight_format: Component
+    opener: WeightFormat
+    hf_config: Mapping[str, Any]
+    dtype: str
+    family: Chosen[ModelFamily]
+    size: ModelSize
+    quantization: Component | None
+    packed_formats: frozenset[str]
+
+
+def choose_model(state: Resolution) -> ChosenModel:
+    """Fills the slots of the section `model`, but for the operators, each with what those before it found."""
+    source, files = _find_files(state)
+    weight_format, opener, hf_config = _read_config(state, files)
+    _refuse_quantized_checkpoint(opener, hf_config)
+    stored = compare(state, opener, files, hf_config)
+    dtype = choose_dtype(state, stored.config)
+    family, size = _choose_family(state, stored.config, dtype)
+    refuse_more_than_stored(size, stored, files)
+    quantization, packed = choose_quantization(state, family, opener, files, stored.config, dtype)
+    parts = source.component, weight_format.component, opener
+    return ChosenModel(files, *parts, stored.config, dtype, family, size, quantization, packed)
+
+
+def _find_files(state: Resolution) -> tuple[Chosen[ModelSource], ModelFiles]:
     """The model source, and the files it finds."""
     model = state.config.model
     scheme, rest = _split_scheme(state, model.path)
@@ -89,7 +122,7 @@ def _not_found(state: Resolution, reference: str, answers: str) -> str:
     )
 
 
-def read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen[WeightFormat], WeightFormat, Mapping[str, Any]]:
+def _read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen[WeightFormat], WeightFormat, Mapping[str, Any]]:
     """The weight format, an instance of it, and the model's config with the overrides applied and its values
     checked."""
     try:
@@ -168,7 +201,9 @@ def _speed(dtype: str, fast: set[str], environment: Environment) -> str:
     return f"{where} has {'' if dtype in fast else 'no '}instructions for {dtype}"
 
 
-def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -> tuple[Chosen[ModelFamily], ModelSize]:
+def _choose_family(
+    state: Resolution, hf_config: Mapping[str, Any], dtype: str
+) -> tuple[Chosen[ModelFamily], ModelSize]:
     """The model family that builds the config's architecture, and the model's sizes."""
     need = ModelNeed(
         config=hf_config,
@@ -189,7 +224,7 @@ def choose_family(state: Resolution, hf_config: Mapping[str, Any], dtype: str) -
     return chosen, chosen.plugin(chosen.options).size(hf_config)
 
 
-def refuse_quantized_checkpoint(weight_format: WeightFormat, hf_config: Mapping[str, Any]) -> None:
+def _refuse_quantized_checkpoint(weight_format: WeightFormat, hf_config: Mapping[str, Any]) -> None:
     """Weights that are stored quantized need a weight format that knows how."""
     quantized = hf_config.get("quantization_config")
     if isinstance(quantized, Mapping) and quantized.get("quant_method") not in weight_format.quantizations:

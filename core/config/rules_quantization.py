@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from dovetail.config.choose import Chosen, choose_or_none, go_without
+from dovetail.config.choose import Chosen, Question, go_without
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component
 from dovetail.config.schema import AUTO, ComponentSection
@@ -54,7 +54,7 @@ def choose_quantization(
         return None, frozenset()
     formats = frozenset(info.dtype for info in packed)
     need = QuantizationNeed(state.environment.device_type, dtype, formats, state.is_strict)
-    chosen = _Question(state, section, need, family, hf_config).ask()
+    chosen = _Layers(state, section, need, family, hf_config).choose()
     _warn_of_packed(state, packed, chosen, dtype, can_name=True)
     return chosen.component if chosen is not None else None, formats
 
@@ -133,8 +133,8 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-class _Question:
-    """What methods are asked: whether they serve what the config asks for, and this model's layers."""
+class _Layers:
+    """Asks methods whether they serve what the config asks for, and this model's layers."""
 
     def __init__(
         self,
@@ -150,14 +150,13 @@ class _Question:
         self._family = family
         self._hf_config = hf_config
 
-    def ask(self) -> Chosen[QuantizationMethod] | None:
+    def choose(self) -> Chosen[QuantizationMethod] | None:
         """The method, or None where `auto` finds none. Warns of layers that stay in full precision though nobody
         asked for it, and of what the method says against itself."""
         formats = ", ".join(sorted(self._need.packed_formats))
         otherwise = f"no method can hold the checkpoint's {formats} as they are here"
-        chosen = choose_or_none(
-            self._state, QUANTIZATION, self._need, otherwise, section=self._section, ask=self._against
-        )
+        question = Question(self._state, QUANTIZATION, self._need, section=self._section, ask=self._against)
+        chosen = question.choose_or_none(otherwise)
         if chosen is not None:
             method = chosen.plugin(chosen.options, self._need)
             if left_out := self._served(method).left_out:

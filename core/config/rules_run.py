@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.choose import Chosen, any_fits, choose, choose_or_none, go_without, pick, settle
+from dovetail.config.choose import Chosen, Question, go_without
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedCache
-from dovetail.config.rules_model import text_config
+from dovetail.config.rules_model import ChosenModel, text_config
 from dovetail.config.schema import AUTO
-from dovetail.config.slots import ATTENTION, EXECUTOR, OPERATORS, PROCESSOR, SCHEDULER, TELEMETRY
+from dovetail.config.slots import ATTENTION, EXECUTOR, OPERATORS
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVSpec
-from dovetail.contracts.model import ModelFamily, ModelSize
+from dovetail.contracts.model import ModelSize
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import Environment, FixableReason, PluginOptions
@@ -44,7 +45,7 @@ def choose_kv_dtype(state: Resolution, need: AttentionNeed, *, is_quantized: boo
     if asked != AUTO:
         return asked
     half = dataclasses.replace(need, kv_dtype="float16")
-    if is_quantized and need.dtype == "float32" and any_fits(state, ATTENTION, half):
+    if is_quantized and need.dtype == "float32" and Question(state, ATTENTION, half).any_fits():
         state.decide("cache.dtype", "float16", "the weights are quantized, and float16 keeps more than they do")
         return "float16"
     state.decide("cache.dtype", need.dtype, "the model's dtype")
@@ -196,9 +197,17 @@ def _long_threshold(state: Resolution, max_model_len: int) -> int:
     return threshold
 
 
-def find_executor(state: Resolution) -> tuple[Chosen[Executor], ExecutorNeed]:
-    """The executor and what it is asked, not settled yet; decides the device. From here on `state.environment` is that
-    of its workers."""
+@dataclass(frozen=True)
+class FoundExecutor:
+    """An executor that is chosen and not settled yet, and what it is asked."""
+
+    question: Question[Executor]
+    chosen: Chosen[Executor]
+    need: ExecutorNeed
+
+
+def find_executor(state: Resolution) -> FoundExecutor:
+    """The executor; decides the device. From here on `state.environment` is that of its workers."""
     section, asked = state.config.executor, state.config.device
     _refuse_ranks(state)
     seen: dict[type[Executor], tuple[ExecutorNeed, Environment]] = {}
@@ -217,8 +226,9 @@ def find_executor(state: Resolution) -> tuple[Chosen[Executor], ExecutorNeed]:
         seen[executor] = need, environment
         return reasons_against(executor, need, options, environment)
 
+    question = Question(state, EXECUTOR, None, ask=ask)
     try:
-        chosen = pick(state, EXECUTOR, None, ask=ask)
+        chosen = question.pick()
     except ConfigError:
         _refuse_missing_device(state, [environment for _, environment in seen.values()])
         raise
@@ -227,7 +237,7 @@ def find_executor(state: Resolution) -> tuple[Chosen[Executor], ExecutorNeed]:
     chosen = _noting_machine(state, chosen, environment)
     state.environment = environment
     _decide_device(state, environment)
-    return chosen, need
+    return FoundExecutor(question, chosen, need)
 
 
 def _refuse_ranks(state: Resolution) -> None:
@@ -274,14 +284,15 @@ def _decide_device(state: Resolution, environment: Environment) -> None:
             state.warn(mismatch)
 
 
-def settle_executor(state: Resolution, chosen: Chosen[Executor], need: ExecutorNeed) -> Component:
+def settle_executor(state: Resolution, found: FoundExecutor) -> Component:
     """Decides what `find_executor` found, and the threads of each worker."""
-    settle(state, EXECUTOR, chosen)
+    chosen = found.chosen
+    found.question.settle(chosen)
     section = state.config.executor
     if section.threads is not None:
         _remark_threads(state, section.threads, section.tensor_parallel)
         return chosen.component
-    told = chosen.plugin.threads(need, chosen.options, state.environment)
+    told = chosen.plugin.threads(found.need, chosen.options, state.environment)
     if told is None:
         return chosen.component
     state.decide("executor.threads", told.count, told.reason)
@@ -306,75 +317,45 @@ def _remark_threads(state: Resolution, threads: int, ranks: int) -> None:
         )
 
 
-def attention_need(
-    state: Resolution, hf_config: Mapping[str, Any], size: ModelSize, dtype: str, *, trees: bool
-) -> AttentionNeed:
-    """What the model's queries, of `dtype`, ask of a backend; pages are of the same dtype."""
-    text = text_config(hf_config)
+def attention_need(state: Resolution, model: ChosenModel) -> AttentionNeed:
+    """What the model's queries ask of a backend, pages of the same dtype, and chains of drafts."""
+    text = text_config(model.hf_config)
+    slides = text.get("sliding_window") and text.get("use_sliding_window") is not False
     return AttentionNeed(
         device_type=state.environment.device_type,
-        dtype=dtype,
+        dtype=model.dtype,
         block_size=state.config.cache.block_size,
-        head_sizes=frozenset({size.head_size}),
-        sliding_window=_has_window(text),
+        head_sizes=frozenset({model.size.head_size}),
+        sliding_window=_has_reach(text, "sliding", slides),
         soft_cap=bool(text.get("attn_logit_softcapping")),
         alibi=bool(text.get("alibi")) or text.get("position_embedding_type") == "alibi",
-        trees=trees,
         batch_invariant=state.is_strict,
-        kv_dtype=dtype,
-        chunked=_has_chunks(text),
+        kv_dtype=model.dtype,
+        chunked=_has_reach(text, "chunked", text.get("attention_chunk_size")),
     )
 
 
-def choose_attention(state: Resolution, need: AttentionNeed) -> Component:
-    """The attention backend."""
-    return choose(state, ATTENTION, need).component
-
-
-def _has_window(text: Mapping[str, Any]) -> bool:
+def _has_reach(text: Mapping[str, Any], word: str, otherwise: Any) -> bool:
+    """Whether the config lists layers of a type with `word` in it, or `otherwise`, where it lists none."""
     layer_types = text.get("layer_types")
     if isinstance(layer_types, Sequence) and not isinstance(layer_types, str):
-        return any("sliding" in str(kind) for kind in layer_types)
-    return bool(text.get("sliding_window")) and text.get("use_sliding_window", True) is not False
+        return any(word in str(kind) for kind in layer_types)
+    return bool(otherwise)
 
 
-def _has_chunks(text: Mapping[str, Any]) -> bool:
-    layer_types = text.get("layer_types")
-    if isinstance(layer_types, Sequence) and not isinstance(layer_types, str):
-        return any("chunked" in str(kind) for kind in layer_types)
-    return bool(text.get("attention_chunk_size"))
-
-
-def choose_scheduler(state: Resolution, limits: SchedulerLimits) -> Component:
-    """The scheduler."""
-    return choose(state, SCHEDULER, limits).component
-
-
-def choose_operators(state: Resolution, family: Chosen[ModelFamily], dtype: str) -> Component | None:
+def choose_operators(state: Resolution, model: ChosenModel) -> Component | None:
     """The operator set; None where the config wants none, or `auto` finds none that can be used."""
     section = state.config.model.operators
     if section is None:
         return None
-    if not family.plugin.capabilities.operators:
-        reason = f"the model family {family.component.name!r} brings its own"
+    if not model.family.plugin.capabilities.operators:
+        reason = f"the model family {model.family.component.name!r} brings its own"
         if section.name != AUTO:
             origin = state.layered.origin("model.operators.name")
             raise ConfigError(f"model.operators.name {section.name!r} ({origin}): {reason}; remove it")
         go_without(state, OPERATORS.path, section, reason)
         return None
-    need = OperatorsNeed(state.environment.device_type, dtype)
+    need = OperatorsNeed(state.environment.device_type, model.dtype)
     otherwise = "no installed set can be used; the building blocks compute with plain torch"
-    chosen = choose_or_none(state, OPERATORS, need, otherwise)
+    chosen = Question(state, OPERATORS, need).choose_or_none(otherwise)
     return None if chosen is None else chosen.component
-
-
-def choose_processors(state: Resolution) -> dict[str, Component]:
-    """Logits processors by the name that requests use."""
-    return {name: choose(state, PROCESSOR.at(name), None).component for name in state.config.logits_processors}
-
-
-def choose_telemetry(state: Resolution) -> tuple[Component, ...]:
-    """Telemetry sinks, in the order of the config."""
-    return tuple(
-        choose(state, TELEMETRY.at(str(index)), None).component for index in range(len(state.config.telemetry))
-    )

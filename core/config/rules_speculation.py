@@ -1,47 +1,35 @@
-"""Rules about speculation: which drafters, which one by default, and the rule that says which drafts stand."""
+"""Rules about speculation: which drafters, what each of them owns (a model, attention layers with a backend), which one
+by default, and the rule that says which drafts are accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from dovetail.config.choose import Chosen, choose
+from pydantic import ValidationError
+
+from dovetail.config.choose import Chosen, Question, choose
 from dovetail.config.resolution import Resolution
-from dovetail.config.resolved import ResolvedDrafter, ResolvedSpeculation
-from dovetail.config.rules_draft import (
-    DraftModelScope,
-    choose_draft_attention,
-    choose_draft_quantization,
-    draft_caches,
-    hidden_layers,
-    refuse_attention,
-)
-from dovetail.config.schema import AUTO, OFF, DrafterSection, SpeculativeSection
-from dovetail.config.slots import ACCEPTANCE, DRAFTER
-from dovetail.config.tree import nearest
-from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.model import ModelFamily, ModelSize
+from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
+from dovetail.config.rules_model import ChosenModel, choose_model, resolve_tokenizer
+from dovetail.config.schema import AUTO, OFF, ComponentSection, DrafterSection, ModelSection, SpeculativeSection
+from dovetail.config.slots import ACCEPTANCE, DRAFT_ATTENTION, DRAFT_QUANTIZATION, DRAFTER
+from dovetail.config.tree import KeyPath, dotted, nearest
+from dovetail.contracts.attention import AttentionNeed
+from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
+from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import AcceptanceNeed, DraftWorker, SpeculationNeed
-from dovetail.contracts.weights import ModelFiles, WeightFormat
+from dovetail.contracts.quantization import QuantizationNeed
+from dovetail.contracts.speculation import AcceptanceNeed, DraftModelInfo, DraftWorker, SpeculationNeed
 
 _MIN_CONFIDENCE = 0.4
 
 
-@dataclass(frozen=True)
-class Target:
-    """What rules about speculation know of the model that is sped up."""
-
-    files: ModelFiles
-    weight_format: WeightFormat
-    size: ModelSize
-    dtype: str
-    kv_dtype: str
-    family: type[ModelFamily]
-
-
-def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpeculation | None, bool]:
+def choose_speculation(
+    state: Resolution, target: ChosenModel, kv_dtype: str
+) -> tuple[ResolvedSpeculation | None, bool]:
     """Drafters and acceptance rule, and whether some drafter proposes trees."""
     section = state.config.speculative
     if section is None:
@@ -54,7 +42,8 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
         tensor_parallel=state.config.executor.tensor_parallel,
         num_tokens=max(drafter.num_tokens for drafter in section.drafters.values()),
         num_layers=target.size.num_layers,
-        gives_hidden_layers=target.family.capabilities.hidden_layers,
+        kv_dtype=kv_dtype,
+        gives_hidden_layers=target.family.plugin.capabilities.hidden_layers,
     )
     drafters = {name: _choose_drafter(state, section, name, need, target) for name in section.drafters}
     trees = any(_is_tree_drafter(chosen) for chosen, _ in drafters.values())
@@ -73,7 +62,7 @@ def choose_speculation(state: Resolution, target: Target) -> tuple[ResolvedSpecu
 
 
 def _choose_drafter(
-    state: Resolution, section: SpeculativeSection, name: str, need: SpeculationNeed, target: Target
+    state: Resolution, section: SpeculativeSection, name: str, need: SpeculationNeed, target: ChosenModel
 ) -> tuple[Chosen[DraftWorker], ResolvedDrafter]:
     if name == OFF:
         raise ConfigError(
@@ -81,13 +70,13 @@ def _choose_drafter(
         )
     drafter = section.drafters[name]
     path = ("speculative", "drafters", name)
-    scope = DraftModelScope(state, path, (target.files, target.weight_format, target.size.vocab_size))
+    scope = DraftModelScope(state, path, target)
 
     def own_need() -> SpeculationNeed:
         """What is asked of this drafter, once its model is known."""
         dtype = target.dtype if scope.info is None else scope.info.dtype
-        kv_dtype = dtype if state.config.cache.dtype == AUTO else target.kv_dtype
-        return replace(need, num_tokens=drafter.num_tokens, kv_dtype=kv_dtype, model=scope.info)
+        own_kv_dtype = dtype if state.config.cache.dtype == AUTO else need.kv_dtype
+        return replace(need, num_tokens=drafter.num_tokens, kv_dtype=own_kv_dtype, model=scope.info)
 
     def against(plugin: type[DraftWorker], options: PluginOptions) -> Sequence[str]:
         asked = plugin.model_section(options)
@@ -98,14 +87,14 @@ def _choose_drafter(
             reasons.append("it says nothing of its confidence, so length must be adaptive or fixed")
         return [*reasons, *reasons_against(plugin, own_need(), options, state.environment)]
 
-    chosen = choose(state, DRAFTER.at(name), need, ask=against)
+    chosen = Question(state, DRAFTER.at(name), need, ask=against).choose()
     scope.apply()
-    refuse_attention(state, path, chosen)
+    _refuse_attention(state, path, chosen)
     final = own_need()
-    specs = draft_caches(chosen, final)
+    specs = _draft_caches(chosen, final)
     dtype = target.dtype if scope.info is None else scope.info.dtype
     trees = _is_tree_drafter(chosen)
-    attention = choose_draft_attention(state, path, specs, dtype, trees=trees) if specs else None
+    attention = _choose_draft_attention(state, path, specs, dtype, trees=trees) if specs else None
     return chosen, ResolvedDrafter(
         name,
         chosen.component,
@@ -115,8 +104,8 @@ def _choose_drafter(
         attention=attention,
         kv_dtype=final.kv_dtype,
         model=scope.model,
-        quantization=choose_draft_quantization(state, path, chosen, dtype),
-        hidden_layers=hidden_layers(chosen, final),
+        quantization=_choose_draft_quantization(state, path, chosen, dtype),
+        hidden_layers=_hidden_layers(chosen, final),
         reads_next_token=chosen.plugin.capabilities.reads_next_token,
         bytes_per_token=sum(spec.page_bytes(1) for spec in specs),
     )
@@ -157,3 +146,173 @@ def _default_drafter(state: Resolution, section: SpeculativeSection) -> str | No
         )
     state.decide("speculative.default", names[0], "the only drafter")
     return names[0]
+
+
+class DraftModelScope:
+    """Resolves the model of one drafter by the rules of the target's, with the drafter's options in the place of the
+    section `model`."""
+
+    def __init__(self, state: Resolution, path: KeyPath, target: ChosenModel):
+        self._state = state
+        self._path = path
+        self._target = target
+        self._inner: Resolution | None = None
+        self.model: ResolvedDraftModel | None = None
+        self.info: DraftModelInfo | None = None
+
+    def resolve(self, asked: Mapping[str, Any]) -> None:
+        """Finds the model that is asked for. Raises what the rules raise, with the drafter's key in front."""
+        section = _as_section(self._path, asked)
+        try:
+            self._resolve(section)
+        except DovetailError as error:
+            raise type(error)(f"{dotted(self._path)}, its own model: {error}") from error
+
+    def apply(self) -> None:
+        """Tells the decisions of the rules as the drafter's."""
+        if self._inner is not None:
+            self._state.adopt_decisions(self._inner, self._path)
+
+    def _resolve(self, section: ModelSection) -> None:
+        state = self._inner = self._state.within(self._path, section)
+        model = choose_model(state)
+        self._state.take_warnings(state, dotted(self._path))
+        self.info = DraftModelInfo(model.hf_config, model.size, model.dtype, self._difference(model))
+        self.model = ResolvedDraftModel(
+            files=model.files,
+            hf_config=model.hf_config,
+            dtype=model.dtype,
+            size=model.size,
+            max_model_len=model.size.max_model_len,
+            source=model.source,
+            weight_format=model.weight_format,
+            family=model.family.component,
+            quantization=model.quantization,
+            packed_formats=model.packed_formats,
+        )
+
+    def _difference(self, model: ChosenModel) -> str | None:
+        """Where the two tokenizers give a token id another meaning."""
+        mode, target = self._state.config.model.tokenizer_mode, self._target
+        own = None if mode == "none" else model.opener.tokenizer(model.files)
+        if own is None:
+            return None
+        override = resolve_tokenizer(self._state)
+        load = self._state.inspector.load_vocabulary
+        # The format's own tokenizer may be one that cannot be built: it is asked for only where it is used.
+        theirs = load(target.opener.tokenizer(target.files) if override is None else None, mode, override)
+        ours = load(own, mode)
+        if theirs is None or ours is None:
+            return None
+        both = range(min(model.size.vocab_size, target.size.vocab_size))
+        pairs = [(i, theirs.id_to_token(i), ours.id_to_token(i)) for i in both]
+        different = [pair for pair in pairs if pair[1] != pair[2]]
+        if not different:
+            return None
+        first, target_text, draft_text = different[0]
+        return (
+            f"{len(different)} of {len(pairs)} token ids mean other texts, the first of them {first}: {target_text!r}"
+            f" for the target, {draft_text!r} for the draft model"
+        )
+
+
+def _as_section(drafter: KeyPath, asked: Mapping[str, Any]) -> ModelSection:
+    """A drafter's options read as keys of the section `model`."""
+    try:
+        return ModelSection.model_validate(dict(asked))
+    except ValidationError as error:
+        issues = "; ".join(f"{'.'.join(map(str, i['loc']))}: {i['msg']}" for i in error.errors())
+        raise ConfigError(f"{dotted(drafter)}: {issues}") from error
+
+
+def _choose_draft_quantization(
+    state: Resolution, path: KeyPath, drafter: Chosen[DraftWorker], dtype: str
+) -> Component | None:
+    """How the layers that a drafter builds by itself hold their weights; None: in full precision."""
+    asked = drafter.plugin.quantization(drafter.options)
+    if asked is None:
+        return None
+    section = _as_section(path, {"quantization": asked}).quantization
+    assert section is not None
+    inner = state.within(path, state.config.model.model_copy(update={"quantization": section}))
+    need = QuantizationNeed(state.environment.device_type, dtype)
+    otherwise = "no method for drafters serves here"
+    try:
+        method = Question(inner, DRAFT_QUANTIZATION, need).choose_or_none(otherwise)
+    except DovetailError as error:
+        raise type(error)(f"{dotted(path)}, its own layers: {error}") from error
+    state.adopt_decisions(inner, path)
+    state.take_warnings(inner, dotted(path))
+    return None if method is None else method.component
+
+
+def _refuse_attention(state: Resolution, path: KeyPath, chosen: Chosen[DraftWorker]) -> None:
+    """Raises `ConfigError` for the attention backend of a drafter that has no layers."""
+    if not chosen.plugin.capabilities.kv_cache and state.section((*path, "attention")) is not None:
+        key = dotted((*path, "attention"))
+        raise ConfigError(
+            f"{key} ({state.layered.origin(key)}): the drafter {chosen.component.name!r} has no attention layers of its"
+            " own; remove it"
+        )
+
+
+def _choose_draft_attention(
+    state: Resolution,
+    path: KeyPath,
+    specs: Sequence[KVSpec],
+    dtype: str,
+    *,
+    trees: bool,
+) -> Component:
+    """The attention backend of a drafter's own layers, which cache `specs`, for queries of `dtype`."""
+    need = AttentionNeed(
+        device_type=state.environment.device_type,
+        dtype=dtype,
+        block_size=state.config.cache.block_size,
+        head_sizes=frozenset(spec.head_size for spec in specs),
+        sliding_window=any(spec.window is not None for spec in specs),
+        trees=trees,
+        kv_dtype=specs[0].dtype,
+    )
+    slot = DRAFT_ATTENTION.at(path[-1])
+    return choose(state, slot, need, section=state.section(slot.path) or ComponentSection()).component
+
+
+def _draft_caches(chosen: Chosen[DraftWorker], need: SpeculationNeed) -> tuple[KVSpec, ...]:
+    """What the drafter's layers will cache; empty for one without layers. Raises `PluginError` for a drafter that
+    contradicts itself."""
+    if not chosen.plugin.capabilities.kv_cache:
+        return ()
+    specs = tuple(chosen.plugin.caches(chosen.options, need))
+    if not specs:
+        raise PluginError(f"drafter {chosen.component.name!r} declares kv_cache, but its caches() names no layer")
+    return specs
+
+
+def _hidden_layers(chosen: Chosen[DraftWorker], need: SpeculationNeed) -> tuple[int, ...]:
+    """The states between the target's layers that the drafter wants. Raises `ConfigError` where the target's family
+    does not hand them out."""
+    name = chosen.component.name
+    layers = tuple(chosen.plugin.hidden_layers(chosen.options, need))
+    if layers and not need.gives_hidden_layers:
+        raise ConfigError(
+            f"drafter {name!r} needs the states between the target's layers ({', '.join(map(str, layers))}), which the "
+            "target's model family does not hand out; choose another drafter, or a family that does "
+            "(capability `hidden_layers`)"
+        )
+    if any(not 0 <= layer <= need.num_layers for layer in layers):
+        raise ConfigError(
+            f"drafter {name!r} needs the states that enter the target's layers {', '.join(map(str, layers))}; the"
+            f" target has {need.num_layers} layers, so the drafter was made for another"
+        )
+    return layers
+
+
+def note_lengths(state: Resolution, drafters: Iterable[ResolvedDrafter], max_model_len: int) -> None:
+    """Warns of draft models that end before the target does."""
+    for drafter in drafters:
+        if drafter.model is not None and drafter.model.max_model_len < max_model_len:
+            state.warn(
+                f"drafter {drafter.name!r} has {drafter.model.max_model_len} positions, the target {max_model_len}: it"
+                " drafts nothing beyond them"
+            )

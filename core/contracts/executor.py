@@ -236,7 +236,8 @@ class Worker(Protocol):
     def submit(self, plan: StepPlan) -> PendingStep | StepResult:
         """Hands one step to the device and returns before its tokens are known, or, where a step has to be waited for,
         its result. The plan of the next step may name requests whose last token is not known yet: the worker knows
-        where it is. Any number of steps may be in flight. Raises what goes wrong while the step is handed over."""
+        where it is. Any number of steps may be submitted; the worker waits for the oldest where it has too many. Raises
+        what goes wrong while the step is handed over."""
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls one of the worker's named operations: "describe" -> WorkerReport,

@@ -94,8 +94,8 @@ class TransformersFamily(ModelFamily):
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted on the meta device, where the first layer shows its heads: configs spell them in many ways."""
         hf_config = hf_config_of(config)
-        # Three tokens of a rehearsal. Without numbers, torch groups products of experts in bfloat16 only.
-        context = replace(planning_context(), max_model_len=3, dtype=torch.bfloat16)
+        # As long as a rehearsal, and bfloat16: some of torch's operators know no other dtype on the meta device.
+        context = replace(planning_context(), dtype=torch.bfloat16, max_model_len=3)
         model = _built(hf_config, context)
         model.tie_weights()
         with suppress(NotImplementedError):  # the model looks at numbers, behind its first attention

@@ -85,7 +85,7 @@ class Stepper:
         return StepPlan(self._step_id, self._keys, [1] * len(self._keys))
 
     def decode_seconds(self, count: int, context: int, num_steps: int) -> tuple[float, list[float], list[float]]:
-        """Seconds per step of `count` requests at `context` tokens, with two steps under way as the engine has them;
+        """Seconds per step of `count` requests at `context` tokens, with two steps in flight as the engine has them;
         and the device's busy times and gaps."""
         warm = 3
         requests = self.requests(count, context - 1, context, context + num_steps + warm + 2)

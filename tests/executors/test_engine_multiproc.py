@@ -95,7 +95,7 @@ class Tree(DraftWorker):
     """All tokens from a multiple of 40 on as siblings, which the target chooses now and then."""
 
     contract = (1, 0)
-    capabilities = DraftCapabilities(trees=True)
+    capabilities = DraftCapabilities(trees=True, tensor_parallel=None)
 
     def propose(self, batch):
         drafts = []
@@ -107,10 +107,10 @@ class Tree(DraftWorker):
 
 
 class Heads(DraftWorker):
-    """Asks for the target's unembedding, in which every rank would have to take part."""
+    """Declares any number of ranks, and asks for the unembedding, in which every rank would have to take part."""
 
     contract = (1, 0)
-    capabilities = DraftCapabilities(needs_hidden_states=True)
+    capabilities = DraftCapabilities(needs_hidden_states=True, tensor_parallel=None)
 
     def propose(self, batch):
         rows = [request.hidden_rows[-1] for request in batch.requests]

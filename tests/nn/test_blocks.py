@@ -234,7 +234,7 @@ def test_rules_rename_expand_and_ignore() -> None:
 def test_a_tensor_that_comes_twice_is_refused() -> None:
     mlp = small_mlp()
     weights = [*random_weights(mlp).items(), ("mlp.up_proj.weight", torch.zeros(6, 8))]
-    with pytest.raises(ModelError, match=r"mlp\.up_proj\.weight stands in the checkpoint twice"):
+    with pytest.raises(ModelError, match=r"mlp\.up_proj\.weight is in the checkpoint twice"):
         load_weights(mlp, weights)
 
 

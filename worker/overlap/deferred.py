@@ -23,7 +23,8 @@ from dovetail.worker.input_batch import BatchRequest, InputBatch, StepInputs
 from dovetail.worker.sampling.draw import DrawParams
 from dovetail.worker.sampling.sampler import Sampler, sample_output
 
-MAX_IN_FLIGHT = 2
+_ON_DEVICE = 2
+"""Steps that the device has at once; one more waits for the oldest. Attention backends, too, keep the inputs of two."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class DeferredSteps:
         self._sampler = sampler
         self._batch = batch
         sizes = max_num_batched_tokens, max_num_seqs
-        self._buffers = deque(_create_buffers(device, *sizes) for _ in range(MAX_IN_FLIGHT))
+        self._buffers = deque(_create_buffers(device, *sizes) for _ in range(_ON_DEVICE))
         where = device.torch_device
         self._inputs = torch.zeros(3, max_num_batched_tokens, dtype=torch.int64, device=where)
         self._drawing = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=where)
@@ -123,7 +124,7 @@ class DeferredSteps:
     def start(self, plan: StepPlan, inputs: StepInputs, places: np.ndarray, seq_ids: list[int]) -> DeferredStep:
         """Hands a prepared step over. `places` reach their end, those of `seq_ids`, which `Sampler.can_defer`."""
         started = time.perf_counter()
-        while len(self._under_way) >= MAX_IN_FLIGHT:
+        while len(self._under_way) >= _ON_DEVICE:
             self.settle_first()
         buffers = self._buffers[0]
         rows = inputs.rows[places]
