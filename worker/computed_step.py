@@ -23,6 +23,8 @@ class StepTokens:
     draft_counts: dict[int, DraftCounts] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     drafter_errors: dict[int, str] = field(default_factory=dict)
+    num_next_drafts: dict[int, int] = field(default_factory=dict)
+    idle_drafters: frozenset[str] = frozenset()
 
     def put(self, place: int, tokens: list[int]) -> None:
         """What one request got."""

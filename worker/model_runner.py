@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,9 +23,7 @@ from dovetail.worker.forward import ForwardPass
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.overlap.deferred import DeferredSteps
 from dovetail.worker.sampling.sampler import Sampler, token_logprobs
-
-if TYPE_CHECKING:
-    from dovetail.worker.speculation.speculation import Speculation
+from dovetail.worker.speculation.speculation import Speculation
 
 _PROMPT_LOGPROB_ROWS = 128
 """Prompt positions whose logits are held at once: a row of float32 over a large vocabulary takes half a megabyte."""
@@ -46,7 +43,7 @@ class ModelRunner:
         forward: ForwardPass,
         device: Device,
         processors: Mapping[str, LogitsProcessor],
-        speculation: Speculation | None,
+        speculation: Speculation,
         batch: InputBatch,
         *,
         answers: bool,
@@ -59,6 +56,7 @@ class ModelRunner:
         self._mover = mover
         self._forward = forward
         self._speculation = speculation
+        self._lets_steps_overlap = speculation.lets_steps_overlap and context.communicator.size == 1
         self._batch = batch
         limits = config.limits
         self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators)
@@ -78,7 +76,7 @@ class ModelRunner:
         """Hands one step over; where the host has to see its logits or its drafts, waits for its result."""
         started = time.perf_counter()
         self._begin(plan)
-        if self._speculation is None and self._communicator.size == 1 and not self._prompt_scored:
+        if self._lets_steps_overlap and not self._prompt_scored:
             inputs = self._batch.prepare(plan)
             places = np.flatnonzero(inputs.reaches_end)
             keys = [plan.keys[place] for place in places.tolist()]
@@ -97,6 +95,7 @@ class ModelRunner:
 
     def _begin(self, plan: StepPlan) -> None:
         """Takes in what the plan changes."""
+        self._speculation.begin(plan)
         self._forget(plan)
         self._mover.move(plan)
         self._batch.apply(plan)
@@ -118,12 +117,7 @@ class ModelRunner:
         self._sample(step)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
         drawn = time.perf_counter()
-        num_next_drafts: dict[int, int] = {}
-        idle_drafters: frozenset[str] = frozenset()
-        if self._speculation is not None:
-            self._note_cost(plan, inputs, drawn - started)
-            num_next_drafts = self._speculation.propose(step, self._sampler)
-            idle_drafters = self._speculation.drafting.lengths.idle(len(plan.keys))
+        self._speculation.propose(step, self._sampler, drawn - started)
         ended = time.perf_counter()
         sampled = step.tokens
         return StepResult(
@@ -132,11 +126,11 @@ class ModelRunner:
             counts=sampled.counts_or_none(),
             logprobs=sampled.logprobs,
             prompt_logprobs=prompt_logprobs,
-            num_next_drafts=num_next_drafts,
+            num_next_drafts=sampled.num_next_drafts,
             draft_counts=sampled.draft_counts,
             failed=sampled.failed,
             drafter_errors=sampled.drafter_errors,
-            idle_drafters=idle_drafters,
+            idle_drafters=sampled.idle_drafters,
             times=StepTimes(
                 prepare=1e3 * (prepared - started),
                 forward=1e3 * (computed - prepared),
@@ -145,26 +139,17 @@ class ModelRunner:
             ),
         )
 
-    def _note_cost(self, plan: StepPlan, inputs: StepInputs, seconds: float) -> None:
-        """Tells what a step of decodes and drafts cost; steps with parts of prompts tell nothing about those."""
-        num_rows, num_requests = int(inputs.query_start[-1]), len(plan.keys)
-        if self._samples and self._speculation is not None and num_rows == num_requests + int(inputs.num_drafts.sum()):
-            self._speculation.drafting.lengths.measured(num_requests, num_rows, seconds)
-
     def _forget(self, plan: StepPlan) -> None:
-        for key in plan.finished:
-            if self._speculation is not None:
-                self._speculation.drafting.finish(key, self._batch)
-            self._leave(key)
-        for key in plan.preempted:
-            if self._speculation is not None:
-                self._speculation.drafting.pause(key, self._batch)
+        for key in (*plan.finished, *plan.preempted):
             self._leave(key)
 
     def forget_finished(self) -> None:
         """Drafters forget what finished requests taught them; none may be under way."""
-        if self._speculation is not None:
-            self._speculation.drafting.forget_finished(self._batch)
+        self._speculation.forget_finished()
+
+    def close(self) -> None:
+        """No more steps come: requests that are here have ended."""
+        self._speculation.finish_all()
 
     def _leave(self, key: int) -> None:
         self._batch.remove(key)
@@ -174,8 +159,6 @@ class ModelRunner:
     def _note_new(self, plan: StepPlan) -> None:
         for request in plan.new_requests:
             self._deferred.forget(self._batch.requests[request.key].row)
-            if self._speculation is not None:
-                self._speculation.drafting.add(request)
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_scored.add(request.key)
 
@@ -184,8 +167,7 @@ class ModelRunner:
         plain = np.flatnonzero(step.inputs.reaches_end & (step.inputs.num_drafts == 0))
         if len(plain):
             self._sample_plain(step, plain)
-        if step.plan.num_drafts is not None and self._speculation is not None:
-            self._speculation.verify(step, self._sampler)
+        self._speculation.verify(step, self._sampler)
 
     def _sample_plain(self, step: ComputedStep, places: np.ndarray) -> None:
         plan, inputs, hidden, sampled = step.plan, step.inputs, step.hidden, step.tokens

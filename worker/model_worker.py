@@ -40,6 +40,7 @@ from dovetail.worker.model_runner import ModelRunner
 from dovetail.worker.plain_device import PlainDevice
 from dovetail.worker.reading import CheckpointMarks, current_marks, read_module, read_weights
 from dovetail.worker.sleep import Sleeper, check_level
+from dovetail.worker.speculation.speculation import NoSpeculation, Speculation
 
 # Speculation's modules, and those that measure a step, are imported where they are used: most starts need neither.
 if TYPE_CHECKING:
@@ -127,7 +128,10 @@ class ModelWorker:
         return operations[method](*args)
 
     def close(self) -> None:
-        """Frees weights and KV pages, and leaves the process group."""
+        """Tells drafters of the requests that have not ended yet, frees weights and KV pages, and leaves the process
+        group."""
+        if self._runner is not None:
+            self._runner.close()
         self._model = self._context = self._runner = self._forward = self._storage = self._sleeper = None
         self._drafters = {}
         if self._placement.tensor_parallel > 1 and dist.is_initialized():
@@ -184,8 +188,8 @@ class ModelWorker:
     def _profiled_bytes(self) -> int:
         """What the largest step leaves of the device's memory: it is run once, over a cache of one page."""
         from dovetail.worker.largest_step import LargestStep, largest_drafts, largest_inputs
+        from dovetail.worker.speculation.drafted import create_rule
         from dovetail.worker.speculation.drafters import wanted_layers
-        from dovetail.worker.speculation.speculation import create_rule
 
         assert self._context is not None
         assert self._model is not None
@@ -218,18 +222,25 @@ class ModelWorker:
             name: self._plugins.create(component, self._logits) for name, component in config.logits_processors.items()
         }
         batch = self._create_batch(layout)
-        speculation = None
+        speculation: Speculation = NoSpeculation()
         if config.speculation is not None:
+            from dovetail.worker.speculation.drafted import create_speculation
             from dovetail.worker.speculation.drafters import bind_drafters
-            from dovetail.worker.speculation.speculation import create_speculation
 
             environment = detect_environment(config.device_type)
             bind_drafters(config, self._plugins, self._drafters, layout, storage, batch, environment)
             speculation = create_speculation(
-                config, self._plugins, self._drafters, self._model, self._context, layout, self._placement.answers
+                config,
+                self._plugins,
+                self._drafters,
+                self._model,
+                self._context,
+                layout,
+                batch,
+                self._placement.answers,
             )
-        query_lens = [1] if speculation is None else [1, 1 + speculation.drafting.max_drafts]
-        hidden_layers = () if speculation is None else speculation.drafting.hidden_layers
+        query_lens = sorted({1, 1 + speculation.max_drafts})
+        hidden_layers = speculation.hidden_layers
         runtime = self._placement.runtime
         forward = create_forward(
             device,

@@ -120,10 +120,8 @@ class ResolvedDrafter:
     name: str
     component: Component
     num_tokens: int
-    length: str
-    """"adaptive", "fixed" or "confidence"."""
-    min_confidence: float
-    """0 where drafts are not cut by confidence."""
+    length: Component
+    """How many drafts are asked for and verified."""
     attention: Component | None = None
     """Backend of its own layers; None where it has none."""
     kv_dtype: str = ""
@@ -144,7 +142,7 @@ class ResolvedDrafter:
 
     def components(self) -> list[Component]:
         """Every chosen component, its own first."""
-        chosen = [self.component]
+        chosen = [self.component, self.length]
         chosen += [own for own in (self.attention, self.quantization) if own is not None]
         return chosen if self.model is None else [*chosen, *self.model.components()]
 

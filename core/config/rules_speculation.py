@@ -12,19 +12,19 @@ from pydantic import ValidationError
 from dovetail.config.choose import Chosen, Question, choose
 from dovetail.config.resolution import Resolution
 from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
+from dovetail.config.rules_length import choose_length
 from dovetail.config.rules_model import ChosenModel, choose_model, resolve_tokenizer
-from dovetail.config.schema import AUTO, OFF, ComponentSection, DrafterSection, ModelSection, SpeculativeSection
+from dovetail.config.schema import AUTO, OFF, ComponentSection, ModelSection, SpeculativeSection
 from dovetail.config.slots import ACCEPTANCE, DRAFT_ATTENTION, DRAFT_QUANTIZATION, DRAFTER
 from dovetail.config.tree import KeyPath, dotted, nearest
 from dovetail.contracts.attention import AttentionNeed
+from dovetail.contracts.draft_length import LengthNeed
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.speculation import AcceptanceNeed, DraftModelInfo, DraftWorker, SpeculationNeed
-
-_MIN_CONFIDENCE = 0.4
 
 
 def choose_speculation(
@@ -82,10 +82,7 @@ def _choose_drafter(
         asked = plugin.model_section(options)
         if asked is not None:
             scope.resolve(asked)
-        can, reasons = plugin.capabilities, []
-        if drafter.length == "confidence" and not (can.confidence or can.probabilities):
-            reasons.append("it says nothing of its confidence, so length must be adaptive or fixed")
-        return [*reasons, *reasons_against(plugin, own_need(), options, state.environment)]
+        return reasons_against(plugin, own_need(), options, state.environment)
 
     chosen = Question(state, DRAFTER.at(name), need, ask=against).choose()
     scope.apply()
@@ -99,8 +96,7 @@ def _choose_drafter(
         name,
         chosen.component,
         drafter.num_tokens,
-        drafter.length,
-        _min_confidence(state, name, drafter),
+        choose_length(state, path, drafter, _length_need(chosen, drafter.num_tokens)),
         attention=attention,
         kv_dtype=final.kv_dtype,
         model=scope.model,
@@ -111,19 +107,13 @@ def _choose_drafter(
     )
 
 
-def _min_confidence(state: Resolution, name: str, drafter: DrafterSection) -> float:
-    key = f"speculative.drafters.{name}.min_confidence"
-    asked = drafter.min_confidence
-    if drafter.length != "confidence":
-        if asked is not None:
-            raise ConfigError(
-                f"{key} {asked} ({state.layered.origin(key)}) has no meaning with length {drafter.length!r}: set "
-                "length: confidence, or remove it"
-            )
-        return 0.0
-    if asked is None:
-        state.decide(key, _MIN_CONFIDENCE, "the default with length: confidence")
-    return _MIN_CONFIDENCE if asked is None else asked
+def _length_need(drafter: Chosen[DraftWorker], num_tokens: int) -> LengthNeed:
+    can = drafter.plugin.capabilities
+    return LengthNeed(
+        num_tokens=num_tokens,
+        gives_confidence=can.confidence or can.probabilities,
+        trees=_is_tree_drafter(drafter),
+    )
 
 
 def _is_tree_drafter(drafter: Chosen[DraftWorker]) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Annotated, Any, Final, Literal
 
@@ -27,14 +28,14 @@ Label = Annotated[str, Field(pattern=_LABEL)]
 """A name that the config itself gives to something: it must be reachable as a part of a dotted key."""
 
 
-def _default_model() -> str:
+def _installed_default(key: str) -> str:
     """What an installed package gives as default. Raises `ConfigError` where none does."""
-    for point in metadata.entry_points(group=DEFAULTS_GROUP, name="model.path"):
+    for point in metadata.entry_points(group=DEFAULTS_GROUP, name=key):
         # A package can be left out of a source tree that lists it.
         with contextlib.suppress(ImportError):
-            model: str = point.load()
-            return model
-    raise ConfigError("model.path is missing, and no installed package gives a default: set model.path")
+            value: str = point.load()
+            return value
+    raise ConfigError(f"{key} is missing, and no installed package gives a default: set {key}")
 
 
 class Section(BaseModel):
@@ -73,7 +74,7 @@ class ModelSection(Section):
     """What to load, and how its text and numbers are read."""
 
     path: str = Field(
-        default_factory=_default_model,
+        default_factory=partial(_installed_default, "model.path"),
         min_length=1,
         description="`./dir`, `file.gguf`, `org/name` or `scheme:reference`",
     )
@@ -175,10 +176,10 @@ class DrafterSection(NamedSection):
     """One draft worker."""
 
     num_tokens: int = Field(default=4, ge=1, description="Most guesses per round")
-    length: Literal["adaptive", "fixed", "confidence"] = Field(
-        default="adaptive",
+    length: str | NamedSection = Field(
+        default_factory=partial(_installed_default, "speculative.drafters.*.length"),
         description="Guesses per round. adaptive: what is measured to pay, down to none; fixed: always num_tokens; "
-        "confidence: as far as the drafter trusts itself",
+        "confidence: as far as the drafter trusts itself; or another draft length, by name or with its options",
     )
     min_confidence: float | None = Field(
         default=None,

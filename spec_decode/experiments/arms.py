@@ -15,6 +15,7 @@ from typing import Any
 
 from dovetail.commands import Explanation, LayeredConfig, ResolvedConfig, create_class, explain, load_config
 from dovetail.commands.checks import require
+from dovetail.contracts.draft_length import AdaptiveDraftLength
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
 from dovetail.spec_decode.experiments.records import label_of
@@ -220,7 +221,9 @@ def _draws_seeded(resolved: ResolvedConfig) -> bool:
     assert resolved.speculation is not None
     for drafter in resolved.speculation.drafters.values():
         worker, _ = create_class(drafter.component)
-        if issubclass(worker, DraftWorker) and worker.capabilities.probabilities and drafter.length != "adaptive":
+        length, _ = create_class(drafter.length)
+        draws = issubclass(worker, DraftWorker) and worker.capabilities.probabilities
+        if draws and not issubclass(length, AdaptiveDraftLength):
             return True
     return False
 

@@ -11,7 +11,6 @@ from dovetail import LLM
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.idle_drafters import IdleDrafters
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
-from dovetail.worker.speculation.draft_lengths import DraftLengths
 
 IDLE = frozenset({"eagle"})
 
@@ -42,21 +41,48 @@ def test_others_get_what_they_ask_for(asked: str | None, idle: frozenset[str]) -
     assert [choice.drafter_for(asked, idle) for _ in range(20)] == [asked] * 20
 
 
-def test_requests_without_their_idle_drafter_share_a_prefix_and_give_the_same_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the third request on the drafter is said to be idle, whatever was measured."""
+POLICY = '''
+from dovetail.contracts.draft_length import AdaptiveDraftLength
+
+
+class IdleFromTheThirdRequestOn(AdaptiveDraftLength):
+    """Whatever was measured."""
+
+    contract = (1, 0)
+
+    def __init__(self, options, setup):
+        super().__init__(options, setup)
+        self.num_requests = 0
+
+    def observe(self, report):
+        pass
+
+    def ask(self, question):
+        return question.most
+
+    def keep(self, offered):
+        return [len(draft.token_ids) for draft in offered.drafts]
+
+    def idle_drafters(self, num_requests):
+        return ("draft",) if self.num_requests >= 2 else ()
+
+    def forget(self, keys):
+        self.num_requests += len(keys)
+'''
+
+
+def test_requests_without_their_idle_drafter_share_a_prefix_and_give_the_same_tokens(tmp_path: Path) -> None:
+    (tmp_path / "policy.py").write_text(POLICY)
+    length = f"{tmp_path}/policy.py:IdleFromTheThirdRequestOn"
     save_tiny_model(tmp_path, tiny_config("llama"))
     answers = []
     with LLM(
         model={"path": str(tmp_path), "tokenizer_mode": "none", "max_model_len": 64},
         cache={"num_blocks": 64, "block_size": 4},
         executor={"threads": 1},
-        speculative={"drafters": {"draft": {"name": "draft_model", "path": str(tmp_path), "length": "fixed"}}},
+        speculative={"drafters": {"draft": {"name": "draft_model", "path": str(tmp_path), "length": length}}},
     ) as llm:
-        for index in range(20):
-            if index == 2:
-                monkeypatch.setattr(DraftLengths, "idle", lambda self, num_requests: frozenset({"draft"}))
+        for _ in range(20):
             answers += llm.generate([list(range(1, 18))], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     # The step that told it is that of the third request, which came before.
     assert [index for index, answer in enumerate(answers) if answer.metrics.num_drafted] == [0, 1, 2, 18]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail import LLM, RequestOutput, SamplingParams
-from dovetail.contracts.errors import ConfigError, RequestError
+from dovetail.contracts.errors import DovetailError, RequestError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11] * 4]
@@ -119,6 +119,25 @@ def test_off_means_that_no_drafter_hears_of_the_request(make: Callable[..., LLM]
     assert [output.metrics.drafter for output in outputs] == [None, "noted"]
 
 
+@pytest.mark.parametrize("executor", ["cpu", "multiproc"])
+def test_a_drafter_hears_of_each_end_once_however_the_engine_ends(
+    make: Callable[..., LLM], tmp_path: Path, executor: str
+) -> None:
+    """Of requests that ended, that were aborted, and that are under way when the engine is shut down."""
+    llm = make(executor={"name": executor, "threads": 1})
+    run(llm)
+    engine = llm.engine
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(f"late-{index}", engine.process_input(prompt, replace(PARAMS, max_tokens=100)))
+    for _ in range(3):
+        engine.step()
+    engine.abort_request("late-0")
+    llm.shutdown()
+    keys = {key for keys, _ in calls(tmp_path, "propose") for key in keys}
+    assert len(keys) == 2 * len(PROMPTS)
+    assert sorted(key for [key] in calls(tmp_path, "finished")) == sorted(keys)
+
+
 def test_each_request_gets_the_drafter_that_it_names(make: Callable[..., LLM]) -> None:
     llm = make()
     outputs = run(llm, [replace(PARAMS, speculation="lookup"), replace(PARAMS, speculation="noted")])
@@ -184,14 +203,14 @@ def test_drafts_end_where_the_drafter_doubts_them(make: Callable[..., LLM]) -> N
 @pytest.mark.parametrize(
     ("drafter", "words"),
     [
-        ({"length": "confidence"}, "it says nothing of its confidence"),
+        ({"length": "confidence"}, "says nothing of its confidence"),
         ({"min_confidence": 0.5}, "has no meaning with length 'fixed'"),
-        ({"length": "whatever"}, "'adaptive', 'fixed' or 'confidence'"),
+        ({"length": "whatever"}, "noted.length .keyword.: there is no draft_length 'whatever'"),
         ({"length": "confidence", "min_confidence": 1.5}, "less than or equal to 1"),
     ],
 )
 def test_lengths_that_cannot_be_are_refused(make: Callable[..., LLM], drafter: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(DovetailError, match=words):
         make(drafter=drafter)
 
 

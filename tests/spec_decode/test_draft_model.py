@@ -18,7 +18,6 @@ from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError
 from dovetail.engine.explanation import explain
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
-from dovetail.worker.speculation.draft_lengths import DraftLengths
 
 NUM_TOKENS = 20
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -30,7 +29,27 @@ PLUGINS = '''
 import json
 from pathlib import Path
 
+from dovetail.contracts.draft_length import AdaptiveDraftLength
 from dovetail.spec_decode.draft_model import DraftModelDrafter, DraftModelOptions
+
+
+class AllThatCanBe(AdaptiveDraftLength):
+    contract = (1, 0)
+
+    def observe(self, report):
+        pass
+
+    def ask(self, question):
+        return question.most
+
+    def keep(self, offered):
+        return [len(draft.token_ids) for draft in offered.drafts]
+
+    def idle_drafters(self, num_requests):
+        return ()
+
+    def forget(self, keys):
+        pass
 
 
 class LoggedOptions(DraftModelOptions):
@@ -243,12 +262,10 @@ def test_a_seeded_request_repeats_in_any_batch(pair: Pair, make_llm: Callable[..
 
 
 def test_seeded_tokens_are_those_of_plain_decoding_where_the_length_adapts(
-    pair: Pair, make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, make_llm: Callable[..., LLM]
 ) -> None:
     # All that could be drafted is, so that the clock decides nothing here.
-    monkeypatch.setattr(DraftLengths, "ask", lambda self, name, keys, rooms, num_requests: rooms)
-    monkeypatch.setattr(DraftLengths, "keep", lambda self, drafts, keys, known, num_requests: dict(drafts))
-    llm = make_llm(pair.draft, options={"length": "adaptive"})
+    llm = make_llm(pair.draft, options={"length": f"{pair.plugins}:AllThatCanBe"})
     drafted = llm.generate(pair.prompts[:5], SAMPLED)
     assert all(output.metrics.num_drafted for output in drafted)
     assert tokens_of(drafted) == tokens_of(llm.generate(pair.prompts[:5], replace(SAMPLED, speculation="off")))

@@ -88,7 +88,7 @@ def _load_drafter(
         create_context=create_context,
         distributions=draft_distributions,
         draw=draft_draw,
-        wants_confidence=drafter.length == "confidence",
+        wants_confidence=plugins.get(drafter.length)[0].capabilities.reads_confidence,
     )
     with torch.inference_mode():
         worker: DraftWorker = plugins.create(drafter.component, setup)

@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from dovetail.contracts.draft_length import DrafterCall, DrafterFacts
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest
 from dovetail.contracts.step import NewRequest
@@ -17,8 +19,8 @@ from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.checked import checked_draft
-from dovetail.worker.speculation.draft_lengths import DraftLengths, LengthSetting
 from dovetail.worker.speculation.drafters import LoadedDrafter, wanted_layers
+from dovetail.worker.speculation.lengths import LengthFault, Lengths, Offer
 from dovetail.worker.speculation.verifier import first_nodes
 from dovetail.worker.speculation.waiting_states import States, WaitingStates
 
@@ -40,29 +42,45 @@ class DraftedFor:
     """Known tokens of a request that is out of the batch."""
 
 
+class KnownTokens(Sequence[np.ndarray]):
+    """The known tokens of requests, looked up where somebody looks at them."""
+
+    def __init__(self, batch: InputBatch, keys: Sequence[int]):
+        self._batch = batch
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._batch.known_tokens(self._keys[index])
+
+
 class Drafting:
     """The drafters of an engine, and the requests that have one. Ranks that do not draft know the requests alone."""
 
     def __init__(
         self,
         drafters: Mapping[str, LoadedDrafter],
-        settings: Mapping[str, LengthSetting],
-        lengths: DraftLengths,
+        facts: Mapping[str, DrafterFacts],
+        lengths: Lengths,
         waiting: Mapping[str, WaitingStates],
         max_model_len: int,
         device: torch.device,
+        *,
+        strict: bool,
     ):
         self._drafters = dict(drafters)
-        self._settings = dict(settings)
+        self._facts = dict(facts)
+        """Of the drafters of this rank."""
         self._waiting = dict(waiting)
         """Of the drafters that are to see every position."""
         self._max_model_len = max_model_len
         self._device = device
         self._excessive: set[str] = set()
         """Drafters that gave more than anybody asks for, which was told."""
-        self.lengths = lengths
-        """How many drafts are worth their while; looked at on the rank that answers alone."""
-        self.max_drafts = max(setting.num_tokens for setting in self._settings.values())
+        self._lengths = lengths
+        self._strict = strict
         self.hidden_layers = wanted_layers(self._drafters)
         """States between the target's layers that some drafter wants; none on ranks that do not draft."""
         self._requests: dict[int, DraftedFor] = {}
@@ -76,24 +94,36 @@ class Drafting:
         if known is not None:
             known.is_on = known.is_on and request.drafter is not None
             known.token_ids = ()
-        elif request.drafter is not None:
+        elif request.drafter in self._facts:
             limit = self._max_model_len
             if request.sampling.max_tokens is not None:
                 limit = min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
-            self.lengths.add(request.key, request.drafter, request.sampling)
-            sampling = request.sampling
-            if self._settings[request.drafter].draws and not self.lengths.draws(request.key):
-                sampling = replace(sampling, temperature=0.0)
+            sampling = self._shown_sampling(request.drafter, request.sampling)
             self._requests[request.key] = DraftedFor(request.drafter, limit, sampling)
+
+    def _shown_sampling(self, drafter: str, sampling: SamplingParams) -> SamplingParams:
+        """With drafts that were drawn another number of them gives other tokens of the same distribution. A seed
+        promises the same tokens, so where the clock decides how many there are, they are not drawn: a best guess is
+        accepted if it is the token that comes anyway."""
+        draws = self._drafters[drafter].worker.capabilities.probabilities
+        promises = sampling.seed is not None or self._strict
+        return replace(sampling, temperature=0.0) if draws and promises and self._lengths.adapts(drafter) else sampling
 
     def judged(self, key: int, drafted: int, nodes: list[int]) -> str:
         """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name."""
+        drafter = self._requests[key].drafter
         self._accepted[key] = (nodes, drafted)
-        self.lengths.judged(key, drafted, nodes)
-        return self._requests[key].drafter
+        self._lengths.judged(key, drafter, drafted, nodes)
+        return drafter
 
-    def propose(self, step: ComputedStep, sampler: Sampler) -> dict[int, Draft]:
-        """What all drafters guess for the next step, by place in the plan. Their errors go to `step.tokens`."""
+    def computed(self, key: int, num_drafts: int) -> None:
+        """The step that runs computed drafts of a request."""
+        self._lengths.computed(self._requests[key].drafter, num_drafts)
+
+    def propose(self, step: ComputedStep, sampler: Sampler, seconds: float | None) -> dict[int, Draft]:
+        """What all drafters guess for the next step, by batch index. Their errors go to `step.tokens`. `seconds`: what
+        the step cost so far; None where it computed parts of prompts."""
+        self._lengths.end_step(len(step.plan.keys), seconds)
         drafts: dict[int, Draft] = {}
         keys, errors = step.plan.keys, step.tokens.drafter_errors
         self._switch_off(keys, errors)
@@ -109,13 +139,26 @@ class Drafting:
             if requests:
                 drafts |= self._draft(name, requests, states, sampler.vocab_size, errors, started)
         self._switch_off(keys, errors)
-        drafted_keys = {place: keys[place] for place in drafts}
-        known = {place: int(step.batch.num_tokens[step.inputs.rows[place]]) for place in drafts}
-        return self.lengths.keep(drafts, drafted_keys, known, len(keys))
-
-    def end_step(self) -> None:
-        """What was judged in this step is known to whom it concerns."""
+        # What was judged in this step is known to whom it concerns.
         self._accepted.clear()
+        return self._kept(step, drafts)
+
+    def _kept(self, step: ComputedStep, drafts: Mapping[int, Draft]) -> dict[int, Draft]:
+        """The part of each draft that is worth verifying."""
+        keys = step.plan.keys
+        offers = {}
+        for place, draft in drafts.items():
+            num_known = int(step.batch.num_tokens[step.inputs.rows[place]])
+            offers[place] = Offer(keys[place], self._requests[keys[place]].drafter, draft, num_known)
+        counts, faults = self._lengths.keep(offers, len(keys))
+        step.tokens.drafter_errors.update(faults)
+        self._switch_off(keys, faults)
+        return {place: first_nodes(drafts[place], count) for place, count in counts.items() if count}
+
+    def idle_drafters(self, num_requests: int) -> frozenset[str]:
+        """Drafters with layers of their own that new requests should go without at this batch size."""
+        idle = self._lengths.idle_drafters(num_requests)
+        return frozenset(name for name in idle if self._facts[name].keeps_layers)
 
     def pause(self, key: int, batch: InputBatch) -> None:
         """A request leaves the batch to come back; what is known of it is kept for its drafter."""
@@ -126,7 +169,7 @@ class Drafting:
     def finish(self, key: int, batch: InputBatch) -> None:
         """Tells the request's drafter that it ended, in the batch or out of it."""
         request = self._requests.pop(key, None)
-        self.lengths.forget(key)
+        self._lengths.forget(key)
         if request is not None and request.drafter in self._waiting:
             self._waiting[request.drafter].forget(key)
         if request is None or request.drafter not in self._drafters:
@@ -137,11 +180,13 @@ class Drafting:
         except Exception:
             logger.exception("drafter %r raised in on_finished", request.drafter)
 
-    def forget_finished(self, batch: InputBatch) -> None:
-        """Every request that is known here has ended, and drafters forget what it taught them."""
+    def finish_all(self, batch: InputBatch) -> None:
+        """Every request that is known here has ended."""
         for key in list(self._requests):
-            # Plans tell of ends with the next step: too late, its answer would be learned then.
             self.finish(key, batch)
+
+    def forget_finished(self) -> None:
+        """Drafters forget what requests that ended taught them."""
         for drafter in self._drafters.values():
             drafter.worker.forget_finished()
 
@@ -192,13 +237,22 @@ class Drafting:
             logger.warning("drafter %s raised; its requests go on without it", type(worker).__name__, exc_info=True)
             errors |= dict.fromkeys(requests, f"{type(worker).__name__} raised {type(error).__name__}: {error}")
             return {}
-        asked = [request.max_drafts for request in requests.values()]
         seconds = time.perf_counter() - started
+        asked = [request.max_drafts for request in requests.values()]
+        drafts, given = self._checked(name, requests, proposed, vocab_size, errors)
         # Parts of prompts are no part of what drafting costs; what was put off belongs to the steps that put it off.
-        most_rows = len(requests) * (num_steps + self._settings[name].num_tokens)
-        if sum(len(request.hidden_rows) for request in requests.values()) <= most_rows:
-            self.lengths.called(name, asked, seconds if any(asked) else seconds / num_steps)
-        return self._checked(name, requests, proposed, vocab_size, errors)
+        most_rows = len(requests) * (num_steps + self._facts[name].num_tokens)
+        is_decode = sum(len(request.hidden_rows) for request in requests.values()) <= most_rows
+        self._lengths.called(
+            DrafterCall(
+                drafter=name,
+                keys=[request.key for request in requests.values()],
+                asked=asked,
+                given=given,
+                seconds=(seconds if any(asked) else seconds / num_steps) if is_decode else None,
+            )
+        )
+        return drafts
 
     def _checked(
         self,
@@ -207,10 +261,12 @@ class Drafting:
         proposed: Sequence[Draft | None],
         vocab_size: int,
         errors: dict[int, str],
-    ) -> dict[int, Draft]:
-        """What can be used of a drafter's answers, by place."""
-        drafts = {}
-        trees = self._settings[name].trees
+    ) -> tuple[dict[int, Draft], list[int | None]]:
+        """What can be used of a drafter's answers, by batch index; and how many tokens each holds, None for those that
+        cannot be used."""
+        drafts: dict[int, Draft] = {}
+        sizes: list[int | None] = []
+        trees = self._facts[name].trees
         for (place, request), answer in zip(requests.items(), proposed, strict=True):
             try:
                 draft = Draft([]) if answer is None else checked_draft(answer, vocab_size, self._device, trees=trees)
@@ -218,20 +274,20 @@ class Drafting:
                 worker = type(self._drafters[name].worker).__name__
                 errors[place] = f"{worker} proposed a draft that cannot be: {error}"
                 logger.warning("request %d goes on without its drafter: %s", request.key, errors[place])
+                sizes.append(None)
                 continue
             given = len(draft.token_ids)
+            sizes.append(given)
             self._tell_of_excess(name, given)
-            if request.max_drafts:
-                self.lengths.offered(request.key, request.max_drafts, given)
             if given and request.max_drafts:
                 if draft.probs is not None and request.sampling.is_greedy:
                     draft = replace(draft, probs=None)  # no draws, however certain their distributions are
                 drafts[place] = first_nodes(draft, request.max_drafts)
-        return drafts
+        return drafts, sizes
 
     def _tell_of_excess(self, name: str, given: int) -> None:
         """Cutting a draft is part of the contract, but what no request ever asks for is computed for nothing."""
-        most = self._settings[name].num_tokens
+        most = self._facts[name].num_tokens
         if given > most and name not in self._excessive:
             self._excessive.add(name)
             worker = type(self._drafters[name].worker).__name__
@@ -249,23 +305,18 @@ class Drafting:
     ) -> dict[int, DraftRequest]:
         """What one drafter is shown, by place: all its requests, or of a stateless one those that want drafts. Nothing
         while it can wait, see `WaitingStates`."""
-        setting, inputs, batch = self._settings[name], step.inputs, step.batch
+        facts, inputs, batch = self._facts[name], step.inputs, step.batch
         keys = [step.plan.keys[place] for place in places]
-        num_requests = len(step.plan.keys)
-        if self.lengths.rests(name, keys, num_requests) and (
-            setting.stateless or self._can_wait(name, keys, places, step, states)
-        ):
-            self.lengths.rested(name)
-            return {}
         known = batch.num_tokens[inputs.rows[places]].astype(np.int64)
         limits = np.array([self._requests[key].max_total_tokens for key in keys])
         # A round yields at least one token, so the last one that fits is never a draft.
-        rooms = np.clip(limits - known - 1, 0, setting.num_tokens) * (step.tokens.counts[places] > 0)
-        if self.lengths.adapts:
-            for key in keys:
-                self.lengths.compare(key, batch.known_tokens(key))
-        wanted = self.lengths.ask(name, keys, rooms, num_requests)
-        if setting.stateless:
+        most = np.clip(limits - known - 1, 0, facts.num_tokens) * (step.tokens.counts[places] > 0)
+        try:
+            wanted = self._lengths.ask(name, keys, most, KnownTokens(batch, keys), len(step.plan.keys))
+        except LengthFault as fault:
+            step.tokens.drafter_errors.update(dict.fromkeys(places, str(fault)))
+            return {}
+        if facts.stateless:
             chosen = np.flatnonzero(wanted)
             if not len(chosen):
                 return {}

@@ -166,8 +166,8 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         chosen["speculative.acceptance"] = resolved.speculation.acceptance
         for name, drafter in resolved.speculation.drafters.items():
             values[f"speculative.drafters.{name}.num_tokens"] = drafter.num_tokens
-            values[f"speculative.drafters.{name}.length"] = drafter.length
-            values[f"speculative.drafters.{name}.min_confidence"] = drafter.min_confidence or None
+            values[f"speculative.drafters.{name}.length"] = drafter.length.name
+            values[f"speculative.drafters.{name}.min_confidence"] = drafter.length.options.get("min_confidence")
             chosen[f"speculative.drafters.{name}"] = drafter.component
     for path, found in chosen.items():
         values |= component_values(path, found)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.worker.speculation.goodput import choose_lengths
+from dovetail.spec_decode.lengths.goodput import choose_lengths
 
 chances = st.floats(0.0, 1.0)
 chains = st.lists(chances, max_size=4).map(lambda rates: np.cumprod(rates).tolist())

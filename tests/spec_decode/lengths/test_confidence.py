@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dovetail.contracts.speculation import Draft
-from dovetail.worker.speculation.confidence import confident_part
+from dovetail.spec_decode.lengths.confidence import confident_length
 
 
 @pytest.mark.parametrize(
@@ -16,28 +16,22 @@ from dovetail.worker.speculation.confidence import confident_part
     [([0.9, 0.9, 0.9], 3), ([0.9, 0.5, 0.9], 1), ([0.4, 1.0, 1.0], 0), ([0.5, 1.0, 0.9], 2)],
 )
 def test_a_chain_ends_where_the_product_gets_small(confidence: list[float], length: int) -> None:
-    assert list(confident_part(Draft([1, 2, 3], confidence=confidence), 0.5).token_ids) == [1, 2, 3][:length]
+    assert confident_length(Draft([1, 2, 3], confidence=confidence), 0.5) == length
 
 
 def test_a_tree_ends_behind_its_last_trusted_node() -> None:
     draft = Draft([1, 2, 3, 4], [-1, -1, 1, 0], confidence=[0.3, 0.9, 0.8, 0.9])
-    cut = confident_part(draft, 0.5)
-    assert (list(cut.token_ids), list(cut.parents or ()), list(cut.confidence or ())) == (
-        [1, 2, 3],
-        [-1, -1, 1],
-        [0.3, 0.9, 0.8],
-    )
+    assert confident_length(draft, 0.5) == 3
 
 
 def test_a_draft_without_confidences_stays_whole() -> None:
-    draft = Draft([1, 2])
-    assert confident_part(draft, 1.0) is draft
+    assert confident_length(Draft([1, 2]), 1.0) == 2
 
 
 def test_probabilities_stand_in_for_confidences() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]])
-    assert list(confident_part(Draft([0, 1, 0], probs=probs), 0.5).token_ids) == [0, 1, 0]
-    assert list(confident_part(Draft([0, 0, 0], probs=probs), 0.5).token_ids) == [0, 0]
+    assert confident_length(Draft([0, 1, 0], probs=probs), 0.5) == 3
+    assert confident_length(Draft([0, 0, 0], probs=probs), 0.5) == 2
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.6, 1.0])
@@ -47,8 +41,8 @@ def test_cutting_drawn_drafts_leaves_the_distribution_alone(threshold: float) ->
     p = torch.tensor([0.2, 0.3, 0.5])
     pairs = torch.zeros(3, 3)
     for first, second in itertools.product(range(3), repeat=2):
-        draft = confident_part(Draft([first, second], probs=torch.stack((q, q))), threshold)
-        pairs += q[first] * q[second] * after(list(draft.token_ids), p, q)
+        kept = confident_length(Draft([first, second], probs=torch.stack((q, q))), threshold)
+        pairs += q[first] * q[second] * after([first, second][:kept], p, q)
     torch.testing.assert_close(pairs, p[:, None] * p[None, :])
 
 

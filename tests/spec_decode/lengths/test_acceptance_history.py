@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.worker.speculation.acceptance_history import RequestAcceptance, shared_history
+from dovetail.spec_decode.lengths.acceptance_history import RequestAcceptance, shared_history
 
 rounds = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), max_size=40)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dovetail.worker.speculation.step_costs import CostCurve, DraftCosts, StepCosts
+from dovetail.spec_decode.lengths.step_costs import CostCurve, DraftCosts, StepCosts
 
 Machine = Callable[[int, int], float]
 """(requests, rows) -> seconds"""

@@ -1,0 +1,315 @@
+"""The adaptive draft length: chooses per request, at every step, how many drafts to ask for and how many to verify.
+
+What steps and drafters cost is measured (`step_costs`), so is how often drafts are accepted (`acceptance_history`); the
+choice is the one that yields the most tokens per second (`goodput`).
+
+Where drafts do not pay, none are asked for, and evidence that they would pay again comes from two probe budgets, each
+of which may spend `_PROBE_SHARE` of the time: one buys unverified drafts, which are compared with the tokens that come
+anyway, the other verifies a draft of one request.
+
+A drafter with layers of its own takes in what the target computes even while it guesses nothing. Where that went on for
+long it is idle, and the engine lets most new requests go without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.contracts.draft_length import (
+    AdaptiveDraftLength,
+    DrafterCall,
+    DrafterFacts,
+    DraftQuestion,
+    LengthSetup,
+    OfferedDrafts,
+    StepReport,
+)
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.speculation import Draft
+from dovetail.spec_decode.lengths.acceptance_history import AcceptanceHistory, RequestAcceptance, shared_history
+from dovetail.spec_decode.lengths.goodput import choose_lengths
+from dovetail.spec_decode.lengths.step_costs import DraftCosts, StepCosts
+
+_PROBE_SHARE = 0.004
+"""Share of the time that each kind of probe may cost."""
+_MOST_SAVED = 4
+"""Steps whose seconds the probe budget for verification may hold."""
+_MARGIN, _BATCH_MARGIN = 0.02, 0.05
+"""Share by which tokens per second must be expected to rise before anything is drafted: for one request, and for more,
+of which those whose drafts are accepted leave the others to smaller steps, that yield less per second."""
+_RECHECK, _RECHECK_NEWS, _ASK_ANEW = 16, 4, 8
+"""Steps after which it is asked again whether drafts would pay at all: while they do not (and nothing new is known, or
+something is), and while they do."""
+_IDLE_AFTER = 8
+"""So many times in a row it must be found that a drafter does not pay before it is idle."""
+_PLAIN_EVERY = 128
+"""After so many steps with drafts there is one without, to see what it costs now: however well drafts seem to pay, they
+do so compared with what plain steps are thought to cost."""
+
+
+@dataclass(slots=True)
+class _Unverified:
+    """A draft that was not verified, to be compared with the tokens that come."""
+
+    start: int
+    token_ids: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Request:
+    acceptance: RequestAcceptance
+    unverified: _Unverified | None = None
+    wanted: int | None = None
+    """Longest draft to ask for, as last decided; None: not yet."""
+
+
+class _Drafter:
+    """What is known of one drafter."""
+
+    def __init__(self, facts: DrafterFacts) -> None:
+        self.facts = facts
+        self.history: AcceptanceHistory = shared_history()
+        self.costs = DraftCosts()
+        self.asleep_at: int | None = None
+        """Number of requests at which drafts were found not to pay; None: they pay, or nobody looked."""
+        self.awake_at: int | None = None
+        """Number of requests at which they were found to pay; None: they do not, or nobody looked."""
+        self.steps = 0
+        """Since that was found."""
+        self.has_news = False
+        self._misses = 0
+        """How many times in a row it was found that requests would do better without it, whatever their number."""
+        self._misses_at: dict[int, int] = {}
+        """The same by the size class of a step's requests: that guesses pay for the last two of a batch says nothing
+        about the whole batch."""
+
+    def decided(self, num_requests: int, *, pays: bool, gains: bool) -> None:
+        """It was found whether drafts pay at this number of requests, which have the drafter in any case, and whether
+        these gain by having it: it may be that guessing pays for a part of what taking everything in costs."""
+        self.awake_at, self.asleep_at = (num_requests, None) if pays else (None, num_requests)
+        self.steps, self.has_news = 0, False
+        size = num_requests.bit_length()
+        self._misses_at[size] = 0 if gains else self._misses_at.get(size, 0) + 1
+        self._misses = 0 if gains else self._misses + 1
+
+    def is_idle(self, num_requests: int) -> bool:
+        """Whether it has only cost for long, and there is no sign that it does not at this number of requests. What is
+        known of other sizes counts where it says the same."""
+        misses_here = self._misses_at.get(num_requests.bit_length(), self._misses)
+        misses = max(misses_here, self._misses) if misses_here else 0
+        return self.facts.keeps_layers and misses >= _IDLE_AFTER
+
+    def sleeps(self, num_requests: int) -> bool:
+        """Whether drafts were found not to pay at this number of requests, and it is too early to ask again."""
+        patience = _RECHECK_NEWS if self.has_news else _RECHECK
+        return self.asleep_at == num_requests and self.steps + 1 < patience
+
+
+class AdaptiveLength(AdaptiveDraftLength):
+    """What is measured to pay, down to none."""
+
+    contract = (1, 0)
+
+    def __init__(self, options: PluginOptions, setup: LengthSetup):
+        super().__init__(options, setup)
+        self._drafters = {name: _Drafter(facts) for name, facts in {**setup.drafters, **setup.others}.items()}
+        self._requests: dict[int, _Request] = {}
+        self._costs = StepCosts()
+        self._ask_budget = self._verify_budget = 0.0
+        self._since_plain = 0
+        """Steps since one without drafts of the policy's drafters."""
+        self._num_others = 0
+        """Drafts of other policies in the last step that was measured."""
+        self._turn = 0
+
+    def observe(self, report: StepReport) -> None:
+        """As `AdaptiveDraftLength.observe`."""
+        for one in report.rounds:
+            self._judged(one.key, one.drafter, one.drafted, one.accepted)
+        for call in report.calls:
+            self._called(call)
+        if report.seconds is None:
+            return
+        seconds, num_drafts = report.seconds, report.num_drafts + report.num_other_drafts
+        self._costs.observe(report.num_requests, report.num_requests + num_drafts, seconds)
+        self._since_plain = self._since_plain + 1 if report.num_drafts else 0
+        self._num_others = report.num_other_drafts
+        self._ask_budget = min(self._ask_budget + _PROBE_SHARE * seconds, seconds)
+        self._verify_budget = min(self._verify_budget + _PROBE_SHARE * seconds, _MOST_SAVED * seconds)
+
+    def ask(self, question: DraftQuestion) -> NDArray[np.int64]:
+        """As `DraftLength.ask`."""
+        drafter, num_requests = self._drafters[question.drafter], question.num_requests
+        lengths = np.zeros(len(question.keys), dtype=np.int64)
+        if drafter.sleeps(num_requests) and drafter.costs.call(1, 1) > self._ask_budget:
+            # Where drafts do not pay, looking for them must not cost anything either: the budget has not enough for the
+            # cheapest probe, and what is there to compare can be compared later.
+            drafter.steps += 1
+            return lengths
+        self._compare(question)
+        indices = np.flatnonzero(question.most)
+        if not len(indices) or not self._may_draft(num_requests):
+            return lengths
+        asleep = drafter.sleeps(num_requests)
+        drafter.steps += 1
+        if asleep:
+            self._buy_probes(drafter, question, indices, lengths)
+            return lengths
+        most = question.most[indices]
+        requests = [self._request(question.keys[index], question.drafter) for index in indices.tolist()]
+        if not self._is_awake(drafter, requests, num_requests):
+            wanted, gain = self._best_asks(drafter, requests, most, num_requests)
+            for request, length in zip(requests, wanted, strict=True):
+                request.wanted = length
+            drafter.decided(num_requests, pays=any(wanted), gains=gain > 1 + _margin(num_requests))
+        lengths[indices] = np.minimum([request.wanted or 0 for request in requests], most)
+        self._buy_probes(drafter, question, indices[lengths[indices] == 0], lengths)
+        return lengths
+
+    def keep(self, offered: OfferedDrafts) -> Sequence[int]:
+        """As `DraftLength.keep`."""
+        num_requests = offered.num_requests
+        requests = [self._request(*of) for of in zip(offered.keys, offered.drafters, strict=True)]
+        gains = [
+            request.acceptance.gains(len(draft.token_ids))
+            for request, draft in zip(requests, offered.drafts, strict=True)
+        ]
+        num_others = sum(other.num_drafts for other in offered.others)
+        seconds = self._costs.step(num_requests, num_others + sum(map(len, gains)))[num_others:]
+        tokens = num_requests + sum(
+            sum(self._request(other.key, other.drafter).acceptance.gains(other.num_drafts)) for other in offered.others
+        )
+        most = self._costs.most_drafts(num_requests) - num_others
+        lengths, _ = choose_lengths(gains, tokens, seconds, _margin(num_requests), most)
+        compares = [
+            self._compares(drafter, draft) for drafter, draft in zip(offered.drafters, offered.drafts, strict=True)
+        ]
+        if not any(lengths):
+            index = self._turn % len(lengths)
+            lengths[index] = self._bought(seconds, len(gains[index]), compares=compares[index])
+        for i, request in enumerate(requests):
+            if not lengths[i] and compares[i]:
+                request.unverified = _Unverified(offered.num_known[i], offered.drafts[i].token_ids)
+        return lengths
+
+    def idle_drafters(self, num_requests: int) -> Collection[str]:
+        """As `AdaptiveDraftLength.idle_drafters`."""
+        return [name for name in self.setup.drafters if self._drafters[name].is_idle(num_requests)]
+
+    def forget(self, keys: Collection[int]) -> None:
+        """As `AdaptiveDraftLength.forget`."""
+        for key in keys:
+            self._requests.pop(key, None)
+
+    def _request(self, key: int, drafter: str) -> _Request:
+        request = self._requests.get(key)
+        if request is None:
+            known = self._drafters[drafter]
+            acceptance = RequestAcceptance(known.history, trees=known.facts.trees)
+            request = self._requests[key] = _Request(acceptance)
+        return request
+
+    def _judged(self, key: int, drafter: str, drafted: int, accepted: Sequence[int]) -> None:
+        """Of `drafted` nodes those of `accepted` are right."""
+        request = self._request(key, drafter)
+        request.unverified = None
+        request.acceptance.judged(drafted, accepted)
+        self._drafters[drafter].has_news = True
+
+    def _called(self, call: DrafterCall) -> None:
+        asked = [length for length in call.asked if length > 0]
+        if call.seconds is not None:
+            costs = self._drafters[call.drafter].costs
+            costs.observe(len(asked) or len(call.asked), max(asked, default=0), call.seconds)
+        for key, length, given in zip(call.keys, call.asked, call.given, strict=True):
+            if length and given is not None:
+                self._request(key, call.drafter).acceptance.offered(length, given)
+
+    def _compare(self, question: DraftQuestion) -> None:
+        """Compares unverified drafts with the tokens that came."""
+        for index, key in enumerate(question.keys):
+            request = self._requests.get(key)
+            if request is None or request.unverified is None:
+                continue
+            guesses = request.unverified.token_ids
+            start = request.unverified.start
+            come: list[int] = question.known[index][start : start + len(guesses)].tolist()
+            right = next((i for i, token in enumerate(come) if token != guesses[i]), len(come))
+            if right < len(come) or len(come) == len(guesses):
+                self._judged(key, question.drafter, len(guesses), range(right))
+
+    def _compares(self, drafter: str, draft: Draft) -> bool:
+        """Whether a token equal to the draft means that the draft would have been accepted."""
+        return draft.probs is None and not self._drafters[drafter].facts.trees
+
+    def _may_draft(self, num_requests: int) -> bool:
+        """Not before it is known what a step of this size costs without drafts; those of other policies are
+        there in any case."""
+        return self._costs.knows(num_requests, self._num_others) and self._since_plain < _PLAIN_EVERY
+
+    def _is_awake(self, drafter: _Drafter, requests: Sequence[_Request], num_requests: int) -> bool:
+        """Whether what was decided a few steps ago still serves; how much to verify is decided at every step."""
+        is_fresh = drafter.awake_at == num_requests and drafter.steps < _ASK_ANEW
+        return is_fresh and all(request.wanted is not None for request in requests)
+
+    def _best_asks(
+        self, drafter: _Drafter, requests: Sequence[_Request], most: NDArray[np.int64], num_requests: int
+    ) -> tuple[list[int], float]:
+        """The longest useful draft for the requests that should have any, 0 for the others; and tokens per second with
+        these, as a share of those that requests without this drafter would come to."""
+        gains = []
+        for request, most_of in zip(requests, most.tolist(), strict=True):
+            share = request.acceptance.share_offered
+            gains.append([share * gain for gain in request.acceptance.gains(most_of)])
+        seconds = self._costs.step(num_requests, self._num_others + sum(map(len, gains)))[self._num_others :]
+        longest = int(most.max())
+        calls = [drafter.costs.call(len(requests), length) for length in range(longest + 1)]
+        # Asked or not, a drafter that is called anyway costs what it costs without drafts.
+        unasked = 0.0 if drafter.facts.stateless else calls[0]
+        first = longest if calls[longest] - calls[1] < 0.01 * seconds[0] else 1
+        best, best_factor, best_length = [0] * len(requests), 1.0, 0
+        for length in range(first, longest + 1):
+            whole = seconds + calls[length]
+            whole[0] = seconds[0] + unasked
+            lengths, factor = choose_lengths(
+                [own[:length] for own in gains], num_requests, whole, _margin(num_requests)
+            )
+            if factor > best_factor:
+                best, best_factor, best_length = lengths, factor, length
+        without = float(seconds[0]) / (float(seconds[0]) + unasked)
+        return [best_length if length else 0 for length in best], best_factor * without
+
+    def _buy_probes(
+        self, drafter: _Drafter, question: DraftQuestion, indices: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> None:
+        """Asks for drafts of requests that are to have none, as far as the budget goes, each request in its turn."""
+        if not len(indices):
+            return
+        self._turn += 1
+        for index in np.roll(indices, -(self._turn % len(indices))).tolist():
+            if self._request(question.keys[index], question.drafter).unverified is not None:
+                continue
+            length = int(question.most[index]) if drafter.facts.stateless else 1
+            price = drafter.costs.call(1, length)
+            if price > self._ask_budget:
+                return
+            self._ask_budget -= price
+            lengths[index] = length
+
+    def _bought(self, seconds: NDArray[np.float64], length: int, *, compares: bool) -> int:
+        """As much of a draft as the budget has verification for, though none is expected to pay."""
+        # Comparing tells how often drafts are right, where it does; what verification costs, only doing it tells.
+        length = length if compares else 1
+        price = float(seconds[length] - seconds[0])
+        if max(price, float(seconds[0]) if compares else 0.0) > self._verify_budget:
+            return 0
+        self._verify_budget = 0.0
+        return length
+
+
+def _margin(num_requests: int) -> float:
+    return _MARGIN if num_requests == 1 else _BATCH_MARGIN
