@@ -15,7 +15,7 @@ from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.registry.bootstrap import LoadedPlugins
 
 PageView = Callable[[int, KVSpec, AttentionBackend], torch.Tensor]
-"""From a layer's place among those that are bound, its cache and the backend to its pages."""
+"""From a layer's index among those that are bound, its cache and the backend to its pages."""
 
 
 def bind_layers(

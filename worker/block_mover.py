@@ -1,5 +1,5 @@
-"""Moves of KV blocks beside the steps: swaps go over a stream of their own, and a step waits only for those whose
-pages it touches."""
+"""Moves of KV blocks during steps: swaps run in a stream of their own, and a step waits only for those whose pages it
+reads or writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of one step once its forward pass is done: shared by sampling, verifying and drafting."""
+"""One step after its forward pass: what sampling, verifying and drafting share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.worker.input_batch import InputBatch, StepInputs
 
 @dataclass(slots=True)
 class StepTokens:
-    """What a step's sampling came to; dictionaries are keyed by place in the plan."""
+    """The tokens of one step, as they are drawn; dictionaries are keyed by batch index."""
 
     tokens: np.ndarray
     """int64 [R, most tokens of a request]"""
@@ -26,10 +26,10 @@ class StepTokens:
     num_next_drafts: dict[int, int] = field(default_factory=dict)
     idle_drafters: frozenset[str] = frozenset()
 
-    def put(self, place: int, tokens: list[int]) -> None:
-        """What one request got."""
-        self.tokens[place, : len(tokens)] = tokens
-        self.counts[place] = len(tokens)
+    def put(self, index: int, tokens: list[int]) -> None:
+        """The tokens of the request with one batch index."""
+        self.tokens[index, : len(tokens)] = tokens
+        self.counts[index] = len(tokens)
 
     def flat(self) -> list[int]:
         """All tokens, one request after the other."""
@@ -45,22 +45,22 @@ class StepTokens:
 
 
 def no_tokens(plan: StepPlan) -> StepTokens:
-    """Of a plan's requests, before anything is drawn."""
+    """The arrays of a step, before any token is drawn."""
     width = 1 if plan.num_drafts is None else max(plan.num_drafts) + 1
     return StepTokens(np.empty((len(plan.keys), width), np.int64), np.zeros(len(plan.keys), np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """One step after its forward pass."""
+    """Inputs, states and tokens of one step."""
 
     plan: StepPlan
     inputs: StepInputs
     batch: InputBatch
     """Grows by the tokens that are drawn."""
     hidden: torch.Tensor
-    """[rows of the step, hidden size]: the target's last states."""
+    """[T, hidden_size]: the target's last states, one row per query token."""
     layer_states: torch.Tensor | None
-    """[rows of the step, states between layers that some drafter wants, flat]; None where none does."""
+    """[T, number of layers * hidden_size]: states between layers that some drafter wants; None if none does."""
     tokens: StepTokens
-    """Filled as they are drawn."""
+    """Filled by sampling and verifying."""

@@ -44,7 +44,7 @@ class ForwardPass(ABC):
 
     @abstractmethod
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
-        """int64 [T] token ids and positions on the device -> hidden states, valid until the next call."""
+        """int64 [T] token ids and positions on the device -> hidden states, which are valid until the next call."""
 
     def prepare(self) -> None:
         """Captures what is to be captured; again after memory has moved, or weights were read anew."""
@@ -97,8 +97,8 @@ class RepeatingForward(EagerForward):
 class GraphForward(ForwardPass):
     """Replays a graph where one of the ladder's shapes holds the step, and is eager elsewhere.
 
-    All graphs read token ids and positions from one tensor and share the memory of what is between, so that the
-    largest decides what they cost; each has hidden states of its own.
+    All graphs read token ids and positions from the same tensors and share the memory of their intermediate results, so
+    that the largest decides what they cost; each has hidden states of its own.
     """
 
     def __init__(
@@ -146,18 +146,18 @@ class GraphForward(ForwardPass):
             return self._eager.run(inputs, ids, positions)
         step = padded(inputs, shape, self._block_size)
         self._plan(step, shape)
-        if step.places[-1] + 1 == len(step.places):  # nothing is filled in between
+        if step.token_indices[-1] + 1 == len(step.token_indices):  # no padding between real tokens
             self._inputs[0, : len(ids)] = ids
             self._inputs[1, : len(ids)] = positions
             graph.replay()
             self.num_replays += 1
             return self._outputs[shape][: len(ids)], None
-        places = torch.from_numpy(step.places).to(self._inputs.device, non_blocking=True)
-        self._inputs[0, places] = ids
-        self._inputs[1, places] = positions
+        indices = torch.from_numpy(step.token_indices).to(self._inputs.device, non_blocking=True)
+        self._inputs[0, indices] = ids
+        self._inputs[1, indices] = positions
         graph.replay()
         self.num_replays += 1
-        return self._outputs[shape][places], None
+        return self._outputs[shape][indices], None
 
     @torch.inference_mode()
     def _warm_up(self, step: PaddedStep, shape: GraphShape) -> None:
@@ -201,7 +201,7 @@ def create_forward(
 
     `query_lens`: of decode and verify steps; `hidden_layers`: those whose states drafters want, without graphs.
     `caches`: what the model's layers keep; with recurrent states nothing is recorded, since proving a recording runs a
-    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime knows already.
+    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime says so itself.
 
     Raises `ConfigError` where batch sizes for graphs are given and cannot be had.
     """

@@ -1,4 +1,4 @@
-"""Which steps run as captured graphs, and how they are filled up to the size of one. Host code only."""
+"""Which steps run as captured graphs, and how they are padded to the size of one. Host code only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.worker.input_batch import StepInputs
 
 @dataclass(frozen=True, order=True)
 class GraphShape:
-    """What a graph was captured for: so many requests, each with so many query tokens."""
+    """The shape of a captured graph: `num_requests` requests with `query_len` query tokens each."""
 
     query_len: int
     num_requests: int
@@ -26,15 +26,15 @@ class GraphShape:
 
 @dataclass(frozen=True)
 class PaddedStep:
-    """A step filled up to a graph's shape: requests that do not exist, and tokens behind those of requests that have
-    fewer. They write to block 0, which nobody reads; causality hides them from the real tokens before them."""
+    """A step padded to a graph's shape: with requests that do not exist, and with tokens after those of requests that
+    have fewer. They write to block 0, which nobody reads; causality hides them from the real tokens before them."""
 
     query_start: np.ndarray
     seq_lens: np.ndarray
     block_tables: list[np.ndarray]
     slot_mappings: list[np.ndarray]
-    places: np.ndarray
-    """int64 [T of the step]: where each real token stands among the graph's."""
+    token_indices: np.ndarray
+    """int64 [T of the step]: index of each real token among the graph's."""
 
 
 class GraphLadder:
@@ -51,7 +51,7 @@ class GraphLadder:
 
     def choose(self, inputs: StepInputs) -> GraphShape | None:
         """The smallest shape that holds the step; None: it runs eagerly, because it has a prompt longer than any
-        captured query, a tree, more requests than any graph, or no room behind a sequence for filling up."""
+        captured query, a tree, more requests than any graph, or a sequence too long to be padded."""
         if not self._sizes or inputs.tree_masks:
             return None
         longest = int(np.diff(inputs.query_start).max())
@@ -65,7 +65,7 @@ class GraphLadder:
 
 
 def ladder_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of requests worth a graph each: filling up wastes at most an eighth from 64 on, and all of them together
+    """Numbers of requests worth a graph each: padding wastes at most an eighth from 64 on, and all of them together
     are captured in seconds."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32)]
     chosen = [size for size in sizes if size < max_num_seqs]
@@ -77,7 +77,7 @@ def padded(inputs: StepInputs, shape: GraphShape, block_size: int) -> PaddedStep
     counts = np.diff(inputs.query_start).astype(np.int64)
     num_requests, length = len(counts), shape.query_len
     within = np.arange(len(inputs.input_ids)) - np.repeat(inputs.query_start[:-1].astype(np.int64), counts)
-    places = np.repeat(np.arange(num_requests, dtype=np.int64) * length, counts) + within
+    token_indices = np.repeat(np.arange(num_requests, dtype=np.int64) * length, counts) + within
     seq_lens = np.full(shape.num_requests, length, dtype=np.int32)
     seq_lens[:num_requests] = inputs.seq_lens + (length - counts)
     width = -(-int(seq_lens.max()) // block_size)
@@ -85,8 +85,8 @@ def padded(inputs: StepInputs, shape: GraphShape, block_size: int) -> PaddedStep
         query_start=np.arange(shape.num_requests + 1, dtype=np.int32) * np.int32(length),
         seq_lens=seq_lens,
         block_tables=[_grown(table, shape.num_requests, width) for table in inputs.block_tables],
-        slot_mappings=[_scattered(slots, places, shape.num_tokens) for slots in inputs.slot_mappings],
-        places=places,
+        slot_mappings=[_scattered(slots, token_indices, shape.num_tokens) for slots in inputs.slot_mappings],
+        token_indices=token_indices,
     )
 
 
@@ -98,7 +98,7 @@ def dummy_step(shape: GraphShape, num_groups: int, max_model_len: int, block_siz
         seq_lens=np.full(shape.num_requests, shape.query_len, dtype=np.int32),
         block_tables=[np.zeros((shape.num_requests, width), dtype=np.int32) for _ in range(num_groups)],
         slot_mappings=[np.zeros(shape.num_tokens, dtype=np.int64) for _ in range(num_groups)],
-        places=np.arange(0, dtype=np.int64),
+        token_indices=np.arange(0, dtype=np.int64),
     )
 
 
@@ -108,9 +108,9 @@ def _grown(table: np.ndarray, num_requests: int, width: int) -> np.ndarray:
     return grown
 
 
-def _scattered(slots: np.ndarray, places: np.ndarray, num_tokens: int) -> np.ndarray:
+def _scattered(slots: np.ndarray, token_indices: np.ndarray, num_tokens: int) -> np.ndarray:
     scattered = np.zeros(num_tokens, dtype=np.int64)
-    scattered[places] = slots
+    scattered[token_indices] = slots
     return scattered
 
 

@@ -1,4 +1,4 @@
-"""The persistent batch: what a worker knows of its requests, in arrays that only change where a plan says so."""
+"""The persistent batch: what a worker knows of its requests, in arrays that change only where a plan says so."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from dovetail.contracts.step import NewRequest, StepPlan
 
 @dataclass(slots=True)
 class BatchRequest:
-    """One request's place in the batch."""
+    """One request of the batch."""
 
     row: int
+    """In the persistent arrays."""
     request: NewRequest
     draft: Draft | None = None
-    """Guesses that wait for verification."""
+    """A draft that waits for verification."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step's rows, R requests with T query tokens. Arrays are valid until the next step."""
+    """One step's inputs: R requests, by batch index, with T query tokens. Arrays are valid until the next step."""
 
     rows: np.ndarray
-    """[R] int64: place of each request in the persistent arrays."""
+    """[R] int64: row of each request in the persistent arrays."""
     query_start: np.ndarray
     """[R + 1] int32"""
     seq_lens: np.ndarray
-    """[R] int32: keys after this step."""
+    """[R] int32: tokens whose KV is known after this step."""
     input_ids: np.ndarray
     """[T] int64"""
     positions: np.ndarray
@@ -54,11 +55,12 @@ class InputBatch:
         width = max_model_len + max_drafts + 1
         num_blocks = -(-width // block_size)
         self.token_ids = np.zeros((max_num_seqs, width), dtype=np.int32)
-        """Known tokens, then the drafts that wait."""
+        """Known tokens, then the draft that waits."""
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, num_blocks), dtype=np.int32) for _ in range(num_groups)]
         self.requests: dict[int, BatchRequest] = {}
+        """By seq_id."""
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def add(self, request: NewRequest) -> None:
@@ -72,30 +74,30 @@ class InputBatch:
             table[row, : len(blocks)] = blocks
             table[row, len(blocks) :] = 0  # the row's last request had others
 
-    def remove(self, key: int) -> None:
-        """A request leaves; unknown keys are passed over."""
-        entry = self.requests.pop(key, None)
+    def remove(self, seq_id: int) -> None:
+        """A request leaves; unknown ones are passed over."""
+        entry = self.requests.pop(seq_id, None)
         if entry is not None:
             self._free_rows.append(entry.row)
 
     def apply(self, plan: StepPlan) -> None:
         """Takes in block changes and new requests. Requests that leave were removed before."""
-        for key, group, index, blocks in plan.new_blocks:
-            row = self.requests[key].row
+        for seq_id, group, index, blocks in plan.new_blocks:
+            row = self.requests[seq_id].row
             self.block_tables[group][row, index : index + len(blocks)] = blocks
         for request in plan.new_requests:
             self.add(request)
 
-    def known_tokens(self, key: int) -> np.ndarray:
+    def known_tokens(self, seq_id: int) -> np.ndarray:
         """int32: a view of the tokens of a request in the batch, read-only because drafters get it."""
-        row = self.requests[key].row
+        row = self.requests[seq_id].row
         view = self.token_ids[row, : self.num_tokens[row]]
         view.flags.writeable = False
         return view
 
-    def set_draft(self, key: int, draft: Draft | None) -> None:
-        """Keeps guesses for the next step, behind the request's known tokens."""
-        entry = self.requests[key]
+    def set_draft(self, seq_id: int, draft: Draft | None) -> None:
+        """Keeps a draft for the next step, after the request's known tokens."""
+        entry = self.requests[seq_id]
         entry.draft = draft
         if draft is not None:
             start = self.num_tokens[entry.row]
@@ -107,14 +109,14 @@ class InputBatch:
         self.num_tokens[rows] += 1
 
     def extend(self, row: int, tokens: list[int]) -> None:
-        """Several tokens that stand for one row."""
+        """Accepted tokens, and the token after them, for one row."""
         start = self.num_tokens[row]
         self.token_ids[row, start : start + len(tokens)] = tokens
         self.num_tokens[row] += len(tokens)
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """The step's flat arrays."""
-        entries = [self.requests[key] for key in plan.keys]
+        entries = [self.requests[seq_id] for seq_id in plan.keys]
         rows = np.fromiter((entry.row for entry in entries), dtype=np.int64, count=len(entries))
         counts = np.asarray(plan.num_tokens, dtype=np.int32)
         query_start = np.zeros(len(rows) + 1, dtype=np.int32)

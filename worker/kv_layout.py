@@ -1,8 +1,8 @@
-"""From the model's layers to a KV layout, and how many blocks memory and requests come to.
+"""From the model's layers to a KV layout, and how many blocks fit in memory and how many requests need.
 
-Block id 0 is the **null block**: it stands in block tables for pages that a sliding window has freed, and is never
-handed out. Every `num_blocks` counts it, so that `num_blocks` is the number of pages that a worker allocates per
-lane, and `num_blocks - 1` blocks can hold tokens.
+Block id 0 is the **null block**: block tables hold it for pages that a sliding window has freed, and it is never
+allocated. Every `num_blocks` counts it, so that `num_blocks` is the number of pages in each KV tensor of a worker, and
+`num_blocks - 1` blocks can hold tokens.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MAX_GROUPS = 8
 def build_layout(
     caches: Sequence[LayerCache | None], block_size: int, draft_caches: Mapping[str, Sequence[LayerCache]] | None = None
 ) -> KVLayout:
-    """Cuts the layers into groups and lanes.
+    """Cuts the layers into groups that share KV tensors.
 
     `caches[layer_id]` is what that layer caches, None where it caches nothing. Layers of equal caches form a kind
-    (full attention comes first, then windows from narrow to wide). A block id costs a page in every lane, so
-    a kind with fewer layers than lanes wastes pages; a kind with many layers is therefore split into several groups
-    of equal lane count.
+    (full attention comes first, then windows from narrow to wide). A block id costs a page in every KV tensor, so
+    a kind with fewer layers than KV tensors wastes pages; a kind with many layers is therefore split into several
+    groups with as many layers each.
 
-    `draft_caches` holds what the layers of drafters cache, by the drafter's name. These get lanes of their own and
-    go by the block tables of the first group that keeps all pages; where the model has none, one without layers is
-    added, whose blocks then serve drafters alone.
+    `draft_caches` holds what the layers of drafters cache, by the drafter's name. These get KV tensors of their own and
+    use the block tables of the first group that keeps all pages; if the model has none, one without layers is added,
+    whose blocks serve drafters alone.
 
     Raises `ModelError` for caches that cannot be served, `ConfigError` for a dtype or block size that is unknown.
     """
@@ -53,12 +53,12 @@ def build_layout(
             page_bytes = max(page_bytes, spec.page_bytes(block_size))
     if not kinds:
         raise ModelError("no layer of the model caches keys and values, so there is nothing to decode with")
-    num_lanes = _choose_num_lanes([len(layer_ids) for layer_ids in kinds.values()])
+    num_tensors = _choose_num_tensors([len(layer_ids) for layer_ids in kinds.values()])
     groups: list[KVGroup] = []
     for spec in sorted(kinds, key=lambda spec: spec.window or 0):
         layer_ids = kinds[spec]
-        for start in range(0, len(layer_ids), num_lanes):
-            groups.append(KVGroup(len(groups), tuple(layer_ids[start : start + num_lanes]), spec.window))
+        for start in range(0, len(layer_ids), num_tensors):
+            groups.append(KVGroup(len(groups), tuple(layer_ids[start : start + num_tensors]), spec.window))
     if draft_caches and all(group.window is not None for group in groups):
         groups.append(KVGroup(len(groups), (), None))
     group_id = next((group.group_id for group in groups if group.window is None), 0)
@@ -66,7 +66,7 @@ def build_layout(
         DraftLanes(name, group_id, tuple(_checked(i, cache).page_bytes(block_size) for i, cache in enumerate(layers)))
         for name, layers in (draft_caches or {}).items()
     )
-    return KVLayout(block_size, tuple(groups), page_bytes, num_lanes, draft_lanes)
+    return KVLayout(block_size, tuple(groups), page_bytes, num_tensors, draft_lanes)
 
 
 def _checked(layer_id: int, cache: LayerCache) -> KVSpec:
@@ -92,19 +92,19 @@ def _checked(layer_id: int, cache: LayerCache) -> KVSpec:
     return cache
 
 
-def _choose_num_lanes(kind_sizes: list[int]) -> int:
-    """The lane count that leaves the fewest lanes empty; of equals the largest, which makes the fewest groups."""
+def _choose_num_tensors(kind_sizes: list[int]) -> int:
+    """The number of KV tensors that wastes the fewest pages; of equals the largest, which makes the fewest groups."""
 
-    def num_groups(num_lanes: int) -> int:
-        return sum(-(-size // num_lanes) for size in kind_sizes)
+    def num_groups(num_tensors: int) -> int:
+        return sum(-(-size // num_tensors) for size in kind_sizes)
 
-    def num_empty(num_lanes: int) -> int:
-        return sum(-size % num_lanes for size in kind_sizes)
+    def num_empty(num_tensors: int) -> int:
+        return sum(-size % num_tensors for size in kind_sizes)
 
     largest = max(kind_sizes)
     allowed = max(MAX_GROUPS, len(kind_sizes))
-    candidates = [lanes for lanes in range(min(kind_sizes), largest + 1) if num_groups(lanes) <= allowed]
-    return min(candidates, key=lambda lanes: (num_empty(lanes), -lanes))
+    candidates = [count for count in range(min(kind_sizes), largest + 1) if num_groups(count) <= allowed]
+    return min(candidates, key=lambda count: (num_empty(count), -count))
 
 
 def num_blocks_for(layout: KVLayout, memory_bytes: int) -> int:

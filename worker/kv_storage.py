@@ -13,8 +13,8 @@ from dovetail.contracts.kv import DTYPE_BYTES, KVLayout, KVSpec
 
 
 class KVStorage:
-    """`num_blocks` pages in each lane of a layout, and as many host pages as swapping may use. Lanes of drafters come
-    last, on the rank that `drafts` alone."""
+    """The KV tensors of a layout with `num_blocks` pages each, and as many host pages as swapping may use. Those of
+    drafters come last, and only on the rank that `drafts`."""
 
     def __init__(
         self, layout: KVLayout, num_blocks: int, num_host_blocks: int, device: torch.device, *, drafts: bool = True
@@ -22,11 +22,11 @@ class KVStorage:
         self._layout = layout
         on_host = device.type == "cpu"
         page_bytes = [layout.page_bytes] * layout.num_lanes
-        self._first_draft_lane: dict[str, int] = {}
-        for lanes in layout.draft_lanes if drafts else ():
-            self._first_draft_lane[lanes.drafter] = len(page_bytes)
-            page_bytes += lanes.page_bytes
-        self._lanes = [
+        self._first_draft_tensor: dict[str, int] = {}
+        for draft in layout.draft_lanes if drafts else ():
+            self._first_draft_tensor[draft.drafter] = len(page_bytes)
+            page_bytes += draft.page_bytes
+        self._tensors = [
             _host_pages(num_blocks, size)
             if on_host
             else torch.zeros(num_blocks, size, dtype=torch.uint8, device=device)
@@ -47,17 +47,20 @@ class KVStorage:
         return self._device
 
     @property
-    def lanes(self) -> Sequence[torch.Tensor]:
-        """The device pages, those of drafters last: uint8 [num_blocks, page_bytes] each."""
-        return self._lanes
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The KV tensors on the device, those of drafters last: uint8 [num_blocks, page_bytes] each."""
+        return self._tensors
 
     def draft_view(self, drafter: str, index: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
-        """The cache of a drafter's layer, by its place among the drafter's own; as `view`."""
-        return self.view(self._first_draft_lane[drafter] + index, spec, backend)
+        """The cache of a drafter's layer, by its index among the drafter's own; as `view`."""
+        return self.view(self._first_draft_tensor[drafter] + index, spec, backend)
 
-    def view(self, lane: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
-        """One layer's cache in the shape that its backend asks for. Pages keep the lane's distance, which is larger
-        than the page where other layers of the lane have larger ones."""
+    def view(self, index: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
+        """The cache of a layer in the KV tensor `index`, in the shape that its backend asks for. The distance between
+        pages is the tensor's, which is larger than the page if another layer of the tensor has larger pages.
+
+        Raises `ValueError` for a shape of another size.
+        """
         shape = backend.kv_cache_shape(self._num_blocks)
         itemsize = DTYPE_BYTES[spec.dtype]
         page = math.prod(shape[1:]) * itemsize
@@ -67,30 +70,30 @@ class KVStorage:
                 f"{type(backend).__name__}.kv_cache_shape returned {shape}: dimension 0 must be {self._num_blocks} and"
                 f" a page must take {expected} bytes, not {page}"
             )
-        elements = self._lanes[lane].view(_torch_dtype(spec.dtype))
+        elements = self._tensors[index].view(_torch_dtype(spec.dtype))
         strides = [1] * len(shape)
         for dim in range(len(shape) - 2, 0, -1):
             strides[dim] = strides[dim + 1] * shape[dim + 1]
-        strides[0] = self._lanes[lane].shape[1] // itemsize
+        strides[0] = self._tensors[index].shape[1] // itemsize
         return elements.as_strided(shape, strides)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (device block, host block) pairs to the host, without waiting for it."""
         for source, target, count in _runs(pairs):
-            for lane, host in zip(self._lanes, self._host, strict=True):
-                host[target : target + count].copy_(lane[source : source + count], non_blocking=True)
+            for tensor, host in zip(self._tensors, self._host, strict=True):
+                host[target : target + count].copy_(tensor[source : source + count], non_blocking=True)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (host block, device block) pairs to the device, without waiting for it."""
         for source, target, count in _runs(pairs):
-            for lane, host in zip(self._lanes, self._host, strict=True):
-                lane[target : target + count].copy_(host[source : source + count], non_blocking=True)
+            for tensor, host in zip(self._tensors, self._host, strict=True):
+                tensor[target : target + count].copy_(host[source : source + count], non_blocking=True)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (from, to) pairs on the device. All sources are read before any target is written."""
         source, target = (column.to(self._device) for column in _columns(pairs))
-        for lane in self._lanes:
-            lane[target] = lane[source]
+        for tensor in self._tensors:
+            tensor[target] = tensor[source]
 
 
 def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -105,7 +108,7 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 
 
 def _host_pages(num_blocks: int, page_bytes: int) -> torch.Tensor:
-    """Zeroed pages that the operating system hands over when they are first touched; torch.zeros would touch them."""
+    """Zeroed pages that the operating system provides when they are first touched; torch.zeros would touch them."""
     return torch.from_numpy(np.zeros((num_blocks, page_bytes), dtype=np.uint8))
 
 

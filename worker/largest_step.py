@@ -1,4 +1,4 @@
-"""The largest step that a config allows: run once, it shows what steps take beside weights and KV pages.
+"""The largest step that a config allows: run once, it shows how much memory steps take, on top of weights and KV pages.
 
 It goes through the sampler and the verifier themselves, with as many rows of logits as a step can have, since what they
 keep of each row (the logits, a copy with penalties, the target's and the drafts' distributions) grows with the rows, to
@@ -63,7 +63,7 @@ def largest_drafts(config: ResolvedConfig, plugins: LoadedPlugins) -> list[Draft
 
 def drafts_by_request(num_drafts: int, num_requests: int, limits: SchedulerLimits) -> tuple[int, ...]:
     """As many requests as there may be, each with all its drafts, and a last one with those that
-    max_num_batched_tokens still has room for."""
+    max_num_batched_tokens still allows."""
     size = min(num_drafts + 1, limits.max_model_len)
     whole, rest = divmod(min(limits.max_num_batched_tokens, num_requests * size), size)
     return (size - 1,) * whole + ((rest - 1,) if rest > 1 else ())
@@ -157,16 +157,16 @@ class LargestStep:
         params = SamplingParams(
             temperature=1.0, top_k=max(1, self._vocab_size - 1), top_p=0.9, presence_penalty=0.5, max_tokens=None
         )
-        for key in range(count):
-            sampler.add(NewRequest(key, str(key), [0], 1, 0, ([],), params, seed=key))
+        for seq_id in range(count):
+            sampler.add(NewRequest(seq_id, str(seq_id), [0], 1, 0, ([],), params, seed=seq_id))
         return sampler
 
     def _drafted(self, drafts: DraftRows, device: torch.device) -> list[DraftedRequest]:
         requests = []
-        for key, count in enumerate(drafts.counts):
+        for seq_id, count in enumerate(drafts.counts):
             probs = torch.full((count, self._vocab_size), 1 / self._vocab_size, device=device)
             draft = Draft([0] * count, probs=probs if drafts.has_probs else None)
-            requests.append(DraftedRequest(key, 1, draft))
+            requests.append(DraftedRequest(seq_id, 1, draft))
         return requests
 
 

@@ -13,7 +13,7 @@ from dovetail.worker.estimate import estimate_memory
 
 _GIB = 2**30
 _GRAPH_SHARE = 0.01
-"""Of the device's memory, for captured graphs and what libraries allocate beside torch."""
+"""Of the device's memory, for captured graphs and what libraries allocate without torch."""
 
 
 def check_weights_fit(config: ResolvedConfig, device: Device) -> None:
@@ -47,7 +47,7 @@ def refuse_weights(needed: int, memory: DeviceMemory, config: ResolvedConfig) ->
 def kv_bytes(memory: DeviceMemory, fraction: float, peak: int) -> int:
     """Bytes for KV pages.
 
-    `memory` is that of a device with the weights on it, `peak` what the largest step takes beside them, and `fraction`
+    `memory` is that of a device with the weights on it, `peak` what the largest step takes besides, and `fraction`
     how much of the device this worker may use, others' use included. Never below 0.
     """
     used = memory.total - memory.free

@@ -1,5 +1,5 @@
-"""The model runner: one plan in, tokens out. It owns the persistent batch; everything with more than one good answer
-(attention, sampling rules, drafting) is somebody else's object."""
+"""The model runner: one plan in, tokens out. It owns the persistent batch; attention, sampling and drafting are objects
+that it is given."""
 
 from __future__ import annotations
 
@@ -73,28 +73,28 @@ class ModelRunner:
         return self._run_alone(plan, started)
 
     def submit(self, plan: StepPlan) -> PendingStep | StepResult:
-        """Hands one step over; where the host has to see its logits or its drafts, waits for its result."""
+        """Hands one step over. Waits for its result if the host has to see its logits or its drafts."""
         started = time.perf_counter()
         self._begin(plan)
         if self._lets_steps_overlap and not self._prompt_scored:
             inputs = self._batch.prepare(plan)
-            places = np.flatnonzero(inputs.reaches_end)
-            keys = [plan.keys[place] for place in places.tolist()]
-            if self._sampler.can_defer(keys):
-                return self._deferred.start(plan, inputs, places, keys)
+            indices = np.flatnonzero(inputs.reaches_end)
+            seq_ids = [plan.keys[index] for index in indices.tolist()]
+            if self._sampler.can_defer(seq_ids):
+                return self._deferred.start(plan, inputs, indices, seq_ids)
         return self._run_alone(plan, started)
 
     def _run_alone(self, plan: StepPlan, started: float) -> StepResult:
         """A whole step, after everything that was handed over before it."""
         self._deferred.settle()
         results: list[StepResult] = []
-        # Handed over like other work, so that it stands in the same stream.
+        # Handed over like other work, so that it runs in the same stream.
         self._runtime_device.launch(lambda: results.append(self._run(plan, started)))
         self._runtime_device.record().wait()
         return results[0]
 
     def _begin(self, plan: StepPlan) -> None:
-        """Takes in what the plan changes."""
+        """Applies what the plan changes."""
         self._speculation.begin(plan)
         self._forget(plan)
         self._mover.move(plan)
@@ -140,8 +140,8 @@ class ModelRunner:
         )
 
     def _forget(self, plan: StepPlan) -> None:
-        for key in (*plan.finished, *plan.preempted):
-            self._leave(key)
+        for seq_id in (*plan.finished, *plan.preempted):
+            self._leave(seq_id)
 
     def forget_finished(self) -> None:
         """Drafters forget what finished requests taught them; none may be under way."""
@@ -151,10 +151,10 @@ class ModelRunner:
         """No more steps come: requests that are here have ended."""
         self._speculation.finish_all()
 
-    def _leave(self, key: int) -> None:
-        self._batch.remove(key)
-        self._sampler.remove(key)
-        self._prompt_scored.discard(key)
+    def _leave(self, seq_id: int) -> None:
+        self._batch.remove(seq_id)
+        self._sampler.remove(seq_id)
+        self._prompt_scored.discard(seq_id)
 
     def _note_new(self, plan: StepPlan) -> None:
         for request in plan.new_requests:
@@ -169,23 +169,24 @@ class ModelRunner:
             self._sample_plain(step, plain)
         self._speculation.verify(step, self._sampler)
 
-    def _sample_plain(self, step: ComputedStep, places: np.ndarray) -> None:
+    def _sample_plain(self, step: ComputedStep, indices: np.ndarray) -> None:
+        """Draws one token for each of `indices`: int64 [N], batch indices."""
         plan, inputs, hidden, sampled = step.plan, step.inputs, step.hidden, step.tokens
-        last = inputs.query_start[places + 1].astype(np.int64) - 1
+        last = inputs.query_start[indices + 1].astype(np.int64) - 1
         wanted = hidden if len(last) == len(hidden) else hidden[self._to_device(last)]
         logits = self._model.compute_logits(wanted)
-        rows = inputs.rows[places]
+        rows = inputs.rows[indices]
         if self._samples:
-            keys = [plan.keys[place] for place in places.tolist()]
+            seq_ids = [plan.keys[index] for index in indices.tolist()]
             with _sampling_threads(logits):
-                output = self._sampler.sample(logits, keys, self._batch.num_tokens[rows].astype(np.int64))
+                output = self._sampler.sample(logits, seq_ids, self._batch.num_tokens[rows].astype(np.int64))
             token_ids = output.token_ids
             for row, message in output.failed.items():
-                sampled.failed[int(places[row])] = message
+                sampled.failed[int(indices[row])] = message
             for row, entry in output.logprobs.items():
-                sampled.logprobs[int(places[row])] = [entry]
+                sampled.logprobs[int(indices[row])] = [entry]
         else:
-            token_ids = np.empty(len(places), dtype=np.int64)
+            token_ids = np.empty(len(indices), dtype=np.int64)
         if self._communicator.size > 1:
             on_device = self._to_device(token_ids)
             token_ids = self._communicator.broadcast(on_device, ANSWERING_TENSOR_RANK).cpu().numpy()
@@ -194,22 +195,23 @@ class ModelRunner:
             self._batch.append(rows, token_ids)
         else:
             self._batch.append(rows[drawn], token_ids[drawn])
-        sampled.tokens[places, 0] = token_ids
-        sampled.counts[places] = drawn
+        sampled.tokens[indices, 0] = token_ids
+        sampled.counts[indices] = drawn
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
     ) -> dict[int, tuple[int, list[TokenLogprobs]]]:
-        """Log probabilities of the prompt tokens that this step's rows predict, for requests that ask."""
+        """Log probabilities of the prompt tokens that this step's rows predict, for requests that ask: by batch index,
+        the position of the first of these tokens and an entry for each."""
         found = {}
-        for index, key in enumerate(plan.keys if self._prompt_scored else ()):
-            if key not in self._prompt_scored:
+        for index, seq_id in enumerate(plan.keys if self._prompt_scored else ()):
+            if seq_id not in self._prompt_scored:
                 continue
-            request = self._batch.requests[key].request
+            request = self._batch.requests[seq_id].request
             num_top = request.sampling.prompt_logprobs
             first = int(inputs.seq_lens[index]) - plan.num_tokens[index]
             if num_top is None or first + 1 >= request.num_prompt_tokens:
-                self._prompt_scored.discard(key)
+                self._prompt_scored.discard(seq_id)
                 continue
             count = min(plan.num_tokens[index], request.num_prompt_tokens - 1 - first)
             start = int(inputs.query_start[index])

@@ -147,9 +147,9 @@ class ModelWorker:
 
     def _create_keeper(self, quantization: QuantizationMethod | None) -> KernelKeeper | None:
         config = self._config
-        room, component = int(config.model.packed_cache_gib * 2**30), config.quantization
+        budget, component = int(config.model.packed_cache_gib * 2**30), config.quantization
         layout = None if quantization is None else quantization.layout()
-        if not room or quantization is None or component is None or layout is None:
+        if not budget or quantization is None or component is None or layout is None:
             return None
         made_by = (
             *map(self._plugins.identity, (component, config.weight_format, config.model_family)),
@@ -158,7 +158,9 @@ class ModelWorker:
             repr(sorted(config.model.hf_config.items(), key=str)),
         )
         ranks = self._communicator.rank, self._communicator.size
-        return KernelKeeper(PackedCache(default_directory(), room), made_by, ranks, quantization.layer_bytes_per_weight)
+        return KernelKeeper(
+            PackedCache(default_directory(), budget), made_by, ranks, quantization.layer_bytes_per_weight
+        )
 
     def _create_operators(self) -> Operators:
         component = self._config.operators
@@ -276,7 +278,7 @@ class ModelWorker:
         if self._sleeper is not None:
             raise ConfigError("the worker sleeps already: call wake_up first")
         self._runtime_device.synchronize()
-        self._sleeper = Sleeper(self._model, self._storage.lanes, self._runtime_device, level)
+        self._sleeper = Sleeper(self._model, self._storage.tensors, self._runtime_device, level)
         self._forward.release()  # graphs hold memory of their own, and addresses that will not be right any more
         given_back = self._sleeper.sleep()
         give_back_free_memory()

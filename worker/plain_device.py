@@ -1,4 +1,4 @@
-"""The device of a worker whose executor brings none: everything is done in order, as it is handed over."""
+"""The device of a worker whose executor brings none: all work runs at once, in the order in which it arrives."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class _Done(Event):
         self._device = device
 
     def wait(self) -> None:
-        """For the whole device."""
+        """Waits for the whole device."""
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
 
     def is_done(self) -> bool:
-        """On a CPU always."""
+        """True on a CPU; elsewhere nobody knows without waiting."""
         return self._device.type == "cpu"
 
 
@@ -40,7 +40,7 @@ class PlainDevice(Device):
             torch.cuda.set_device(self.torch_device)
 
     def launch(self, work: Work, *, stream: Stream | None = None, after: Sequence[Event] = ()) -> None:
-        """Does it now."""
+        """Runs the work before it returns."""
         work()
 
     def record(self, stream: Stream | None = None) -> Event:
@@ -48,7 +48,7 @@ class PlainDevice(Device):
         return _Done(self.torch_device)
 
     def create_stream(self) -> Stream:
-        """The main one."""
+        """The main stream: this device has no other."""
         return _OneStream()
 
     def synchronize(self) -> None:
@@ -56,11 +56,11 @@ class PlainDevice(Device):
         _Done(self.torch_device).wait()
 
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Pinned beside an accelerator."""
+        """Pinned if the device is a GPU."""
         return torch.zeros(*shape, dtype=dtype, pin_memory=self.torch_device.type == "cuda")
 
     def capture(self, work: Work) -> Graph:
-        """Refused."""
+        """Raises `ConfigError`."""
         raise ConfigError("this executor captures no graphs; choose executor gpu")
 
     def memory(self) -> DeviceMemory:
@@ -81,6 +81,6 @@ class PlainDevice(Device):
         return torch.cuda.max_memory_allocated(self.torch_device) - before
 
     def release_unused(self) -> None:
-        """torch's cache."""
+        """Empties torch's cache."""
         if self.torch_device.type == "cuda":
             torch.cuda.empty_cache()

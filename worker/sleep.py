@@ -1,5 +1,5 @@
 """A worker that sleeps gives its device memory back and keeps everything else: tensors stay the same objects, only the
-memory behind them goes and comes back, so nothing that refers to them has to be told."""
+memory behind them goes and comes back, so that all references to them stay valid."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Sleeper:
     whose kernels hold addresses and which lie in host memory anyway; level 2 fills it anew all the same.
     """
 
-    def __init__(self, model: Any, lanes: Sequence[torch.Tensor], device: Device, level: int):
+    def __init__(self, model: Any, kv_tensors: Sequence[torch.Tensor], device: Device, level: int):
         self._device = device
-        self._pages = _storages(lanes)
+        self._pages = _storages(kv_tensors)
         holders = [module for module in model.modules() if isinstance(module, WeightHolder)]
         everything = _storages(tensor for module in model.modules() for tensor in _tensors(module))
         dropped = _storages(tensor for holder in holders for tensor in _loaded(holder)) if level == 2 else {}

@@ -2,7 +2,7 @@
 
 Processors named in the config are created once, on the rank that samples. They see the logits in float32 after the
 penalties and masks of `SamplingParams` and before temperature, for every row from which a token is drawn
-or a draft is judged: nothing is applied to the bonus token alone.
+or a draft is verified: nothing is applied to the bonus token alone.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class LogitsSetup:
 
 @dataclass(frozen=True)
 class LogitsRequest:
-    """A request, as processors see it when it arrives."""
+    """A sequence, as processors see it when it arrives: one of the `n` completions of a request."""
 
-    key: int
+    seq_id: int
+    """Its number among the engine's sequences. A preempted sequence leaves, and comes back with the same."""
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     options: Any
-    """What the request gives under `SamplingParams.processors[name]`; None where it names the processor not."""
+    """What the request gives under `SamplingParams.processors[name]`; None if it does not name the processor."""
 
 
 @dataclass(frozen=True)
 class LogitsRow:
     """One row of logits: the distribution of the token that follows `output_token_ids`."""
 
-    key: int
+    seq_id: int
     output_token_ids: Sequence[int]
     """Output so far; in a verify step, with the drafts that lead to this row."""
 
@@ -65,7 +66,7 @@ class LogitsProcessor(Plugin):
     def add_request(self, request: LogitsRequest) -> bool:
         """A request arrives in the worker. False: never show its rows."""
 
-    def remove_request(self, key: int) -> None:
+    def remove_request(self, seq_id: int) -> None:
         """The request left. Called only for requests that were wanted."""
         return None
 

@@ -32,10 +32,10 @@ class _History:
 
     size: int
     tokens: NDArray[np.int64]
-    """Known tokens, then free space."""
+    """Known tokens, then unused entries."""
     num_prompt_tokens: int
     num_settled: int = 0
-    """Output tokens that stand for good; those after them may have been drafts."""
+    """Output tokens that are final; those after them may have been drafts."""
 
 
 class NoRepeatNgram(LogitsProcessor):
@@ -61,22 +61,22 @@ class NoRepeatNgram(LogitsProcessor):
         if size is None:
             return False
         prompt = np.asarray(request.prompt_token_ids, dtype=np.int64)
-        self._histories[request.key] = _History(size, prompt, len(prompt))
+        self._histories[request.seq_id] = _History(size, prompt, len(prompt))
         return True
 
-    def remove_request(self, key: int) -> None:
-        del self._histories[key]
+    def remove_request(self, seq_id: int) -> None:
+        del self._histories[seq_id]
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
         shortest: dict[int, int] = {}
         for index, row in enumerate(rows):
-            history, output = self._histories[row.key], row.output_token_ids
+            history, output = self._histories[row.seq_id], row.output_token_ids
             banned = _repeated(_with_output(history, output), history.size)
             logits[index, torch.from_numpy(banned).to(logits.device)] = -torch.inf
-            shortest[row.key] = min(len(output), shortest.get(row.key, len(output)))
+            shortest[row.seq_id] = min(len(output), shortest.get(row.seq_id, len(output)))
         # Rows of one request differ by their drafts; what the shortest holds will not change any more.
-        for key, length in shortest.items():
-            self._histories[key].num_settled = length
+        for seq_id, length in shortest.items():
+            self._histories[seq_id].num_settled = length
 
 
 def _with_output(history: _History, output: Sequence[int]) -> NDArray[np.int64]:

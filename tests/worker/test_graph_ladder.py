@@ -72,12 +72,12 @@ def test_a_filled_step_holds_the_real_one(requests: list[tuple[int, int]]) -> No
     filled = padded(inputs, shape, BLOCK)
     assert len(filled.seq_lens) == shape.num_requests
     assert filled.query_start.tolist() == [i * shape.query_len for i in range(shape.num_requests + 1)]
-    assert np.array_equal(filled.slot_mappings[0][filled.places], inputs.slot_mappings[0])
-    others = np.setdiff1d(np.arange(shape.num_tokens), filled.places)
+    assert np.array_equal(filled.slot_mappings[0][filled.token_indices], inputs.slot_mappings[0])
+    others = np.setdiff1d(np.arange(shape.num_tokens), filled.token_indices)
     assert (filled.slot_mappings[0][others] == 0).all()
-    requests_of = filled.places // shape.query_len
+    requests_of = filled.token_indices // shape.query_len
     starts = filled.seq_lens[requests_of] - shape.query_len
-    assert np.array_equal(starts + filled.places % shape.query_len, inputs.positions)
+    assert np.array_equal(starts + filled.token_indices % shape.query_len, inputs.positions)
     width = inputs.block_tables[0].shape[1]
     assert np.array_equal(filled.block_tables[0][: len(requests), :width], inputs.block_tables[0])
     assert (filled.block_tables[0][len(requests) :] == 0).all()

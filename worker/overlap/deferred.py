@@ -1,8 +1,8 @@
 """Steps whose tokens stay on the device: the next one is prepared, and its inputs are copied, while this one runs.
 
-A request's last token may be known to the device only. The host counts it, leaves a gap in its own record, and tells
-the device from which row to take it; when the tokens come back, the gaps are filled in. Host buffers are double, so
-that a step's inputs stand still until its copy was made.
+Only the device may know a request's last token. The host counts it, leaves a gap in its own record, and says from which
+row the device takes it; when the tokens come back, the gaps are filled in. There are two host buffers, so that a step's
+inputs do not change until the device has copied them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DeferredStep:
         return self._result is not None or self._error is not None
 
     def settle(self, result: StepResult | Exception) -> None:
-        """The step's end."""
+        """The step has ended, with a result or an error."""
         if isinstance(result, Exception):
             self._error = result
         else:
@@ -78,15 +78,15 @@ class DeferredStep:
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """What it takes to settle one step."""
+    """A step on the device, with what is needed to settle it."""
 
     step: DeferredStep
     buffers: _HostBuffers
-    places: np.ndarray
-    """int64 [N]: places in the plan that get a token."""
+    indices: np.ndarray
+    """int64 [N]: batch indices of the requests that get a token."""
     requests: list[BatchRequest]
     positions: np.ndarray
-    """int64 [N]: where each token stands in its request."""
+    """int64 [N]: position of each token in its request."""
     done: Event
     handed_over: float
 
@@ -121,17 +121,21 @@ class DeferredSteps:
         """By batch row, whether the host does not know the last token."""
         self._under_way: deque[_UnderWay] = deque()
 
-    def start(self, plan: StepPlan, inputs: StepInputs, places: np.ndarray, seq_ids: list[int]) -> DeferredStep:
-        """Hands a prepared step over. `places` reach their end, those of `seq_ids`, which `Sampler.can_defer`."""
+    def start(self, plan: StepPlan, inputs: StepInputs, indices: np.ndarray, seq_ids: list[int]) -> DeferredStep:
+        """Hands a prepared step over.
+
+        `indices` are the batch indices of the requests whose last known token is computed, and `seq_ids` their ids:
+        each gets a token, which `Sampler.can_defer`.
+        """
         started = time.perf_counter()
         while len(self._under_way) >= _ON_DEVICE:
             self.settle_first()
         buffers = self._buffers[0]
-        rows = inputs.rows[places]
-        self._fill(buffers, inputs, places, rows)
+        rows = inputs.rows[indices]
+        self._fill(buffers, inputs, indices, rows)
         positions = self._batch.num_tokens[rows].astype(np.int64)
         params = self._sampler.draw_params(seq_ids, positions, buffers.params)
-        self._device.launch(partial(self._run, buffers, inputs, params, len(places)))
+        self._device.launch(partial(self._run, buffers, inputs, params, len(indices)))
         done = self._device.record()
         self._buffers.rotate(1)
         requests = [self._batch.requests[seq_id] for seq_id in seq_ids]
@@ -140,29 +144,29 @@ class DeferredSteps:
         self._on_device[rows] = True
         now = time.perf_counter()
         step = DeferredStep(self, plan, 1e3 * (now - started))
-        self._under_way.append(_UnderWay(step, buffers, places, requests, positions, done, now))
+        self._under_way.append(_UnderWay(step, buffers, indices, requests, positions, done, now))
         return step
 
     def forget(self, row: int) -> None:
-        """Another request takes the row: what it knows, the host says."""
+        """Another request takes the row; the host knows its tokens."""
         self._on_device[row] = False
 
     def settle(self) -> None:
-        """Waits for all steps under way, so that the host knows every token; and for whatever else was handed over."""
+        """Waits for all steps under way, so that the host knows every token, and for all other work of the device."""
         while self._under_way:
             self.settle_first()
         self._device.synchronize()
 
     def settle_first(self) -> None:
-        """Waits for the oldest step. What it raised is its own."""
+        """Waits for the oldest step. An error that it raised becomes its result."""
         under_way = self._under_way.popleft()
         try:
             under_way.done.wait()
         except Exception as error:
-            self._note_tokens(under_way, np.zeros(len(under_way.places), dtype=np.int64))
+            self._note_tokens(under_way, np.zeros(len(under_way.indices), dtype=np.int64))
             under_way.step.settle(error)
             return
-        count = len(under_way.places)
+        count = len(under_way.indices)
         output = sample_output(
             under_way.buffers.tokens[:count].numpy().copy(), under_way.buffers.highest[:count].numpy()
         )
@@ -170,12 +174,12 @@ class DeferredSteps:
         plan = under_way.step.plan
         counts = np.zeros(len(plan.keys), dtype=np.int64)
         drawn = output.token_ids >= 0
-        counts[under_way.places] = drawn
+        counts[under_way.indices] = drawn
         result = StepResult(
             step_id=plan.step_id,
             token_ids=output.token_ids[drawn].tolist(),
             counts=None if counts.all() else counts.tolist(),
-            failed={int(under_way.places[row]): message for row, message in output.failed.items()},
+            failed={int(under_way.indices[row]): message for row, message in output.failed.items()},
             times=StepTimes(
                 prepare=under_way.step.prepare_ms, forward=1e3 * (time.perf_counter() - under_way.handed_over)
             ),
@@ -183,7 +187,7 @@ class DeferredSteps:
         under_way.step.settle(result)
 
     def _note_tokens(self, under_way: _UnderWay, tokens: np.ndarray) -> None:
-        """Fills in the gaps of requests that are still in the batch."""
+        """Fills in the gaps in the records of requests that are still in the batch."""
         batch = self._batch
         for request, position, token in zip(
             under_way.requests, under_way.positions.tolist(), tokens.tolist(), strict=True
@@ -193,7 +197,7 @@ class DeferredSteps:
                 if position + 1 == batch.num_tokens[request.row]:
                     self._on_device[request.row] = False
 
-    def _fill(self, buffers: _HostBuffers, inputs: StepInputs, places: np.ndarray, rows: np.ndarray) -> None:
+    def _fill(self, buffers: _HostBuffers, inputs: StepInputs, indices: np.ndarray, rows: np.ndarray) -> None:
         count = len(inputs.input_ids)
         host = buffers.inputs.numpy()
         host[0, :count] = inputs.input_ids
@@ -204,8 +208,8 @@ class DeferredSteps:
         ends = inputs.query_start[1:] - 1
         host[2, ends[gaps]] = inputs.rows[gaps]
         drawing = buffers.drawing.numpy()
-        drawing[0, : len(places)] = ends[places]
-        drawing[1, : len(places)] = rows
+        drawing[0, : len(indices)] = ends[indices]
+        drawing[1, : len(indices)] = rows
 
     @torch.inference_mode()
     def _run(self, buffers: _HostBuffers, inputs: StepInputs, params: DrawParams | None, count: int) -> None:

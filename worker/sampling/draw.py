@@ -80,6 +80,8 @@ class DrawParams:
 
     def on(self, device: torch.device) -> DrawParams:
         """The same on a device, which may be waited for."""
+        if self.memory.device == device:
+            return self
         return DrawParams.within(self.memory.to(device), len(self.rows), is_truncated=self.is_truncated)
 
     def part(self, start: int, end: int) -> DrawParams:

@@ -179,12 +179,10 @@ class Edits:
             return logits, {}
         # A copy even where the dtype is right already: log probabilities are taken from the raw logits.
         edited = logits.to(torch.float32, copy=True).contiguous()
-        vocab_size = edited.shape[1]
-        flat = edited.view(-1)
         _mask_all_but_allowed(edited, rows)
-        _mask_tokens(flat, vocab_size, rows)
-        _add_biases(flat, vocab_size, rows)
-        _penalize(flat, vocab_size, rows)
+        _mask_tokens(edited, rows)
+        _add_biases(edited, rows)
+        _penalize(edited, rows)
         failed: dict[int, str] = {}
         for name, processor in self._processors.items():
             shown = [row for row in rows if name in row.edits.processors and row.index not in failed]
@@ -284,17 +282,12 @@ def _mask_all_but_allowed(logits: Tensor, rows: Sequence[_Row]) -> None:
             logits[row.index].masked_fill_(~allowed, _MASKED)
 
 
-def _mask_tokens(flat: Tensor, vocab_size: int, rows: Sequence[_Row]) -> None:
+def _mask_tokens(logits: Tensor, rows: Sequence[_Row]) -> None:
     """Bad words whose last token would come next, and ends before `min_tokens`."""
-    masked: list[NDArray[np.int64]] = []
-    for row in rows:
-        start = row.index * vocab_size
-        if row.position < row.edits.sampling.min_tokens:
-            masked.append(row.edits.forbidden_ends + start)
-        if row.edits.bad_words:
-            masked.append(np.array(_last_tokens(row), dtype=np.int64) + start)
+    masked = [(row, row.edits.forbidden_ends) for row in rows if row.position < row.edits.sampling.min_tokens]
+    masked += [(row, np.array(_last_tokens(row), dtype=np.int64)) for row in rows if row.edits.bad_words]
     if masked:
-        flat.index_fill_(0, _on_device(np.concatenate(masked), flat), _MASKED)
+        logits.view(-1).index_fill_(0, _flat_index(logits, masked), _MASKED)
 
 
 def _last_tokens(row: _Row) -> list[int]:
@@ -304,34 +297,35 @@ def _last_tokens(row: _Row) -> list[int]:
     return [word[-1] for word in row.edits.bad_words if len(word) == 1 or tuple(known[1 - len(word) :]) == word[:-1]]
 
 
-def _add_biases(flat: Tensor, vocab_size: int, rows: Sequence[_Row]) -> None:
+def _add_biases(logits: Tensor, rows: Sequence[_Row]) -> None:
     biased = [row for row in rows if len(row.edits.bias_ids)]
     if biased:
-        entries = np.concatenate([row.edits.bias_ids + row.index * vocab_size for row in biased])
+        index = _flat_index(logits, [(row, row.edits.bias_ids) for row in biased])
         biases = np.concatenate([row.edits.biases for row in biased])
-        flat.index_add_(0, _on_device(entries, flat), _on_device(biases, flat))
+        logits.view(-1).index_add_(0, index, _on_device(biases, logits))
 
 
-def _penalize(flat: Tensor, vocab_size: int, rows: Sequence[_Row]) -> None:
+def _penalize(logits: Tensor, rows: Sequence[_Row]) -> None:
     """Repetition penalty over prompt and output, then frequency and presence penalties over the output."""
-    entries: list[NDArray[np.int64]] = []
-    counts: list[NDArray[np.float32]] = []
-    penalties: list[tuple[float, float, float]] = []
-    for row in rows:
-        if row.edits.seen is not None:
-            token_ids, count = row.edits.seen.counts(row.path)
-            entries.append(token_ids + row.index * vocab_size)
-            counts.append(count)
-            sampling = row.edits.sampling
-            penalties.append((sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty))
-    if not entries:
+    seen = [(row, *row.edits.seen.counts(row.path)) for row in rows if row.edits.seen is not None]
+    if not seen:
         return
-    per_token = np.repeat(np.array(penalties, dtype=np.float32), [len(part) for part in entries], axis=0)
-    repetition, frequency, presence = _on_device(per_token, flat).unbind(1)
-    index, count_ = _on_device(np.concatenate(entries), flat), _on_device(np.concatenate(counts), flat)
+    index = _flat_index(logits, [(row, token_ids) for row, token_ids, _ in seen])
+    counts = _on_device(np.concatenate([counts for _, _, counts in seen]), logits)
+    of_rows = [row.edits.sampling for row, _, _ in seen]
+    penalties = np.array([(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in of_rows], np.float32)
+    of_tokens = np.repeat(penalties, [len(token_ids) for _, token_ids, _ in seen], axis=0)
+    repetition, frequency, presence = _on_device(of_tokens, logits).unbind(1)
+    flat = logits.view(-1)
     scores = flat[index]
     scores = torch.where(scores > 0, scores / repetition, scores * repetition)
-    flat[index] = scores - frequency * count_ - presence * (count_ > 0)
+    flat[index] = scores - frequency * counts - presence * (counts > 0)
+
+
+def _flat_index(logits: Tensor, tokens: Sequence[tuple[_Row, NDArray[np.int64]]]) -> Tensor:
+    """int64 [n]: where tokens of rows are in `logits.view(-1)`."""
+    vocab_size = logits.shape[1]
+    return _on_device(np.concatenate([token_ids + row.index * vocab_size for row, token_ids in tokens]), logits)
 
 
 def _run_processor(logits: Tensor, rows: Sequence[_Row], name: str, processor: LogitsProcessor) -> dict[int, str]:

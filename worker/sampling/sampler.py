@@ -281,7 +281,7 @@ class TargetRows:
             for start, end in row_groups(len(params.rows), logits):
                 part = params.part(start, end)
                 found.index_copy_(0, part.rows, normalized(row_weights(logits[index[part.rows]], part)))
-        failed = [place for place, row in enumerate(rows.tolist()) if row in self.failed] if self.failed else []
+        failed = [i for i, row in enumerate(rows.tolist()) if row in self.failed] if self.failed else []
         if failed:
             found[failed] = 0.0
         return found

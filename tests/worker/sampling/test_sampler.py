@@ -352,19 +352,19 @@ class Recorder(LogitsProcessor):
     def add_request(self, request: LogitsRequest) -> bool:
         if request.options is None:
             return False
-        self.forced[request.key] = request.options
+        self.forced[request.seq_id] = request.options
         if request.options == "too large":
             raise OverflowError("token too large")
         return True
 
-    def remove_request(self, key: int) -> None:
-        del self.forced[key]
+    def remove_request(self, seq_id: int) -> None:
+        del self.forced[seq_id]
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
-        self.seen += [(row.key, list(row.output_token_ids)) for row in rows]
+        self.seen += [(row.seq_id, list(row.output_token_ids)) for row in rows]
         for index, row in enumerate(rows):
             logits[index] = -torch.inf
-            logits[index, self.forced[row.key]] = 0.0
+            logits[index, self.forced[row.seq_id]] = 0.0
 
 
 def test_processors_see_only_requests_they_want_and_their_output() -> None:
