@@ -3,7 +3,7 @@
 # make dev    an editable environment in .venv with everything that development needs
 # make test-nightly  what takes longest: all kernels in Triton's interpreter, engine tests over the plain backend
 # make test-reference  the whole suite once more over the plain attention backend
-# make check  ruff, mypy, the import rule, the size report
+# make check  ruff, mypy, the import rule, the size report, the public surface
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
 # make docs   regenerates the generated pages under docs/
 
@@ -40,6 +40,7 @@ check: $(VENV)/.dev
 	PYTHONPATH=.typing $(BIN)/lint-imports
 	$(BIN)/python -m mypy
 	$(BIN)/python scripts/size_report.py --check docs/size.md
+	$(BIN)/python scripts/surface.py --check
 
 # A wheel in an environment of its own, away from the source tree: what users get.
 wheel-smoke: $(VENV)/.dev

@@ -25,12 +25,14 @@ from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.manifest import write_manifest
 from dovetail.config.resolved import Component, Decision, ResolvedConfig
+from dovetail.contracts.plugin import ContractVersion
 from dovetail.engine.explanation import Explanation, Value, as_data, explain
 from dovetail.registry.components import create_class
 from dovetail.registry.environment import detect_environment
 from dovetail.worker.estimate import MemoryEstimate
 
 __all__ = [
+    "VERSION",
     "Component",
     "Decision",
     "Explanation",
@@ -52,3 +54,6 @@ __all__ = [
     "takes_config_option",
     "write_manifest",
 ]
+
+VERSION = ContractVersion(1, 0)
+"""Of this package's public modules, which go by it together."""

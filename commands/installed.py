@@ -7,6 +7,7 @@ from dovetail.registry.doctor import Finding, diagnose, reference_entry
 from dovetail.registry.entries import HOOKS_KIND, Entry, kind_version
 from dovetail.registry.loading import base_class, class_facts
 from dovetail.registry.registry import Registry
+from dovetail.registry.summary import written_text
 
 __all__ = [
     "HOOKS_KIND",
@@ -19,4 +20,5 @@ __all__ = [
     "diagnose",
     "kind_version",
     "reference_entry",
+    "written_text",
 ]

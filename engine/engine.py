@@ -127,7 +127,7 @@ class LLMEngine:
         check_request_id(request_id)
         if request_id in self._outputs:
             raise RequestError(f"request id {request_id!r} is in use")
-        if priority != 0 and not self._parts.scheduler.uses_priority:
+        if priority != 0 and not self._parts.scheduler.capabilities.priorities:
             raise RequestError(
                 f"priority is {priority}, but scheduler {self.config.scheduler.name!r} pays no heed to it: configure"
                 " scheduler: priority, or leave priority at 0"

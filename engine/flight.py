@@ -1,5 +1,5 @@
-"""Steps in flight. While they run, the next is scheduled as if they had ended: each request that reaches its end has
-one more token from each, which only the workers know."""
+"""Steps in flight. While they run, the next is scheduled as if they had ended: each request that reaches its end gets
+one token from each, which only the workers know."""
 
 from __future__ import annotations
 

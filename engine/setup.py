@@ -24,7 +24,6 @@ from dovetail.engine.logits_setup import logits_setup
 from dovetail.engine.tokenization import Tokenizer, load_tokenizer_of
 from dovetail.engine.workers import Workers
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
-from dovetail.registry.environment import host_memory
 from dovetail.registry.hooks import HookCaller, create_hook_caller
 from dovetail.registry.registry import Registry
 from dovetail.worker.kv_layout import build_layout, check_capacity
@@ -169,7 +168,7 @@ def allocate_kv(
     num_tokens = config.limits.max_num_batched_tokens + lookahead
     check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)
     in_host = num_host_blocks + (num_blocks if config.device_type == "cpu" else 0)
-    num_bytes, host_bytes = in_host * layout.block_bytes * config.tensor_parallel, host_memory()
+    num_bytes, host_bytes = in_host * layout.block_bytes * config.tensor_parallel, config.worker_memory_bytes
     if num_bytes > host_bytes:
         what = f"{num_blocks} KV blocks and {num_host_blocks} on the host"
         raise CapacityError(more_than_host(what, num_bytes, config.tensor_parallel, host_bytes))

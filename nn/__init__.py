@@ -8,6 +8,7 @@ on the context's device and filled by `load_weights`.
 from __future__ import annotations
 
 from dovetail.contracts.model import Communicator, ModelContext
+from dovetail.contracts.plugin import ContractVersion
 from dovetail.nn.attention import Attention
 from dovetail.nn.communicator import SingleProcess, TorchDistributed
 from dovetail.nn.context import BuildContext
@@ -31,6 +32,7 @@ from dovetail.nn.rope import RopeSpec, RotaryEmbedding, Rotation, halves_from_pa
 from dovetail.nn.stages import StagedCausalLM, check_inputs, check_whole
 
 __all__ = [
+    "VERSION",
     "Attention",
     "BuildContext",
     "ColumnLinear",
@@ -75,3 +77,6 @@ __all__ = [
     "plain_kernel",
     "torch_operators",
 ]
+
+VERSION = ContractVersion(1, 0)
+"""Of this package's public modules, which go by it together."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from dovetail.contracts.scheduler import RequestState
+from dovetail.contracts.scheduler import RequestState, SchedulerCapabilities
 from dovetail.schedulers.batching import BatchingScheduler
 from dovetail.schedulers.ranked_queue import Rank
 
@@ -16,7 +14,7 @@ class PriorityScheduler(BatchingScheduler):
     the lowest priority, and among those the latest.
     """
 
-    uses_priority: ClassVar[bool] = True
+    capabilities = SchedulerCapabilities(priorities=True)
 
     def rank(self, request: RequestState) -> Rank:
         """Priority number, then arrival time."""

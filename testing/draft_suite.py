@@ -11,6 +11,7 @@ The statistical checks are deterministic: every random number comes from a seed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.needs import reasons_against
+from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
     Draft,
     DraftBatch,
@@ -50,6 +53,10 @@ DRAWS = 1600
 """Drafts per check that nodes are drawn as reported, over `CELLS` times `CELLS` cells for each pair of nodes (35
 degrees of freedom). A fault that moves a share d of probability between two halves of the cells has noncentrality
 1600 * (2 d)**2: from d = 0.11 on it is found at `SIGNIFICANCE` with a power of 0.99."""
+
+
+def _held_by_no_rank(*_: object) -> Any:
+    raise PluginError("several ranks share the target's embedding, and drafters run on one")
 
 
 class DraftWorkerSuite:
@@ -171,6 +178,16 @@ class DraftWorkerSuite:
         drafts = self.create().propose(batch)
         assert len(drafts) == 3
         for draft in drafts:
+            self.check(draft, self.num_tokens)
+
+    def test_drafts_over_as_many_ranks_as_it_declares(self) -> None:
+        """Over several ranks none holds the target's whole embedding, and a drafter that asks for it gets an error."""
+        need = replace(self.need(), tensor_parallel=2)
+        environment = Environment("cpu", num_cpus=2, memory_bytes=2**34)
+        if reasons := reasons_against(self.worker_class, need, self._options(), environment):
+            pytest.skip(" ".join(reasons))
+        setup = replace(self.setup(), embed=_held_by_no_rank, compute_logits=_held_by_no_rank)
+        for draft in self.worker_class(self._options(), setup).propose(self.batch(3)):
             self.check(draft, self.num_tokens)
 
     def test_keeps_to_max_drafts(self) -> None:

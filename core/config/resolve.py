@@ -56,6 +56,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         quantization=model.quantization,
         operators=operators,
         speculation=speculation,
+        worker_memory_bytes=state.environment.memory_bytes,
         reproducibility=config.reproducibility,
         logits_processors=processors,
         telemetry=tuple(sinks),

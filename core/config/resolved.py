@@ -181,6 +181,8 @@ class ResolvedConfig:
     operators: Component | None
     """None: plain torch, the building blocks' own."""
     speculation: ResolvedSpeculation | None
+    worker_memory_bytes: int
+    """Host memory of the machine that workers run on."""
     reproducibility: str
     """"default" or "strict"."""
     logits_processors: Mapping[str, Component]

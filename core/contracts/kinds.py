@@ -51,7 +51,7 @@ KINDS: dict[str, Kind] = {
             "scheduler",
             "dovetail.contracts.scheduler:Scheduler",
             _V1,
-            "which requests run next, who gives way",
+            "which requests run next, and which are preempted",
             "dovetail.contracts.scheduler:SchedulerLimits",
         ),
         Kind(
@@ -110,7 +110,10 @@ KINDS: dict[str, Kind] = {
     )
 }
 
-HOOKS_GROUP = "dovetail.hooks.v1"
+HOOKS_VERSION = ContractVersion(1, 0)
+"""Version of `dovetail.contracts.hooks`."""
+
+HOOKS_GROUP = f"dovetail.hooks.v{HOOKS_VERSION.major}"
 """Entry-point group of modules or objects that implement `dovetail.contracts.hooks` (pluggy)."""
 
 DEFAULTS_GROUP = "dovetail.defaults"

@@ -16,9 +16,14 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+Stability = Literal["experimental", "provisional", "stable"]
+"""Experimental: may change or go in any release. Provisional: complete and tested; names and defaults of options may
+still change in a minor release, which CHANGELOG.md says. Stable: a config that works goes on to work, with the same
+meaning, until the next major release of its distribution."""
 
 
 class PluginOptions(BaseModel):
@@ -122,8 +127,9 @@ class Plugin(ABC):
     """Where the config says `auto`, candidates are asked in the order of falling preference, and by name among
     equals; the first whose `check` has nothing against it is chosen. Bundled plugins stay between -10 and 10."""
 
-    stability: ClassVar[str] = "provisional"
-    """"experimental", "provisional" or "stable": what `dovetail plugins info` tells users to expect."""
+    stability: ClassVar[Stability] = "provisional"
+    """What users may expect; `dovetail plugins list` and `info` show it. Written as a plain string, in the class or in
+    one of its bases, so that it is read without an import."""
 
     @classmethod
     def check(cls, need: Any, options: Any, environment: Environment) -> list[str]:

@@ -210,6 +210,14 @@ class KVMemory(Protocol):
         """Brings swapped blocks back. False: not enough free blocks on the device."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerCapabilities:
+    """What a scheduler can do."""
+
+    priorities: bool = False
+    """`RequestState.priority` decides something; where it does not, the engine refuses requests that set it."""
+
+
 _BINDING = informs("the contract binds every scheduler to it")
 
 
@@ -248,8 +256,7 @@ class Schedule:
 class Scheduler(Plugin):
     """Owns the order of requests; the engine owns the requests, their tokens and their blocks."""
 
-    uses_priority: ClassVar[bool] = False
-    """Whether `RequestState.priority` decides anything; where it does not, the engine refuses requests that set it."""
+    capabilities: ClassVar[SchedulerCapabilities] = SchedulerCapabilities()
 
     def __init__(self, options: PluginOptions, limits: SchedulerLimits):
         self.options = options

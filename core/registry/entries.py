@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from dovetail.contracts.kinds import HOOKS_GROUP, KINDS
+from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
 
 HOOKS_KIND = "hooks"
 """`Entry.kind` of entries in the hooks group, which is not a component kind."""
 
 _GROUP = re.compile(r"dovetail\.(?P<kind>\w+)\.v(?P<major>\d+)")
 _REFERENCE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+))?\s*(\[.*\])?")
-_HOOKS_MAJOR = int(HOOKS_GROUP.rpartition(".v")[2])
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,12 @@ def normalize_name(name: str) -> str:
 
 def kind_version(kind: str) -> str:
     """The contract version that this host speaks, for messages."""
-    return str(KINDS[kind].version) if kind in KINDS else f"{_HOOKS_MAJOR}.0"
+    return str(KINDS[kind].version if kind in KINDS else HOOKS_VERSION)
 
 
 def host_major(kind: str) -> int:
     """Major contract version that this host speaks for `kind` (hooks included)."""
-    return KINDS[kind].version.major if kind in KINDS else _HOOKS_MAJOR
+    return KINDS[kind].version.major if kind in KINDS else HOOKS_VERSION.major
 
 
 def version_refusal(kind: str, spoken: str, major: int, distribution: str | None) -> str:

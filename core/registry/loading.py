@@ -15,10 +15,11 @@ import traceback
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
-from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.plugin import Plugin, PluginOptions, Stability
 from dovetail.registry.entries import Entry, normalize_name, version_refusal
 
 _PLUGIN_ERRORS = (Exception, SystemExit)
@@ -172,6 +173,9 @@ def _shape_problem(plugin: type[Plugin], base: type[Plugin]) -> str | None:
     if not isinstance(plugin.capabilities, type(base.capabilities)):
         record = type(base.capabilities).__name__
         return f"{plugin.__qualname__}.capabilities is {plugin.capabilities!r}: write `capabilities = {record}(...)`"
+    if plugin.stability not in get_args(Stability):
+        tiers = ", ".join(map(repr, get_args(Stability)))
+        return f"{plugin.__qualname__}.stability is {plugin.stability!r}: write one of {tiers}"
     if not (isinstance(plugin.Options, type) and issubclass(plugin.Options, PluginOptions)):
         return f"{plugin.__qualname__}.Options is no subclass of dovetail.contracts.plugin.PluginOptions"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -12,19 +13,58 @@ from pathlib import Path
 def docstring_summary(reference: str) -> str | None:
     """First line of the docstring of the class that `reference` ("package.module:Class") names. None where the source
     is not to be found, is no Python, or has no docstring there."""
+    _, found = _class_at(*reference.partition(":")[::2])
+    text = ast.get_docstring(found, clean=False) if found is not None else None
+    return inspect.cleandoc(text).partition("\n")[0] if text else None
+
+
+def written_text(reference: str, name: str) -> str | None:
+    """The text that the class behind `reference`, or the first of its bases that has one, gives to the class variable
+    `name`. None where the source is not to be found, or gives none that is written as such."""
     module, _, attribute = reference.partition(":")
+    for found in _lineage(module, attribute, frozenset()):
+        for node in found.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node):
+                value = node.value.value if isinstance(node.value, ast.Constant) else None
+                return value if isinstance(value, str) else None
+    return None
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _lineage(module: str, name: str, seen: frozenset[tuple[str, str]]) -> Iterator[ast.ClassDef]:
+    """A class and its bases, depth first, through imports of names (`from module import Base`)."""
+    tree, found = _class_at(module, name)
+    if tree is None or (module, name) in seen:
+        return
+    seen |= {(module, name)}
+    if found is None:
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+                for alias in node.names:
+                    if name == (alias.asname or alias.name):
+                        yield from _lineage(node.module, alias.name, seen)
+        return
+    yield found
+    for base in found.bases:
+        if isinstance(base, ast.Name):
+            yield from _lineage(module, base.id, seen)
+
+
+def _class_at(module: str, name: str) -> tuple[ast.Module | None, ast.ClassDef | None]:
+    """The source of `module`, and the class that it defines under `name`; None for what is not there."""
     try:
         spec = _find(module)
         if spec is None or spec.origin is None:
-            return None
+            return None, None
         tree = ast.parse(Path(spec.origin).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == attribute:
-            text = ast.get_docstring(node, clean=False)
-            return inspect.cleandoc(text).partition("\n")[0] if text else None
-    return None
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return None, None
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return tree, next(classes, None)
 
 
 def _find(module: str) -> ModuleSpec | None:

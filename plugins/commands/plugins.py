@@ -25,6 +25,7 @@ from dovetail.commands.installed import (
     diagnose,
     kind_version,
     reference_entry,
+    written_text,
 )
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import PluginError
@@ -60,12 +61,14 @@ def list_plugins(
         _require_kind(kind)
     entries = [entry for entry in registry.metadata.entries if kind in (None, entry.kind)]
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2))
+        facts = [{**dataclasses.asdict(entry), "stability": _stability(entry)} for entry in entries]
+        typer.echo(json.dumps(facts, indent=2))
         return
-    table = Table("kind", "name", "distribution", "contract", "reference")
+    table = Table("kind", "name", "distribution", "contract", "stability", "reference")
     for entry in entries:
-        status = [f"v{entry.major}"] if entry.refusal is None else [f"v{entry.major} (refused)"]
-        table.add_row(*_cells(entry.kind, entry.name, entry.origin, *status, entry.reference))
+        contract = f"v{entry.major}" if entry.refusal is None else f"v{entry.major} (refused)"
+        stability = _stability(entry) or ""
+        table.add_row(*_cells(entry.kind, entry.name, entry.origin, contract, stability, entry.reference))
     create_console().print(table)
     for entry in entries:
         if entry.refusal is not None:
@@ -112,6 +115,11 @@ def examine_plugins(
         print_warning(str(finding.problem))
     if diagnosis.broken:
         raise typer.Exit(1)
+
+
+def _stability(entry: Entry) -> str | None:
+    """As its source has it; None for hooks, which have none, and where there is no source."""
+    return written_text(entry.reference, "stability") if entry.kind != HOOKS_KIND else None
 
 
 def _status(finding: Finding) -> str:

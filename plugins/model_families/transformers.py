@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -98,10 +98,14 @@ class TransformersFamily(ModelFamily):
         context = replace(planning_context(), dtype=torch.bfloat16, max_model_len=3)
         model = _built(hf_config, context)
         model.tie_weights()
-        with suppress(NotImplementedError):  # the model looks at numbers, behind its first attention
+        reason = "it never calls it through transformers' registry"
+        try:
             _run(model, Rehearsal(context), context.device, [1, 2, 3], [0, 1, 2])
+        except Exception as error:
+            # Behind its first attention a model may look at numbers, which are not there; `create` says more.
+            reason = str(error)
         if not context.attention_layers:
-            raise ModelError("the model never called its attention through transformers' registry")
+            raise ModelError(f"the model shows no attention: {reason}")
         first = context.attention_layers[0].layer
         text = hf_config.get_text_config()
         try:
@@ -184,7 +188,15 @@ class TransformersModel(torch.nn.Module):
 
     def _load_some(self, state: dict[str, torch.Tensor]) -> None:
         """Lets transformers make a second model of the tensors, and copies what they filled in."""
-        loaded, missing = self._load(state, partial=True)
+        try:
+            loaded, missing = self._load(state, partial=True)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"transformers cannot load {', '.join(list(state)[:12])} without others: tensors that it joins, such "
+                f"as the experts of a layer, must be given together: {type(error).__name__}: {error}"
+            ) from error
         own = dict(self._loaded().named_parameters(remove_duplicate=False))
         filled: dict[torch.Tensor, bool] = {}
         new = dict(loaded.named_parameters(remove_duplicate=False))
@@ -197,7 +209,7 @@ class TransformersModel(torch.nn.Module):
 
     def _load(self, state: dict[str, torch.Tensor], *, partial: bool = False) -> tuple[Any, list[str]]:
         """A model with these weights, and which of its own were not among them."""
-        with _quiet_progress():
+        with _quiet(reports=partial):
             model, info = model_class_of(self._hf_config).from_pretrained(
                 None,
                 config=copy.deepcopy(self._hf_config),
@@ -393,15 +405,19 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_progress() -> Iterator[None]:
-    """Keeps transformers' progress bar off the terminal, and leaves its setting as it was."""
+def _quiet(*, reports: bool) -> Iterator[None]:
+    """Keeps transformers' progress bar off the terminal, and `reports` of what was not loaded; leaves its settings as
+    they were."""
     from transformers.utils import logging
 
     settings: Any = logging
-    was_enabled = settings.is_progress_bar_enabled()
+    was_enabled, verbosity = settings.is_progress_bar_enabled(), settings.get_verbosity()
     settings.disable_progress_bar()
+    if reports:
+        settings.set_verbosity(settings.CRITICAL)
     try:
         yield
     finally:
+        settings.set_verbosity(verbosity)
         if was_enabled:
             settings.enable_progress_bar()

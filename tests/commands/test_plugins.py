@@ -141,7 +141,9 @@ def test_list_shows_each_plugin_with_its_reference(dovetail, acme):
     row = next(line for line in dovetail("plugins", "list").stdout.splitlines() if "acme_sink" in line)
     for cell in ("telemetry_sink", "acme 1.0", "v1", "acme_sink:Sink"):
         assert cell in row
+    assert "experimental" in row
     listed = json.loads(dovetail("plugins", "list", "--kind", "command", "--json").stdout)
+    assert all(entry["stability"] == "provisional" for entry in listed)
     assert ("greet", "acme") in [(entry["name"], entry["distribution"]) for entry in listed]
 
 

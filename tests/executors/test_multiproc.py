@@ -17,9 +17,9 @@ from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
-from dovetail.executors import _worker_group
-from dovetail.executors._worker_group import Timeouts
 from dovetail.executors.multiproc import MultiprocExecutor, MultiprocOptions
+from dovetail.executors.processes import _group
+from dovetail.executors.processes._operations import Timeouts
 from dovetail.testing.executor_suite import ProcessExecutorSuite
 from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
 
@@ -173,7 +173,7 @@ def test_a_step_fails_at_its_deadline_though_the_workers_cannot_be_looked_at(mon
     def look_at(*_: object) -> None:
         raise RuntimeError("no such file")
 
-    monkeypatch.setattr(_worker_group, "look_at", look_at)
+    monkeypatch.setattr(_group, "look_at", look_at)
     executor = create(ToySpec(faults=(Fault(0, 0, "hang"),)), step_timeout_s=0.5)
     executor.start()
     error = executor.execute(toy_plan(0)).exception(timeout=30)
@@ -189,13 +189,13 @@ def test_an_operation_that_ends_while_it_is_looked_at_leaves_the_next_one_its_de
     executor = create(ToySpec(step_seconds=2.0, faults=(Fault(0, 1, "hang"),)), step_timeout_s=0.5)
     executor.start()
     first = executor.execute(toy_plan(0))
-    look_at = _worker_group.look_at
+    look_at = _group.look_at
 
     def slow(*arguments: Any) -> Any:
         first.result()
         return look_at(*arguments)
 
-    monkeypatch.setattr(_worker_group, "look_at", slow)
+    monkeypatch.setattr(_group, "look_at", slow)
     error = executor.execute(toy_plan(1)).exception(timeout=30)
     assert first.result() == expected_result(toy_plan(0), 1)
     assert "step 1 was not done after 0.5 s" in str(error)

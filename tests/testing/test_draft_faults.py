@@ -32,6 +32,7 @@ class Lookup(DraftWorker):
     """Guesses what followed the same two tokens before, in the request and in requests that ended."""
 
     contract = (1, 0)
+    capabilities = DraftCapabilities(tensor_parallel=None)
 
     def __init__(self, options: PluginOptions, setup: DraftSetup):
         super().__init__(options, setup)
@@ -67,6 +68,14 @@ class Lookup(DraftWorker):
 
     def forget_finished(self) -> None:
         self.learned = Pairs()
+
+
+class LooksAtEmbeddings(Lookup):
+    """Which no single rank holds."""
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        self.setup.embed(torch.tensor([request.token_ids[-1] for request in batch.requests]))
+        return super().propose(batch)
 
 
 class OneTable(Lookup):
@@ -205,6 +214,7 @@ class SeedsNumpy(Lookup):
 NOT_ITS_OWN = "test_leaves_alone_what_is_not_its_own"
 SIDE_BY_SIDE = "test_requests_that_run_side_by_side_do_not_meet"
 LOOKUP_FAULTS = [
+    Fault("declares ranks falsely", LooksAtEmbeddings, "test_drafts_over_as_many_ranks_as_it_declares"),
     Fault("keeps one table for all requests", OneTable, SIDE_BY_SIDE),
     Fault("learns from requests under way", LearnsFromAll, SIDE_BY_SIDE),
     Fault("keeps a view of the known tokens", KeepsViews, SIDE_BY_SIDE),

@@ -103,6 +103,15 @@ def test_capabilities_of_another_kind_are_refused(local):
         local(source, "acceptance_rule")
 
 
+def test_a_stability_of_ones_own_is_refused(local, sink_source):
+    with pytest.raises(PluginError, match="stability is 'beta': write one of 'experimental', 'provisional', 'stable'"):
+        local(
+            sink_source.replace("class Sink(", "class Mine(").replace(
+                "contract =", 'stability = "beta"\n    contract ='
+            )
+        )
+
+
 def test_a_missing_class_is_named(tmp_path, sink_source):
     (tmp_path / "mine.py").write_text(sink_source)
     with pytest.raises(PluginError, match=r"mine.py has no 'Zink'"):

@@ -62,6 +62,22 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(
     assert harness.generate(prompts, 32) == [checkpoint.generate(one, 32) for one in prompts]
 
 
+def test_experts_that_transformers_joins_are_loaded_together_or_refused(
+    make_checkpoint: Any, prompt: list[int]
+) -> None:
+    checkpoint = make_checkpoint("mixtral")
+    harness, weights = checkpoint.run(TransformersFamily), dict(read_weights(checkpoint.directory))
+    ups = [
+        name for name in weights if name.startswith("model.layers.1.") and name.endswith((".w1.weight", ".w3.weight"))
+    ]
+    with pytest.raises(ModelError, match="experts of a layer, must be given together"):
+        harness.model.load_weights([(ups[0], weights[ups[0]])], partial=True)
+    new = {name: 0.5 * weights[name] for name in ups}
+    harness.model.load_weights(new.items(), partial=True)
+    fresh = checkpoint.run(TransformersFamily, weights=(weights | new).items())
+    assert torch.equal(harness.logits(prompt), fresh.logits(prompt))
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2: learned positions", "deepseek_v3: values narrower than keys"])
 def test_the_size_is_that_of_the_transformers_model(make_checkpoint: Any, name: str) -> None:
     model_type, overrides = SERVED[name]

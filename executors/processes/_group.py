@@ -10,19 +10,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import Placement
 from dovetail.contracts.step import StepPlan, StepResult
-from dovetail.executors._activity import look_at, suspects
-from dovetail.executors._deadline import DeadlineWatch
-from dovetail.executors._processes import WorkerProcesses
-from dovetail.executors._worker_process import READY, Call, Launch, RemoteError, Reply, Step
+from dovetail.executors.processes._activity import look_at, suspects
+from dovetail.executors.processes._crew import Crew
+from dovetail.executors.processes._deadline import DeadlineWatch
+from dovetail.executors.processes._messages import READY, Call, Launch, Reply, Step
+from dovetail.executors.processes._operations import Failure, Operation, Timeouts, remote_failure
 
 DEATH_CHECK_S = 0.5
 """How often processes are looked at. A death usually shows at once, as the end of a pipe; a child process of the
@@ -33,60 +33,8 @@ CALL_GRACE_S = 10.0
 """After one rank's error in a call, how long to wait for the answers of the others."""
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """How long workers may take, in seconds."""
-
-    start_s: float
-    """To load, and to answer a call."""
-    step_s: float | None
-    """To run a step; None: any time."""
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why the group ended, or why a call failed on one rank."""
-
-    rank: int | None
-    message: str
-    cause: Exception | None = None
-
-    def error(self) -> WorkerError:
-        """A new exception each time: raising one twice would pile up tracebacks."""
-        error = WorkerError(self.message, rank=self.rank)
-        error.__cause__ = self.cause
-        return error
-
-
-@dataclass
-class _Operation:
-    """What was asked of the workers and not answered yet."""
-
-    label: str
-    waiting: set[int]
-    """Ranks whose answers are outstanding."""
-    timeout_s: float | None = None
-    option: str = "executor.start_timeout_s"
-    """What sets the timeout."""
-    finish: Callable[[list[Any]], Any] = list
-    """From the answers in rank order to the future's result."""
-    outlives_errors: bool = False
-    """An error is an answer like another, for the caller; otherwise it ends the group."""
-    future: Future[Any] = field(default_factory=Future)
-    values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, _Failure] = field(default_factory=dict)
-
-    def complete(self) -> None:
-        """Resolves the future once all ranks have answered; the lowest rank's error counts."""
-        if self.failures:
-            failure = self.failures[min(self.failures)]
-            self.future.set_exception(failure.cause or failure.error())
-        else:
-            self.future.set_result(self.finish([self.values[rank] for rank in sorted(self.values)]))
-
-
 class WorkerGroup:
-    """One process per placement, a pipe to each, and a thread that reads all pipes.
+    """One process per placement, a connection to each, and a thread that reads all of them.
 
     Operations reach every rank in the same order. The group ends when a process dies, a step fails, or an operation is
     not done in its time: all processes are killed, then all futures fail with `WorkerError`, and so does every later
@@ -96,48 +44,48 @@ class WorkerGroup:
     def __init__(
         self,
         placements: Sequence[Placement],
+        crew: Crew,
         scratch: str,
-        cores: Sequence[tuple[int, ...] | None],
         timeouts: Timeouts,
     ):
-        """`cores`: those of each process; None: any. `scratch`: a directory of this group's own."""
+        """`crew`: their processes, connected. `scratch`: a directory of this group's own."""
         self._timeouts = timeouts
         self._placements = placements
-        self._cores = cores
         self._scratch = scratch
         self._owner_pid = os.getpid()
-        self._processes = WorkerProcesses()
-        self._reader = threading.Thread(target=self._read, name="dovetail-multiproc", daemon=True)
+        self._crew = crew
+        self._reader = threading.Thread(target=self._read, name="dovetail-workers", daemon=True)
         self._deadlines = DeadlineWatch(self._under_way, self._note_hang, self._note_unwatched)
         self._send_lock = threading.RLock()  # order on the pipes; held for long where a pipe is full
         self._state_lock = threading.RLock()  # re-entrant: garbage collection may call stop() anywhere
-        self._pending: dict[int, _Operation] = {}
+        self._pending: dict[int, Operation] = {}
         self._num_operations = 0
-        self._error: _Failure | None = None  # the first; a death within the grace outranks it
+        self._error: Failure | None = None  # the first; a death within the grace outranks it
         self._error_deadline = 0.0
         self._ended: list[int] = []  # ranks, in the order in which their ends were noticed
         self._next_death_check = 0.0
-        self._hang: _Failure | None = None
-        self._failure: _Failure | None = None
+        self._hang: Failure | None = None
+        self._failure: Failure | None = None
         self._is_stopping = False
 
-    def start(self, spec: bytes, env: Mapping[str, str]) -> Future[list[None]]:
-        """Starts the processes; the future is done when every worker has loaded."""
-        for _ in self._placements:
-            self._processes.spawn(env)
-        operation = _Operation("start", self._all_ranks(), self._timeouts.start_s)
+    def start(self, spec: bytes, cores: Sequence[tuple[int, ...] | None]) -> Future[list[None]]:
+        """Has every process build and load its worker, which computes on its `cores`; the future is done when all
+        have."""
+        operation = Operation("start", self._all_ranks(), self._timeouts.start_s)
         self._register(READY, operation)
         self._reader.start()
         self._deadlines.start()
-        path = pickle.dumps([entry or os.getcwd() for entry in sys.path])
-        for pipe, placement, cores in zip(self._processes.pipes, self._placements, self._cores, strict=True):
-            _send(pipe, path)
-            _send(pipe, pickle.dumps(Launch(spec, placement, self._owner_pid, self._scratch, cores)))
+        path = [entry or os.getcwd() for entry in sys.path]
+        for rank, placement in enumerate(self._placements):
+            is_local = self._crew.processes[rank].local_pid is not None
+            scratch = self._scratch if is_local else None
+            _send(self._crew.pipes[rank], pickle.dumps(path if is_local else None))
+            _send(self._crew.pipes[rank], pickle.dumps(Launch(spec, placement, self._owner_pid, scratch, cores[rank])))
         return operation.future
 
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Sends a plan to every rank; the reply of the one that answers comes back."""
-        operation = _Operation(
+        operation = Operation(
             f"step {plan.step_id}",
             {self._placements[0].layout.answering_rank},
             self._timeouts.step_s,
@@ -148,7 +96,7 @@ class WorkerGroup:
 
     def call(self, method: str, args: tuple[Any, ...]) -> Future[list[Any]]:
         """Sends a call to every rank; fails with what the lowest rank raised, once all have answered."""
-        operation = _Operation(f"call {method!r}", self._all_ranks(), self._timeouts.start_s, outlives_errors=True)
+        operation = Operation(f"call {method!r}", self._all_ranks(), self._timeouts.start_s, outlives_errors=True)
         return self._submit(operation, lambda op_id: Call(op_id, method, args))
 
     @property
@@ -165,14 +113,14 @@ class WorkerGroup:
                 return
             self._is_stopping = True
             if self._failure is None:
-                self._processes.shut_pipes(socket.SHUT_WR)
-        if politely and not self._processes.any_stopped():
-            self._processes.wait()
-            self._processes.terminate()
-        self._processes.kill()
+                self._crew.shut_pipes(socket.SHUT_WR)
+        if politely and not self._crew.any_stopped():
+            self._crew.wait()
+            self._crew.terminate()
+        self._crew.kill()
         self._deadlines.stop()
         if self._reader.ident is None:
-            self._processes.close_pipes()
+            self._crew.close()
         elif self._reader is not threading.current_thread():
             self._reader.join()
 
@@ -181,7 +129,7 @@ class WorkerGroup:
     def _all_ranks(self) -> set[int]:
         return {placement.rank for placement in self._placements}
 
-    def _submit(self, operation: _Operation, message: Callable[[int], Step | Call]) -> Future[Any]:
+    def _submit(self, operation: Operation, message: Callable[[int], Step | Call]) -> Future[Any]:
         if not self.is_ours:  # before any lock, which a thread may hold that was not copied
             raise WorkerError(
                 f"the workers belong to process {self._owner_pid}, and this is process {os.getpid()}, forked off it:"
@@ -191,11 +139,11 @@ class WorkerGroup:
             self._num_operations += 1
             data = pickle.dumps(message(self._num_operations), pickle.HIGHEST_PROTOCOL)
             self._register(self._num_operations, operation)
-            for pipe in self._processes.pipes:
+            for pipe in self._crew.pipes:
                 _send(pipe, data)
         return operation.future
 
-    def _register(self, op_id: int, operation: _Operation) -> None:
+    def _register(self, op_id: int, operation: Operation) -> None:
         operation.future.set_running_or_notify_cancel()  # what is under way cannot be cancelled
         with self._state_lock:
             if self._failure is not None:
@@ -206,34 +154,34 @@ class WorkerGroup:
 
     # The thread of the deadline
 
-    def _under_way(self) -> _Operation | None:
+    def _under_way(self) -> Operation | None:
         with self._state_lock:
             return next(iter(self._pending.values()), None)
 
-    def _note_hang(self, operation: _Operation) -> None:
-        seen = look_at(self._scratch, [self._processes.pid(rank) for rank in range(len(self._placements))])
+    def _note_hang(self, operation: Operation) -> None:
+        seen = look_at(self._scratch, self._crew.processes)
         guilty = suspects(seen, operation.waiting) or seen
         others = [str(sighting) for sighting in seen if sighting is not guilty[0]]
         message = (
             f"worker {guilty[0]}, and {operation.label} was not done after {operation.timeout_s:g} s"
             f" ({operation.option}; raise it if that is to be expected); all workers were stopped"
         )
-        self._give_up(operation, _Failure(guilty[0].rank, "; ".join([message, *others])))
+        self._give_up(operation, Failure(guilty[0].rank, "; ".join([message, *others])))
 
     def _note_unwatched(self, error: Exception) -> None:
         """Nobody knows whether what is under way will end."""
         operation = self._under_way()
         if operation is not None:
             message = f"watching the workers during {operation.label} failed: {error!r}; all workers were stopped"
-            self._give_up(operation, _Failure(None, message, error))
+            self._give_up(operation, Failure(None, message, error))
 
-    def _give_up(self, operation: _Operation, failure: _Failure) -> None:
+    def _give_up(self, operation: Operation, failure: Failure) -> None:
         """Ends the group, unless the operation was done meanwhile."""
         with self._state_lock:
             if self._is_stopping or operation not in self._pending.values():
                 return
             self._hang = failure
-            self._processes.shut_pipes(socket.SHUT_RDWR)  # wakes the reader, which does the rest
+            self._crew.shut_pipes(socket.SHUT_RDWR)  # wakes the reader, which does the rest
 
     # The reader's thread
 
@@ -241,21 +189,21 @@ class WorkerGroup:
         try:
             failure = self._watch()
         except Exception as error:  # futures must not wait for ever, whatever goes wrong here
-            failure = _Failure(None, f"reading the workers' answers failed: {error!r}", error)
+            failure = Failure(None, f"reading the workers' answers failed: {error!r}", error)
         if failure is not None:
             with self._state_lock:
                 self._failure = failure
-            self._processes.shut_pipes(socket.SHUT_RDWR)
-            self._processes.kill()
+            self._crew.shut_pipes(socket.SHUT_RDWR)
+            self._crew.kill()
         with self._send_lock, self._state_lock:  # nobody may use a descriptor that is closed, and perhaps another's
-            self._processes.close_pipes()
-        self._fail_pending(failure or _Failure(None, "the executor was shut down before this was done"))
+            self._crew.close()
+        self._fail_pending(failure or Failure(None, "the executor was shut down before this was done"))
 
-    def _watch(self) -> _Failure | None:
+    def _watch(self) -> Failure | None:
         """Reads until the group fails, or all processes have stopped as they were told to."""
         failure = None
         with selectors.DefaultSelector() as selector:
-            for rank, pipe in enumerate(self._processes.pipes):
+            for rank, pipe in enumerate(self._crew.pipes):
                 selector.register(pipe, selectors.EVENT_READ, rank)
             while failure is None and len(self._ended) < len(self._placements):
                 self._read_once(selector)
@@ -267,7 +215,7 @@ class WorkerGroup:
         for key, _ in ready:
             rank = key.data
             try:
-                data = self._processes.pipes[rank].recv_bytes()
+                data = self._crew.pipes[rank].recv_bytes()
             except (EOFError, OSError):
                 selector.unregister(key.fileobj)
                 self._note_end(rank)
@@ -275,16 +223,16 @@ class WorkerGroup:
                 self._deliver(rank, data)
         if time.monotonic() >= self._next_death_check:
             self._next_death_check = time.monotonic() + DEATH_CHECK_S
-            for rank, pipe in enumerate(self._processes.pipes):
+            for rank, pipe in enumerate(self._crew.pipes):
                 # What a worker said before it died counts, so its pipe is read to the end first.
-                if rank not in self._ended and self._processes.is_dead(rank) and not pipe.poll():
+                if rank not in self._ended and self._crew.is_dead(rank) and not pipe.poll():
                     self._note_end(rank)
 
     def _note_end(self, rank: int) -> None:
         if rank not in self._ended:
             self._ended.append(rank)
 
-    def _note_error(self, failure: _Failure, grace: float) -> None:
+    def _note_error(self, failure: Failure, grace: float) -> None:
         if self._error is None:
             self._error = failure
             self._error_deadline = time.monotonic() + (grace if len(self._placements) > 1 else 0.0)
@@ -294,13 +242,13 @@ class WorkerGroup:
             reply: Reply = pickle.loads(data)
         except Exception as error:
             message = f"worker rank {rank} sent an answer that this process cannot read: {error!r}"
-            self._note_error(_Failure(rank, message, error), ERROR_GRACE_S)
+            self._note_error(Failure(rank, message, error), ERROR_GRACE_S)
             return
         with self._state_lock:
             operation = self._pending.get(reply.op_id)
             if reply.error is not None:
                 label = operation.label if operation else "a step that was answered before"
-                failure = _remote_failure(rank, label, reply.error)
+                failure = remote_failure(rank, label, reply.error)
                 if operation is None or not operation.outlives_errors:
                     self._note_error(failure, ERROR_GRACE_S)
                     return
@@ -317,7 +265,7 @@ class WorkerGroup:
             self._error = None  # every rank has answered: they are in step, and the group lives on
         operation.complete()
 
-    def _find_failure(self) -> _Failure | None:
+    def _find_failure(self) -> Failure | None:
         if self._hang is not None:
             return self._hang
         error = self._error
@@ -326,14 +274,13 @@ class WorkerGroup:
             return error if error is not None and error.rank in self._ended else self._death(self._ended[0])
         return error if error is not None and time.monotonic() >= self._error_deadline else None
 
-    def _death(self, rank: int) -> _Failure:
+    def _death(self, rank: int) -> Failure:
         with self._state_lock:
             during = next((f" during {operation.label}" for operation in self._pending.values()), "")
-        process = f"worker rank {rank} (pid {self._processes.pid(rank)})"
-        end = self._processes.how_it_ended(rank)
-        return _Failure(rank, f"{process} {end}{during}; all workers were stopped")
+        end = self._crew.how_it_ended(rank)
+        return Failure(rank, f"{self._crew.name(rank)} {end}{during}; all workers were stopped")
 
-    def _fail_pending(self, failure: _Failure) -> None:
+    def _fail_pending(self, failure: Failure) -> None:
         with self._state_lock:
             operations = list(self._pending.values())
             self._pending.clear()
@@ -346,19 +293,3 @@ def _send(pipe: Connection, data: bytes) -> None:
         pipe.send_bytes(data)
     except OSError:
         return  # the worker is gone: the reader finds out how it ended, and fails what is pending
-
-
-def _remote_failure(rank: int, label: str, remote: RemoteError) -> _Failure:
-    """An error as the worker had it, with the worker's traceback as a note."""
-    where = f"rank {rank} on host {remote.host}"
-    message = f"worker rank {rank} failed in {label}: {remote.summary}"
-    try:
-        cause = pickle.loads(remote.pickled or b"")
-    except Exception:  # of a type that does not pickle, or that this process cannot import
-        cause = None
-    if not isinstance(cause, Exception):
-        return _Failure(rank, f"{message}\n{remote.traceback}")
-    if isinstance(cause, PluginError):
-        cause.args = (f"{where}: {cause}", *cause.args[1:])
-    cause.add_note(f"Raised by {where}:\n{remote.traceback}")
-    return _Failure(rank, message, cause)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import mmap
 import re
@@ -12,20 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from dovetail.executors.processes.process import WorkerProcess
 
 _SIZE = 128
 _STACK_S = 2.0
 """How long workers have to write down where they are."""
+_SERVER = "processes/worker.py"
+_OUTERMOST = ("<module>", "_run_module_as_main")
+"""Of the main thread of a script, or of `python -m`."""
 _PEERS = "/torch/distributed/"
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
 class ActivityLog:
     """Kept by a worker: a file with what it did last, and one in which it writes its stack when SIGUSR1 arrives, even
-    while it is caught in native code."""
+    while it is caught in native code. On another machine than the driver's nothing is kept."""
 
-    def __init__(self, scratch: str, rank: int):
+    def __init__(self, scratch: str | None, rank: int):
+        self._map: mmap.mmap | None = None
+        if scratch is None:
+            return
         self._stack = _stack_path(scratch, rank).open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=True)
         # Last: the driver sends the signal to those that have this file.
@@ -36,7 +41,8 @@ class ActivityLog:
 
     def note(self, activity: str) -> None:
         """What the worker does from now on. It stays there when the process ends, however it does."""
-        self._map[:] = activity.encode()[:_SIZE].ljust(_SIZE, b"\0")
+        if self._map is not None:
+            self._map[:] = activity.encode()[:_SIZE].ljust(_SIZE, b"\0")
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ class Sighting:
     """One worker that was looked at."""
 
     rank: int
-    pid: int
+    label: str
+    """`WorkerProcess.label`."""
     activity: str
     is_stopped: bool
     stack: tuple[str, ...]
@@ -58,22 +65,21 @@ class Sighting:
     def __str__(self) -> str:
         state = "is stopped (by SIGSTOP or a debugger), " if self.is_stopped else ""
         where = f", and is in {self.stack[0]}" if self.stack else ""
-        return f"rank {self.rank} (pid {self.pid}) {state}last {self.activity}{where}"
+        return f"rank {self.rank} ({self.label}) {state}last {self.activity}{where}"
 
 
-def look_at(scratch: str, pids: Sequence[int]) -> list[Sighting]:
+def look_at(scratch: str, processes: Sequence[WorkerProcess]) -> list[Sighting]:
     """Every worker in rank order. Takes two seconds at most."""
-    stopped = [is_stopped(pid) for pid in pids]
-    asked = [rank for rank in range(len(pids)) if not stopped[rank] and _activity_path(scratch, rank).exists()]
+    stopped = [process.is_stopped() for process in processes]
+    asked = [rank for rank in range(len(processes)) if not stopped[rank] and _activity_path(scratch, rank).exists()]
     for rank in asked:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pids[rank]).send_signal(signal.SIGUSR1)
+        processes[rank].ask_for_stack()
     deadline = time.monotonic() + _STACK_S
     while time.monotonic() < deadline and not all(_stack(scratch, rank) for rank in asked):
         time.sleep(0.01)
     return [
-        Sighting(rank, pid, _activity(scratch, rank), stopped[rank], _stack(scratch, rank))
-        for rank, pid in enumerate(pids)
+        Sighting(rank, process.label, _activity(process, scratch, rank), stopped[rank], _stack(scratch, rank))
+        for rank, process in enumerate(processes)
     ]
 
 
@@ -86,15 +92,9 @@ def suspects(sightings: Sequence[Sighting], waiting: set[int]) -> list[Sighting]
     return stopped or at_work or unanswered
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether the process is halted, so that it hears of nothing."""
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _activity(scratch: str, rank: int) -> str:
+def _activity(process: WorkerProcess, scratch: str, rank: int) -> str:
+    if process.local_pid is None:
+        return "did what nobody here can see"
     try:
         text = _activity_path(scratch, rank).read_bytes().rstrip(b"\0").decode(errors="replace")
     except OSError:
@@ -103,7 +103,7 @@ def _activity(scratch: str, rank: int) -> str:
 
 
 def _stack(scratch: str, rank: int) -> tuple[str, ...]:
-    """Frames of the thread that serves the pipe, as far as they are written down."""
+    """Frames of the thread that serves the connection, as far as they are written down."""
     try:
         text = _stack_path(scratch, rank).read_text(errors="replace")
     except OSError:
@@ -111,7 +111,7 @@ def _stack(scratch: str, rank: int) -> tuple[str, ...]:
     for thread in text.split("\n\n"):
         frames = tuple(f"{name} ({file}:{line})" for file, line, name in _FRAME.findall(thread))
         # The outermost frame is written last, so that with it the stack is complete.
-        if "_worker_process.py" in thread and frames and frames[-1].startswith("<module>"):
+        if _SERVER in thread and frames and frames[-1].startswith(_OUTERMOST):
             return frames
     return ()
 

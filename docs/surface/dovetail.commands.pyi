@@ -1,0 +1,167 @@
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from dovetail.config.files import FileContent
+from dovetail.config.layers import Dropped, Origin
+from dovetail.config.manifest import RecordedPlugin
+from dovetail.config.resolved import ResolvedCache, ResolvedModel, ResolvedSpeculation
+from dovetail.config.schema import EngineConfig
+from dovetail.config.tree import KeyPath
+from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
+from dovetail.contracts.quantization import QuantizationNeed
+from dovetail.contracts.scheduler import SchedulerLimits
+from dovetail.registry.registry import Registry
+from pathlib import Path
+from rich.console import Console
+from typing import Any
+
+__all__ = [
+    "Component",
+    "Decision",
+    "Explanation",
+    "LayeredConfig",
+    "MemoryEstimate",
+    "ResolvedConfig",
+    "VERSION",
+    "Value",
+    "as_data",
+    "create_class",
+    "create_console",
+    "detect_environment",
+    "exit_code",
+    "explain",
+    "load_config",
+    "print_error",
+    "print_warning",
+    "read_file",
+    "takes_config",
+    "takes_config_option",
+    "write_manifest",
+]
+
+@dataclass(frozen=True)
+class Component:
+    kind: str
+    name: str
+    reference: str
+    distribution: str | None = None
+    version: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    key: str
+    asked: Any
+    got: Any
+    reason: str
+    candidates: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    values: tuple[Value, ...]
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...]
+    resolved: ResolvedConfig | None
+    estimate: MemoryEstimate | None
+    refusal: DovetailError | None
+    refused_requests: tuple[str, ...]
+    remarks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayeredConfig:
+    config: EngineConfig
+    origins: Mapping[KeyPath, Origin] = field(default_factory=dict)
+    dropped: tuple[Dropped, ...] = ()
+    recorded: tuple[RecordedPlugin, ...] = ()
+    def origin(self, key: str | KeyPath) -> str: ...
+    def base_dir(self, key: str | KeyPath) -> Path: ...
+    def tree(self) -> dict[str, Any]: ...
+    def asked(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    num_parameters: int
+    checkpoint_bytes: int
+    weight_bytes: int
+    copied_bytes: int
+    served_layers: str | None
+    kv_bytes_per_token: int
+    draft_bytes_per_token: int
+    draft_weight_bytes: int
+    kv_bytes: int | None
+    kv_tokens: int | None
+    max_concurrency: float | None
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    model: ResolvedModel
+    cache: ResolvedCache
+    device_type: str
+    tensor_parallel: int
+    num_threads: int | None
+    enforce_eager: bool
+    executor: Component
+    attention: Component
+    scheduler: Component
+    limits: SchedulerLimits
+    model_family: Component
+    weight_format: Component
+    model_source: Component
+    quantization: Component | None
+    operators: Component | None
+    speculation: ResolvedSpeculation | None
+    reproducibility: str
+    logits_processors: Mapping[str, Component]
+    telemetry: tuple[Component, ...]
+    decisions: tuple[Decision, ...]
+    plugin_hash: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    def quantization_need(self) -> QuantizationNeed: ...
+    @property
+    def is_strict(self) -> bool: ...
+    def components(self) -> list[Component]: ...
+
+VERSION = ...
+
+@dataclass(frozen=True)
+class Value:
+    key: str
+    value: Any
+    origin: str
+    overrides: tuple[tuple[str, Any], ...] = ()
+
+def as_data(explanation: Explanation) -> dict[str, Any]: ...
+def create_class(component: Component) -> tuple[type[Plugin], PluginOptions]: ...
+def create_console(*, stderr: bool = False) -> Console: ...
+def detect_environment(device_type: str | None = None) -> Environment: ...
+def exit_code(error: DovetailError) -> int: ...
+def explain(
+    layered: LayeredConfig,
+    registry: Registry | None = None,
+    environment: Environment | None = None,
+) -> Explanation: ...
+def load_config(
+    config: str | Path | Mapping[str, Any] | EngineConfig | LayeredConfig | None = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    base_dir: Path | None = None,
+    speculative: str | None = None,
+) -> LayeredConfig: ...
+def print_error(error: DovetailError, *, show_traceback: bool = False) -> int: ...
+def print_warning(message: str) -> None: ...
+def read_file(path: Path, kind: str = 'config file') -> FileContent: ...
+def takes_config(command: Callable[..., None]) -> Callable[..., None]: ...
+def takes_config_option(command: Callable[..., None]) -> Callable[..., None]: ...
+def write_manifest(
+    resolved: ResolvedConfig,
+    path: str | Path,
+    origins: Mapping[str, str] | None = None,
+) -> None: ...

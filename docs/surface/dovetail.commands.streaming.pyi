@@ -1,0 +1,9 @@
+from collections.abc import Iterable
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.engine import LLMEngine
+from dovetail.engine.input_processor import Prompt
+from dovetail.engine.outputs import RequestOutput
+
+def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> RequestOutput | None: ...
+def print_rates(output: RequestOutput) -> None: ...
+def print_speculation(outputs: Iterable[RequestOutput]) -> None: ...

@@ -1,0 +1,106 @@
+import numpy as np
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.speculation import Draft
+from typing import ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthCapabilities:
+    reads_confidence: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthNeed:
+    num_tokens: int
+    gives_confidence: bool
+    trees: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterFacts:
+    num_tokens: int
+    stateless: bool = False
+    keeps_layers: bool = False
+    trees: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthSetup:
+    drafters: Mapping[str, DrafterFacts]
+    others: Mapping[str, DrafterFacts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftQuestion:
+    drafter: str
+    keys: Sequence[int]
+    most: np.ndarray
+    known: Sequence[np.ndarray]
+    num_requests: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherDraft:
+    key: int
+    drafter: str
+    num_drafts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedDrafts:
+    keys: Sequence[int]
+    drafters: Sequence[str]
+    drafts: Sequence[Draft]
+    num_known: Sequence[int]
+    num_requests: int
+    others: Sequence[OtherDraft] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftRound:
+    key: int
+    drafter: str
+    drafted: int
+    accepted: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterCall:
+    drafter: str
+    keys: Sequence[int]
+    asked: Sequence[int]
+    given: Sequence[int | None]
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    num_requests: int
+    num_drafts: int
+    num_other_drafts: int
+    seconds: float | None
+    rounds: Sequence[DraftRound] = ()
+    calls: Sequence[DrafterCall] = ()
+
+
+class DraftLength(Plugin):
+    capabilities: ClassVar[LengthCapabilities] = LengthCapabilities()
+    def __init__(self, options: PluginOptions, setup: LengthSetup): ...
+    options: PluginOptions
+    setup: LengthSetup
+    @abstractmethod
+    def ask(self, question: DraftQuestion) -> Sequence[int] | np.ndarray: ...
+    @abstractmethod
+    def keep(self, offered: OfferedDrafts) -> Sequence[int] | np.ndarray: ...
+
+
+class AdaptiveDraftLength(DraftLength):
+    @abstractmethod
+    def observe(self, report: StepReport) -> None: ...
+    @abstractmethod
+    def idle_drafters(self, num_requests: int) -> Collection[str]: ...
+    @abstractmethod
+    def forget(self, keys: Collection[int]) -> None: ...

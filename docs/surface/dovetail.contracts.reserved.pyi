@@ -1,0 +1,3 @@
+from collections.abc import Mapping
+
+def refuse_reserved(record: str, fields: Mapping[str, tuple[object, str]]) -> None: ...

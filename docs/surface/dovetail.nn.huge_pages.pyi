@@ -1,0 +1,6 @@
+import torch
+
+
+class WeightMemory:
+    def __init__(self) -> None: ...
+    def take(self, num_bytes: int) -> torch.Tensor: ...

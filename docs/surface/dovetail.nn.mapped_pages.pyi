@@ -1,0 +1,6 @@
+from pathlib import Path
+
+
+class MappedPages:
+    def __init__(self, path: Path): ...
+    def release(self, address: int, num_bytes: int) -> None: ...

@@ -1,0 +1,3 @@
+from torch import Tensor
+
+def row_max(logits: Tensor) -> tuple[Tensor, Tensor]: ...

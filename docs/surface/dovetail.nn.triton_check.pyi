@@ -1,0 +1,3 @@
+from dovetail.contracts.plugin import Environment
+
+def reasons_against_triton(environment: Environment) -> list[str]: ...

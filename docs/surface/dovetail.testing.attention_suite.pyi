@@ -1,0 +1,50 @@
+import torch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities, AttentionNeed
+from dovetail.contracts.plugin import Environment
+from dovetail.testing.attention_cases import AttentionCase
+from typing import Any, ClassVar
+
+__all__ = [
+    "AttentionBackendSuite",
+    "DEFAULT_TOLERANCES",
+    "Tolerance",
+]
+
+class AttentionBackendSuite:
+    backend_class: ClassVar[type[AttentionBackend]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    device: ClassVar[str] = 'cpu'
+    tolerances: ClassVar[Mapping[str, Tolerance]] = DEFAULT_TOLERANCES
+    num_cases: ClassVar[int] = 6
+    def create(self, case: AttentionCase) -> AttentionBackend: ...
+    def environment(self) -> Environment: ...
+    def need(self, **changes: Any) -> AttentionNeed: ...
+    @property
+    def capabilities(self) -> AttentionCapabilities: ...
+    @property
+    def main_dtype(self) -> str: ...
+    def case(
+        self,
+        seed: int,
+        dtype: str | None = None,
+        feature: str = 'plain',
+        **changes: Any,
+    ) -> AttentionCase: ...
+    def assert_close(self, actual: torch.Tensor, case: AttentionCase) -> None: ...
+    def require(self, *capabilities: str) -> None: ...
+    def rotate_and_run(
+        self,
+        case: AttentionCase,
+        rotary_size: int,
+    ) -> tuple[torch.Tensor, AttentionCase]: ...
+    def check(self, need: AttentionNeed) -> list[str]: ...
+
+DEFAULT_TOLERANCES: Mapping[str, Tolerance] = ...
+
+@dataclass(frozen=True)
+class Tolerance:
+    absolute: float
+    relative: float
+    reason: str

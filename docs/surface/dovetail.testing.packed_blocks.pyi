@@ -1,0 +1,3 @@
+from dovetail.contracts.weights import PackedTensor
+
+def random_blocks(name: str, rows: int, num_blocks: int, seed: int) -> PackedTensor: ...

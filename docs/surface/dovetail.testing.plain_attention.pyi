@@ -1,0 +1,20 @@
+import torch
+from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionCapabilities, AttentionLayer, AttentionSetup
+from dovetail.contracts.plugin import PluginOptions
+from typing import ClassVar
+
+
+class PlainAttention(AttentionBackend):
+    contract = (1, 0)
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(device_types=frozenset({'cpu'}), dtypes=frozenset({'float32'}), sliding_window=True, soft_cap=True, alibi=True, trees=True, chunked=True)
+    def __init__(self, options: PluginOptions, setup: AttentionSetup): ...
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]: ...
+    def plan(self, batch: AttentionBatch) -> None: ...
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor: ...

@@ -1,0 +1,24 @@
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from dovetail.contracts.kv import KVLayout
+from dovetail.engine.kv.transfers import BlockChanges
+
+State = tuple[int, int]
+def states_of(token_ids: Items[int], hash_seed: bytes = b'') -> list[int]: ...
+
+@dataclass(frozen=True)
+class Row:
+    key: int
+    start: int
+    states: list[int]
+
+
+class SimulatedWorker:
+    def __init__(self, layout: KVLayout, num_blocks: int, num_host_blocks: int = 0): ...
+    layout: KVLayout
+    tables: dict[int, list[list[int]]]
+    def forget(self, key: int) -> None: ...
+    def install(self, key: int, block_ids: Items[list[int]]) -> None: ...
+    def apply(self, changes: BlockChanges) -> None: ...
+    def forward(self, rows: Items[Row]) -> None: ...
+    def check(self, key: int, group_id: int, position: int, state: int) -> None: ...

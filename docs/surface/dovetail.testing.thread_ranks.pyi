@@ -1,0 +1,19 @@
+import threading, torch
+from collections.abc import Callable
+from dovetail.nn import Communicator
+from typing import Any
+
+__all__ = [
+    "ThreadRank",
+    "run_in_threads",
+]
+
+class ThreadRank:
+    def __init__(self, rank: int, barrier: threading.Barrier, given: list[Any]): ...
+    rank: int
+    size: ...
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor: ...
+    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor: ...
+
+def run_in_threads(size: int, work: Callable[[Communicator], Result]) -> list[Result]: ...

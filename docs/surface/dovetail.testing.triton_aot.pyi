@@ -1,0 +1,23 @@
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dovetail.nn.triton_launch import Launch
+from typing import Any
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+
+def compile_launch(launch: Launch, arch: int) -> KernelResources: ...
+def compile_kernel(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
+    arch: int,
+    **options: Any,
+) -> KernelResources: ...
+def split_types(
+    signature: Mapping[str, str],
+) -> tuple[dict[str, str], dict[tuple[int], list[list[Any]]]]: ...

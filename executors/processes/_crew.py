@@ -1,0 +1,93 @@
+"""The processes of one group of workers, in rank order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from multiprocessing.connection import Connection
+
+from dovetail.contracts.errors import WorkerError
+from dovetail.executors.processes.process import WorkerProcess
+from dovetail.executors.processes.worker import STOP_S
+
+
+class Crew:
+    """Processes, and after `connect` our end of a connection to each."""
+
+    def __init__(self) -> None:
+        self.processes: list[WorkerProcess] = []
+        self.pipes: list[Connection] = []
+
+    def add(self, process: WorkerProcess) -> None:
+        """The process of the next rank."""
+        self.processes.append(process)
+
+    def connect(self, timeout_s: float) -> None:
+        """Connects to all. Raises `WorkerError` for the first that cannot be reached."""
+        deadline = time.monotonic() + timeout_s
+        for rank, process in enumerate(self.processes):
+            try:
+                self.pipes.append(process.connect(max(0.0, deadline - time.monotonic())))
+            except OSError as error:
+                ended = "" if process.exit_code() is None else f"; it {self.how_it_ended(rank)}"
+                raise WorkerError(f"{self.name(rank)} cannot be reached: {error!r}{ended}", rank=rank) from error
+
+    def name(self, rank: int) -> str:
+        """For messages."""
+        return f"worker rank {rank} ({self.processes[rank].label})"
+
+    def is_dead(self, rank: int) -> bool:
+        """Whether the process has ended."""
+        return self.processes[rank].exit_code() is not None
+
+    def any_stopped(self) -> bool:
+        """Whether one is halted, and cannot do what it is asked to."""
+        return any(process.is_stopped() for process in self.processes if process.exit_code() is None)
+
+    def how_it_ended(self, rank: int) -> str:
+        """What became of a process whose connection has ended, as the end of a sentence."""
+        self.processes[rank].wait(STOP_S)
+        code = self.processes[rank].exit_code()
+        if code is None:
+            return "closed its connection"
+        if code >= 0:
+            return f"exited with code {code}"
+        hint = " (the kernel does so when memory runs out: see dmesg)" if -code == signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}"
+
+    def wait(self, seconds: float = STOP_S) -> None:
+        """Waits for all, at most so long."""
+        deadline = time.monotonic() + seconds
+        for process in self.processes:
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+    def terminate(self) -> None:
+        """Asks those that live to end, and waits."""
+        for process in self.processes:
+            process.terminate()
+        self.wait()
+
+    def kill(self) -> None:
+        """Ends those that live, and waits."""
+        for process in self.processes:
+            process.kill()
+        self.wait()
+
+    def shut_pipes(self, how: int) -> None:
+        """Ends the talk, in the sense of `socket.shutdown`. Never blocks, and ends a send that does.
+
+        SHUT_WR asks the workers to stop once they have done what was sent before.
+        """
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
+                end.shutdown(how)
+
+    def close(self) -> None:
+        """Closes our ends."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.close()

@@ -1,0 +1,196 @@
+"""Plugins that were written for 1.0 work: each is installed as a distribution, passes the suite of its kind, and takes
+part in a generation. The sources in v1/ are kept as they are for as long as a kind speaks major version 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail import SamplingParams
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
+from dovetail.contracts.scheduler import Scheduler, SchedulerLimits
+from dovetail.testing.acceptance_suite import AcceptanceRuleSuite
+from dovetail.testing.attention_suite import AttentionBackendSuite
+from dovetail.testing.draft_length_suite import DraftLengthSuite
+from dovetail.testing.draft_suite import DraftWorkerSuite
+from dovetail.testing.executor_suite import ExecutorSuite
+from dovetail.testing.model_family_suite import ModelFamilySuite
+from dovetail.testing.operators_suite import OperatorsSuite
+from dovetail.testing.quantization_suite import QuantizationSuite
+from dovetail.testing.scheduler_suite import SchedulerSuite
+from dovetail.testing.tiny_models import read_config, read_weights
+
+FROZEN_KINDS = {path.stem for path in (Path(__file__).parent / "v1").glob("*.py")}
+PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 9], [40, 41, 42], [99]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+@pytest.fixture(scope="session")
+def expected(tiny_llama) -> list[list[int]]:
+    """What transformers generates."""
+    outputs = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        all_ids = tiny_llama[1].generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        outputs.append(all_ids[0, len(prompt) :].tolist())
+    return outputs
+
+
+def tokens_of(llm: Any, params: SamplingParams = GREEDY) -> list[list[int]]:
+    with llm:
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+def test_every_kind_of_major_version_1_has_a_frozen_plugin():
+    versions = {name: kind.version for name, kind in KINDS.items()} | {"hooks": HOOKS_VERSION}
+    assert {name for name, version in versions.items() if version.major == 1} == FROZEN_KINDS
+
+
+def test_all_are_found_and_load(frozen, dovetail):
+    for kind in FROZEN_KINDS - {"hooks"}:
+        assert frozen.load(kind, "frozen").contract == (1, 0)
+    result = dovetail("plugins", "doctor")
+    rows = [line.split() for line in result.stdout.splitlines() if "dovetail-frozen-v1" in line]
+    assert len(rows) == len(FROZEN_KINDS), result.stdout
+    assert all("ok" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"executor": {"name": "frozen"}},
+        {"model": {"operators": "frozen"}},
+        {"model": {"family": "frozen"}},
+        {"scheduler": {"name": "frozen"}},
+        {"attention": {"name": "frozen"}},
+        {"speculative": {"drafters": {"mine": {"name": "frozen", "num_tokens": 4, "length": "fixed"}}}},
+        {
+            "speculative": {
+                "drafters": {"mine": {"name": "ngram", "num_tokens": 4, "length": "fixed"}},
+                "acceptance": {"name": "frozen"},
+            }
+        },
+        {"speculative": {"drafters": {"mine": {"name": "ngram", "num_tokens": 4, "length": {"name": "frozen"}}}}},
+    ],
+    ids=(
+        "executor",
+        "operators",
+        "family",
+        "scheduler",
+        "attention",
+        "draft_worker",
+        "acceptance_rule",
+        "draft_length",
+    ),
+)
+def test_generates_what_transformers_does(run, expected, sections):
+    assert tokens_of(run(**sections)) == expected
+
+
+def test_quantization_rounds_the_layers_of_a_running_model(run, expected):
+    whole = tokens_of(run(model={"quantization": {"name": "frozen"}}))
+    assert [len(tokens) for tokens in whole] == [8, 8, 8]
+    assert whole[0][0] == expected[0][0]
+
+
+def test_a_logits_processor_bans_what_a_request_lists(run, expected):
+    banned = expected[0][0]
+    llm = run(logits_processors={"frozen": {"name": "frozen"}})
+    with pytest.raises(RequestError, match="tokens are 0 to 127"):
+        llm.generate([PROMPTS[0]], SamplingParams(processors={"frozen": [128]}), use_tqdm=False)
+    params = [SamplingParams(temperature=0.0, max_tokens=8, processors={"frozen": [banned]}), GREEDY]
+    with llm:
+        first, second = llm.generate([PROMPTS[0], PROMPTS[0]], params, use_tqdm=False)
+    assert banned not in first.outputs[0].token_ids
+    assert second.outputs[0].token_ids == expected[0]
+
+
+def test_a_telemetry_sink_hears_of_steps_and_requests(run, tmp_path):
+    tokens_of(run(telemetry=[{"name": "frozen", "path": str(tmp_path / "sums")}]))
+    assert (tmp_path / "sums").read_text() == f"3 {sum(map(len, PROMPTS))} 24"
+
+
+def test_a_model_source_resolves_its_scheme(run, expected, tiny_llama):
+    source = {"name": "frozen", "root": str(tiny_llama[0].parent)}
+    assert tokens_of(run(model={"path": "frozen:llama", "source": source})) == expected
+
+
+def test_a_weight_format_reads_a_checkpoint(run, expected, tiny_llama, tmp_path):
+    arrays = {name: tensor.numpy() for name, tensor in read_weights(tiny_llama[0])}
+    np.savez(tmp_path / "model.npz", **arrays, **{"config.json": json.dumps(read_config(tiny_llama[0]))})
+    assert tokens_of(run(model={"path": str(tmp_path / "model.npz")})) == expected
+
+
+def test_hooks_hear_of_the_engine_and_its_requests(run, expected):
+    from dovetail_frozen_v1.hooks import heard
+
+    heard.clear()
+    params = SamplingParams(temperature=0.0, max_tokens=8, extra={"tenant": "acme", "held": True})
+    assert tokens_of(run(), params) == expected
+    assert heard == [("started", "float32", "CPUExecutor"), *[("request", "acme")] * 3, ("stopped",)]
+
+
+def test_a_command_runs_and_its_errors_are_messages(dovetail):
+    assert dovetail("frozen", "you").stdout == "hello you\n"
+    result = dovetail("frozen", "nobody")
+    assert (result.returncode, "nobody cannot be greeted" in result.stderr) == (2, True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _classes(frozen: Any) -> None:
+    """Suites name classes that can be imported only while the distribution is installed."""
+    TestExecutor.executor_class = frozen.load("executor", "frozen")
+    TestModelFamily.family_class = frozen.load("model_family", "frozen")
+    TestOperators.operators_class = frozen.load("operators", "frozen")
+    TestQuantization.method_class = frozen.load("quantization", "frozen")
+    TestAttention.backend_class = frozen.load("attention_backend", "frozen")
+    TestScheduler.scheduler_class = frozen.load("scheduler", "frozen")
+    TestDrafter.worker_class = frozen.load("draft_worker", "frozen")
+    TestRule.rule_class = frozen.load("acceptance_rule", "frozen")
+    TestLength.length_class = frozen.load("draft_length", "frozen")
+
+
+class TestExecutor(ExecutorSuite):
+    pass
+
+
+class TestModelFamily(ModelFamilySuite):
+    pass
+
+
+class TestOperators(OperatorsSuite):
+    pass
+
+
+class TestQuantization(QuantizationSuite):
+    tolerance = 0.02
+
+
+class TestAttention(AttentionBackendSuite):
+    pass
+
+
+class TestScheduler(SchedulerSuite):
+    scheduler_class: ClassVar[Any]
+
+    def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
+        return self.scheduler_class(self.scheduler_class.Options(), limits)
+
+
+class TestDrafter(DraftWorkerSuite):
+    pass
+
+
+class TestRule(AcceptanceRuleSuite):
+    pass
+
+
+class TestLength(DraftLengthSuite):
+    pass

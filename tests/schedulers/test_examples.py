@@ -1,0 +1,130 @@
+"""Schedulers as other people write them, from the contract alone or on the public base: all pass the suite."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail import LLM, SamplingParams
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.scheduler import Scheduler, SchedulerLimits
+from dovetail.testing.scheduler_simulation import SchedulerSimulation
+from dovetail.testing.scheduler_suite import LIMITS, SchedulerSuite
+from dovetail.testing.scheduler_traffic import random_simulation, run_random_traffic
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "schedulers"
+
+
+def load(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SHORTEST = load("shortest_remaining").ShortestRemainingFirst
+FAIR_SHARE = load("fair_share").FairShare
+FAIR_QUEUEING = load("fair_queueing").FairQueueing
+ALL = [SHORTEST, FAIR_SHARE, FAIR_QUEUEING]
+
+
+class TestShortestRemainingFirst(SchedulerSuite):
+    def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
+        return SHORTEST(PluginOptions(), limits)
+
+
+class TestFairShare(SchedulerSuite):
+    def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
+        return FAIR_SHARE(PluginOptions(), limits)
+
+
+class TestFairQueueing(SchedulerSuite):
+    def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
+        return FAIR_QUEUEING(FAIR_QUEUEING.Options(), limits)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_random_traffic(kind: Any) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(rng=st.randoms(use_true_random=False))
+    def check(rng: Any) -> None:
+        run_random_traffic(random_simulation(lambda limits: kind(kind.Options(), limits), rng), rng)
+
+    check()
+
+
+def simulate(kind: Any, **options: Any) -> SchedulerSimulation:
+    """One request runs at a time."""
+    limits = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=1, max_model_len=64)
+    return SchedulerSimulation(kind(kind.Options(**options), limits), limits, num_blocks=200)
+
+
+def test_the_shortest_remaining_runs_first() -> None:
+    simulation = simulate(SHORTEST)
+    long, short, middle = (simulation.add([1], num_output) for num_output in (20, 3, 9))
+    simulation.run()
+    assert simulation.finished == [short, middle, long]
+
+
+@pytest.mark.parametrize("kind", [FAIR_SHARE, FAIR_QUEUEING])
+def test_a_tenant_with_many_requests_does_not_hold_up_one_with_few(kind: Any) -> None:
+    simulation = simulate(kind)
+    many, few = ({"tenant": name} for name in ("many", "few"))
+    for extra in (many, many, many, many, few, few):
+        simulation.add([1, 2], 4, sampling=SamplingParams(extra=extra))
+    simulation.run()
+    order = [sequence.extra["tenant"] for sequence in simulation.finished]
+    assert order == ["many", "few", "many", "few", "many", "many"]
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_the_share() -> None:
+    simulation = simulate(FAIR_QUEUEING, weights={"heavy": 2})
+    for tenant in ("light", "light", "heavy", "heavy", "heavy", "heavy"):
+        simulation.add([1, 2], 4, sampling=SamplingParams(extra={"tenant": tenant}))
+    simulation.run()
+    order = [sequence.extra["tenant"] for sequence in simulation.finished]
+    assert order == ["heavy", "light", "heavy", "heavy", "light", "heavy"]
+
+
+def test_what_a_scheduler_reads_of_the_user_cannot_be_written() -> None:
+    simulation = SchedulerSimulation(FAIR_SHARE(PluginOptions(), LIMITS), LIMITS)
+    given = {"tenant": "a"}
+    sequence = simulation.add([1], 2, sampling=SamplingParams(extra=given))
+    given["tenant"] = "b"
+    assert dict(sequence.extra) == {"tenant": "a"}
+    with pytest.raises(TypeError):
+        sequence.extra["tenant"] = "c"  # type: ignore[index]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("tiny-llama")
+    save_tiny_model(directory, tiny_config("llama"))
+    return str(directory)
+
+
+@pytest.mark.parametrize("file", ["shortest_remaining:ShortestRemainingFirst", "fair_share:FairShare"])
+def test_the_engine_takes_it_from_its_file(model: str, file: str) -> None:
+    name, _, kind = file.partition(":")
+    sections: dict[str, Any] = {
+        "model": {"path": model, "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 48},
+        "cache": {"block_size": 4, "num_blocks": 16},
+        "executor": {"threads": 1},
+    }
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, extra={"tenant": n % 2}) for n in (20, 9, 3)]
+    prompts = [[3, 5, 7, 11, 13], [2, 4], [17] * 20]
+    with LLM(**sections) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    with LLM(**sections, scheduler=f"{EXAMPLES}/{name}.py:{kind}") as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
