@@ -196,7 +196,10 @@ def read_record(root: Path, tag: str | None) -> Record:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
+    completed = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    if completed.returncode:
+        raise SystemExit(f"git {' '.join(arguments)}: {completed.stderr.strip()}")
+    return completed.stdout
 
 
 def main(arguments: list[str]) -> int:

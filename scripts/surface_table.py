@@ -38,6 +38,7 @@ HOST_ONLY = frozenset(
         "dovetail.contracts.executor.PendingStep",
         "dovetail.contracts.executor.Worker",
         "dovetail.contracts.executor.WorkerSpec",
+        "dovetail.contracts.hooks.RequestControl",
         "dovetail.contracts.model.Communicator",
         "dovetail.contracts.model.ModelContext",
         "dovetail.contracts.scheduler.KVMemory",
@@ -46,6 +47,7 @@ HOST_ONLY = frozenset(
 """Protocols that the host implements and plugins are handed: they may grow in a minor version."""
 
 BASES = {
+    "executor": ("dovetail.executors.processes",),
     "scheduler": ("dovetail.schedulers.batching", "dovetail.schedulers.ranked_queue"),
 }
 """Modules outside the contracts that plugins of a kind may build on."""

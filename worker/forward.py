@@ -64,7 +64,6 @@ class EagerForward(ForwardPass):
         self._backends = backends
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
-        """As the base says."""
         longest_query = int(np.diff(inputs.query_start).max())
         longest = int(inputs.seq_lens.max())
         for group, backend in self._backends.items():
@@ -139,7 +138,6 @@ class GraphForward(ForwardPass):
         self._outputs.clear()
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
-        """As the base says."""
         shape = self._ladder.choose(inputs)
         graph = self._graphs.get(shape) if shape is not None else None
         if shape is None or graph is None:

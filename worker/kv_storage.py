@@ -1,4 +1,4 @@
-"""The bytes behind KV blocks: device pages, host pages, and copies between them, without a look inside a page."""
+"""The bytes of KV blocks: device pages, host pages, and copies between them. Pages are never looked into."""
 
 from __future__ import annotations
 

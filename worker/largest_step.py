@@ -147,7 +147,7 @@ class LargestStep:
     def _logits(self, hidden: torch.Tensor, count: int) -> torch.Tensor:
         """Of `count` rows, which are gathered as in a step."""
         wanted = hidden[torch.arange(count, device=hidden.device)]
-        # Zeros take as much memory, and are never NaN, behind which nothing would be drawn.
+        # Zeros take as much memory, and are never NaN, from which nothing can be drawn.
         return self._model.compute_logits(wanted).zero_()
 
     def _sampler(self, count: int) -> Sampler:

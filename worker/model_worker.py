@@ -103,12 +103,10 @@ class ModelWorker:
         self._model, self._context = model, context
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Runs one step."""
         assert self._runner is not None, "initialize_cache comes before execute"
         return self._runner.execute(plan)
 
     def submit(self, plan: StepPlan) -> PendingStep | StepResult:
-        """Hands one step over."""
         assert self._runner is not None, "initialize_cache comes before submit"
         return self._runner.submit(plan)
 

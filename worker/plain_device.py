@@ -11,7 +11,7 @@ from dovetail.contracts.errors import CapacityError, ConfigError
 
 
 class _Done(Event):
-    """The point behind the work of a device that may still compute, as accelerators do."""
+    """The end of the work of a device that may still compute, as accelerators do."""
 
     def __init__(self, device: torch.device):
         self._device = device

@@ -106,16 +106,8 @@ class _Values(BaseModel):
 
 _DIMENSIONS = (
     *("hidden_size", "n_embd", "d_model", "intermediate_size", "moe_intermediate_size"),
-    *(
-        "shared_expert_intermediate_size",
-        "intermediate_size_mlp",
-        "ffn_dim",
-        "ffn_hidden_size",
-        "n_inner",
-        "vocab_size",
-        "head_dim",
-    ),
-    *("num_attention_heads", "n_head", "n_heads", "num_key_value_heads"),
+    *("shared_expert_intermediate_size", "intermediate_size_mlp", "ffn_dim", "ffn_hidden_size", "n_inner"),
+    *("vocab_size", "head_dim", "num_attention_heads", "n_head", "n_heads", "num_key_value_heads"),
 )
 _NESTED = ("rope_scaling", "rope_parameters", "quantization_config")
 """Those whose own values are looked at: all of their numbers must be finite."""

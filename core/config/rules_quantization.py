@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -133,41 +134,34 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.1f} MiB"
 
 
+@dataclass(frozen=True)
 class _Layers:
     """Asks methods whether they serve what the config asks for, and this model's layers."""
 
-    def __init__(
-        self,
-        state: Resolution,
-        section: ComponentSection,
-        need: QuantizationNeed,
-        family: Chosen[ModelFamily],
-        hf_config: Mapping[str, Any],
-    ):
-        self._state = state
-        self._section = section
-        self._need = need
-        self._family = family
-        self._hf_config = hf_config
+    state: Resolution
+    section: ComponentSection
+    need: QuantizationNeed
+    family: Chosen[ModelFamily]
+    hf_config: Mapping[str, Any]
 
     def choose(self) -> Chosen[QuantizationMethod] | None:
         """The method, or None where `auto` finds none. Warns of layers that stay in full precision though nobody
         asked for it, and of what the method says against itself."""
-        formats = ", ".join(sorted(self._need.packed_formats))
+        formats = ", ".join(sorted(self.need.packed_formats))
         otherwise = f"no method can hold the checkpoint's {formats} as they are here"
-        question = Question(self._state, QUANTIZATION, self._need, section=self._section, ask=self._against)
+        question = Question(self.state, QUANTIZATION, self.need, section=self.section, ask=self._against)
         chosen = question.choose_or_none(otherwise)
         if chosen is not None:
-            method = chosen.plugin(chosen.options, self._need)
+            method = chosen.plugin(chosen.options, self.need)
             if left_out := self._served(method).left_out:
-                self._state.warn(f"model.quantization: {chosen.component.name} {left_out}")
+                self.state.warn(f"model.quantization: {chosen.component.name} {left_out}")
             if caveat := method.caveat():
-                self._state.warn(f"model.quantization: {chosen.component.name} {caveat}")
+                self.state.warn(f"model.quantization: {chosen.component.name} {caveat}")
         return chosen
 
     def _against(self, plugin: type[QuantizationMethod], options: PluginOptions) -> Sequence[str]:
-        against = reasons_against(plugin, self._need, options, self._state.environment)
-        return against or self._against_layers(plugin(options, self._need))
+        against = reasons_against(plugin, self.need, options, self.state.environment)
+        return against or self._against_layers(plugin(options, self.need))
 
     def _against_layers(self, method: QuantizationMethod) -> Sequence[str]:
         shapes = [layer.shape for layer in self._layers.offered(method)]
@@ -177,13 +171,13 @@ class _Layers:
     def _served(self, method: QuantizationMethod) -> Served:
         layers = self._layers
         try:
-            return layers.ask(method, self._need.device_type)
+            return layers.ask(method, self.need.device_type)
         except TypeError as error:
             whose = f"{type(method).__module__}:{type(method).__qualname__}"
             raise PluginError(f"{whose} breaks the contract of quantization methods: {error}") from error
 
     @cached_property
     def _layers(self) -> LayerPlan:
-        family = self._family.plugin(self._family.options)
-        ranks = self._state.config.executor.tensor_parallel
-        return self._state.inspector.plan_layers(family, self._hf_config, ranks)
+        family = self.family.plugin(self.family.options)
+        ranks = self.state.config.executor.tensor_parallel
+        return self.state.inspector.plan_layers(family, self.hf_config, ranks)

@@ -115,6 +115,7 @@ class ResolvedConfig:
     quantization: Component | None
     operators: Component | None
     speculation: ResolvedSpeculation | None
+    worker_memory_bytes: int
     reproducibility: str
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]

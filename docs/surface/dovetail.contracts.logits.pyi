@@ -16,7 +16,7 @@ class LogitsSetup:
 
 @dataclass(frozen=True)
 class LogitsRequest:
-    key: int
+    seq_id: int
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     options: Any
@@ -24,7 +24,7 @@ class LogitsRequest:
 
 @dataclass(frozen=True)
 class LogitsRow:
-    key: int
+    seq_id: int
     output_token_ids: Sequence[int]
 
 
@@ -35,6 +35,6 @@ class LogitsProcessor(Plugin):
     def validate(self, options: Any) -> None: ...
     @abstractmethod
     def add_request(self, request: LogitsRequest) -> bool: ...
-    def remove_request(self, key: int) -> None: ...
+    def remove_request(self, seq_id: int) -> None: ...
     @abstractmethod
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None: ...

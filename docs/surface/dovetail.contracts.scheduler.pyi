@@ -58,6 +58,11 @@ class KVMemory(Protocol):
     def swap_in(self, request: Any) -> bool: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerCapabilities:
+    priorities: bool = False
+
+
 @dataclass(frozen=True)
 class SchedulerLimits:
     max_num_batched_tokens: int
@@ -77,7 +82,7 @@ class Schedule:
 
 
 class Scheduler(Plugin):
-    uses_priority: ClassVar[bool] = False
+    capabilities: ClassVar[SchedulerCapabilities] = SchedulerCapabilities()
     def __init__(self, options: PluginOptions, limits: SchedulerLimits): ...
     options: PluginOptions
     limits: SchedulerLimits

@@ -217,7 +217,7 @@ def test_a_tokenizer_that_the_start_refuses_is_refused(engine_yaml):
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 LONGROPE |= {"original_max_position_embeddings": 32}
 REFUSED = {
-    "no keywords": ("nemotron", {}, "NemotronAttention does not hand on the keywords"),
+    "no keywords": ("nemotron", {}, "NemotronAttention does not pass on the keywords"),
     "longrope": (
         "granite",
         {"rope_parameters": LONGROPE},

@@ -124,8 +124,8 @@ def make_strict(model_dir: Path, **sections: Any) -> LLM:
     ("sections", "words"),
     [
         ({"attention": "sdpa"}, "no batch-invariant mode"),
-        ({"model": {"quantization": "int8"}}, "depend on the rows beside"),
-        ({"model": {"family": "transformers"}}, "rows do not keep apart"),
+        ({"model": {"quantization": "int8"}}, "depend on the rows of the same batch"),
+        ({"model": {"family": "transformers"}}, "does not keep its rows apart"),
         ({"executor": {"name": "multiproc", "tensor_parallel": 4}}, "at most 2 ranks"),
     ],
 )

@@ -94,6 +94,16 @@ def test_generates_what_transformers_does(run, expected, sections):
     assert tokens_of(run(**sections)) == expected
 
 
+@pytest.mark.parametrize("drafter", ["frozen", "ngram"])
+def test_drafts_are_verified(run, expected, drafter):
+    section = {"name": drafter, "num_tokens": 4, "length": {"name": "frozen", "most": 3}}
+    with run(speculative={"drafters": {"mine": section}, "acceptance": {"name": "frozen"}}) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [output.metrics.drafter_error for output in outputs] == [None] * 3
+    assert 0 < outputs[0].metrics.num_drafted <= 3 * outputs[0].metrics.num_draft_rounds
+
+
 def test_quantization_rounds_the_layers_of_a_running_model(run, expected):
     whole = tokens_of(run(model={"quantization": {"name": "frozen"}}))
     assert [len(tokens) for tokens in whole] == [8, 8, 8]

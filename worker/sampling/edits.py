@@ -329,7 +329,7 @@ def _flat_index(logits: Tensor, tokens: Sequence[tuple[_Row, NDArray[np.int64]]]
 
 
 def _run_processor(logits: Tensor, rows: Sequence[_Row], name: str, processor: LogitsProcessor) -> dict[int, str]:
-    """Shows one processor a copy of its rows, so that one that fails leaves nothing half-done behind."""
+    """Shows one processor a copy of its rows, so that one that fails leaves nothing half done."""
     index = torch.tensor([row.index for row in rows], device=logits.device)
     shown = logits[index]
     try:

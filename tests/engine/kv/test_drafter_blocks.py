@@ -134,15 +134,15 @@ def test_blocks_filled_after_a_drafter_failed_are_not_found_as_its_own():
 def test_copies_and_swaps_move_the_drafters_pages():
     layout = build_layout([LARGE], BLOCK, {"it": [SMALL]})
     storage = KVStorage(layout, 4, 2, torch.device("cpu"))
-    lanes = storage._lanes
-    assert [lane.shape[1] for lane in lanes] == [LARGE.page_bytes(BLOCK), SMALL.page_bytes(BLOCK)]
-    for lane in lanes:
-        lane[1] = 7
+    tensors = storage._tensors
+    assert [tensor.shape[1] for tensor in tensors] == [LARGE.page_bytes(BLOCK), SMALL.page_bytes(BLOCK)]
+    for tensor in tensors:
+        tensor[1] = 7
     storage.copy([(1, 2)])
     storage.swap_out([(2, 0)])
     storage.swap_in([(0, 3)])
-    assert all(bool((lane[3] == 7).all()) for lane in lanes)
-    assert len(KVStorage(layout, 4, 0, torch.device("cpu"), drafts=False)._lanes) == 1
+    assert all(bool((tensor[3] == 7).all()) for tensor in tensors)
+    assert len(KVStorage(layout, 4, 0, torch.device("cpu"), drafts=False)._tensors) == 1
 
 
 def test_pages_of_a_drafter_that_failed_are_not_found_as_its_own():

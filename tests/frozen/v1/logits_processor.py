@@ -30,12 +30,12 @@ class Frozen(LogitsProcessor):
     def add_request(self, request: LogitsRequest) -> bool:
         banned = [*self.options.always, *(request.options or ())]
         if banned:
-            self._banned[request.key] = banned
+            self._banned[request.seq_id] = banned
         return bool(banned)
 
-    def remove_request(self, key: int) -> None:
-        del self._banned[key]
+    def remove_request(self, seq_id: int) -> None:
+        del self._banned[seq_id]
 
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
         for index, row in enumerate(rows):
-            logits[index, self._banned[row.key]] = -torch.inf
+            logits[index, self._banned[row.seq_id]] = -torch.inf

@@ -92,7 +92,9 @@ class Model(torch.nn.Module):
 def rope(config: Mapping[str, Any]) -> RopeSpec:
     head = config["hidden_size"] // config["num_attention_heads"]
     theta = config.get("rope_parameters", config)["rope_theta"]
-    return RopeSpec(head, head, theta, config["max_position_embeddings"])
+    return RopeSpec(
+        head_size=head, rotary_size=head, theta=theta, max_position_embeddings=config["max_position_embeddings"]
+    )
 
 
 class Frozen(ModelFamily):
