@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from dovetail.contracts.attention import (
-    AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
     AttentionSetup,
+    MovesSlots,
     Reach,
 )
 from dovetail.contracts.plugin import PluginOptions
@@ -43,7 +43,7 @@ class _Request:
     """int64 [n]: its position in the sequence."""
 
 
-class ReferenceBackend(AttentionBackend):
+class ReferenceBackend(MovesSlots):
     """Gathers, for each query token, the keys that it sees, and writes out softmax(q K^T) V.
 
     The math is in float32 (float64 for float64). A row is computed by itself, over its visible keys only, so its

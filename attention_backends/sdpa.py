@@ -21,11 +21,11 @@ from dovetail.attention_backends.sdpa_plan import (
 )
 from dovetail.attention_backends.sdpa_shared import attend_shared
 from dovetail.contracts.attention import (
-    AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
     AttentionSetup,
+    MovesSlots,
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv import DTYPE_BYTES
@@ -42,7 +42,7 @@ class SDPAOptions(PluginOptions):
     """KiB of keys and values that one call gathers; best where it fits the second-level cache."""
 
 
-class SDPABackend(AttentionBackend):
+class SDPABackend(MovesSlots):
     """Gathers the pages of many requests at once and attends to them in few calls; pages that many requests have in
     common are read once.
 

@@ -254,8 +254,8 @@ class LLMEngine:
 
     @exclusive
     def forget_finished(self) -> None:
-        """Drafters forget what requests taught them that ended (`DraftWorker.forget_finished`), so that a measurement
-        does not meet answers of the one before. Raises `RequestError` while requests are unfinished."""
+        """Drafters forget what requests taught them that ended (`LearnsFromRequests.forget_finished`), so that a
+        measurement does not meet answers of the one before. Raises `RequestError` while requests are unfinished."""
         if self.request_ids:
             raise RequestError("drafters cannot forget while requests are unfinished: let them end, or abort them")
         self._core.settle()

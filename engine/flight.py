@@ -60,13 +60,18 @@ def may_follow(flights: deque[Flight]) -> bool:
     """Whether a step can be scheduled behind those in flight, of which there is one at least.
 
     Behind several, no request may be admitted again that a step preempted after it was scheduled, since the plan would
-    have to name tokens that nobody knows; and none may compute more than one token behind its last, for which it has no
-    block.
+    have to name tokens that nobody knows; none may compute more than one token behind its last, for which it has no
+    block; and none may be passed over (held, say) by a step behind its own: workers know the tokens of the step before.
     """
     if not flights[-1].allows_another:
         return False
-    return len(flights) == 1 or all(
-        sequence.status is RequestStatus.RUNNING and sequence.num_tokens + len(flights) <= sequence.max_total_tokens
+    if len(flights) == 1:
+        return True
+    last = set(flights[-1].plan.keys)
+    return all(
+        sequence.status is RequestStatus.RUNNING
+        and sequence.num_tokens + len(flights) <= sequence.max_total_tokens
+        and sequence.key in last
         for flight in flights
         for sequence in flight.schedule.requests
         if sequence.status is not RequestStatus.FINISHED

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dovetail.contracts.attention import AttentionBackend, AttentionLayer
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, MovesSlots, RotatesAndWrites
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelContext
 from dovetail.nn.rope import Rotation
@@ -67,19 +68,25 @@ class Attention(torch.nn.Module):
         """What the layer keeps between steps."""
         self._backend: AttentionBackend | None = None
         self._kv_cache: torch.Tensor | None = None
-        self._backend_rotates = False
+        self._rotating: RotatesAndWrites | None = None
+        """The backend, where it rotates by itself."""
         context.attention_layers.append(self)
 
     def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
         """Uses `backend`, with `kv_cache` of its `kv_cache_shape`, from now on."""
         self._backend = backend
         self._kv_cache = kv_cache
-        self._backend_rotates = kv_cache.device.type in backend.capabilities.rotates_on
+        self._rotating = backend if isinstance(backend, RotatesAndWrites) else None
 
     def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies cached keys and values of single tokens, as `AttentionBackend.move_slots`."""
+        """Copies cached keys and values of single tokens, as `MovesSlots.move_slots`."""
         if self._backend is None or self._kv_cache is None:
             raise RuntimeError("the attention layer has no backend yet: call bind() first")
+        if not isinstance(self._backend, MovesSlots):
+            raise PluginError(
+                f"{type(self._backend).__name__} declares trees and is no MovesSlots: derive it from that class, or "
+                "leave trees out of its capabilities"
+            )
         self._backend.move_slots(self._kv_cache, source, target)
 
     def rotate_and_forward(self, queries_keys: torch.Tensor, value: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -87,10 +94,10 @@ class Attention(torch.nn.Module):
 
         They are side by side, so that one rotation turns both, and are given up: [T, num_heads + num_kv_heads,
         head_size]. The backend turns them where it does so while it writes the pages
-        (`AttentionCapabilities.rotates_on`), else the operators of the model do.
+        (`RotatesAndWrites`), else the operators of the model do.
         """
         left: Rotation | None = rotation
-        if not self._backend_rotates:
+        if self._rotating is None:
             queries_keys, left = rotation.apply(queries_keys), None
         num_heads = self.layer.num_heads
         # Through `forward`, which torch.compile is kept out of; this function it may fuse with what came before.
@@ -110,8 +117,8 @@ class Attention(torch.nn.Module):
         query = query.view(num_tokens, layer.num_heads, layer.head_size)
         key = key.view(num_tokens, layer.num_kv_heads, layer.head_size)
         value = value.view(num_tokens, layer.num_kv_heads, layer.head_size)
-        if rotation is None:
+        if rotation is None or self._rotating is None:
             output = self._backend.forward(layer, query, key, value, kv_cache)
         else:
-            output = self._backend.rotate_and_forward(layer, query, key, value, rotation.cos, rotation.sin, kv_cache)
+            output = self._rotating.rotate_and_forward(layer, query, key, value, rotation.cos, rotation.sin, kv_cache)
         return output.reshape(num_tokens, layer.num_heads * layer.head_size)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 
 from dovetail.contracts.attention import AttentionModule
-from dovetail.contracts.errors import ModelError
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.model import Communicator
 from dovetail.contracts.operators import Operators
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
+from dovetail.contracts.quantization import LinearKernel, LinearShape, LooksUpRows, QuantizationMethod
 from dovetail.nn.communicator import SingleProcess
 from dovetail.nn.kernels import plain_kernel
 from dovetail.nn.native.kept_kernels import KernelKeeper
@@ -84,15 +84,25 @@ class BuildContext:
         kernel = self._create_quantized(shape)
         return kernel if kernel is not None else self.create_plain_kernel(shape)
 
-    def create_embedding_kernel(self, shape: LinearShape) -> LinearKernel | None:
-        """The quantization method's kernel for a table of token embeddings; None: the table stays a plain tensor."""
-        if self.quantization is None or not self.quantization.embeddings:
+    def create_embedding_kernel(self, shape: LinearShape) -> LooksUpRows | None:
+        """The quantization method's kernel for a table of token embeddings; None: the table stays a plain tensor.
+        Raises `PluginError` for a kernel that looks up no rows."""
+        if self.quantization is None or not self.quantization.capabilities.embeddings:
             return None
-        return self._create_quantized(shape)
+        kernel = self._create_quantized(shape)
+        if kernel is not None and not isinstance(kernel, LooksUpRows):
+            raise PluginError(
+                f"{type(self.quantization).__name__} declares embeddings, and its kernel for {shape.name} is no "
+                "LooksUpRows: derive it from that class, or leave embeddings out of the capabilities"
+            )
+        return kernel
 
     def _create_quantized(self, shape: LinearShape) -> LinearKernel | None:
-        kernel = self.quantization.create_linear(shape, self.device) if self.quantization is not None else None
-        return kernel if kernel is None or self.keeper is None else self.keeper.wrap(shape, kernel)
+        method = self.quantization
+        if method is None or not method.describe(shape).is_served:
+            return None
+        kernel = method.create_linear(shape, self.device)
+        return kernel if self.keeper is None else self.keeper.wrap(shape, kernel)
 
     def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
         """Full precision, whatever the quantization method says."""

@@ -12,7 +12,14 @@ import torch
 from dovetail.contracts.layer_plan import LayerPlan, PlannedLayer
 from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LayerSupport,
+    LinearShape,
+    LooksUpRows,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.contracts.weights import TensorInfo
 from dovetail.nn.embedding import LMHead, VocabEmbedding
 from dovetail.nn.kernels import PackedLinear
@@ -21,7 +28,7 @@ from dovetail.nn.loading import num_parameters
 from dovetail.nn.planning import planning_context
 
 
-class _Note(LinearKernel):
+class _Note(LooksUpRows):
     """In place of a kernel; knows which layer that is."""
 
     def __init__(self, shape: LinearShape):
@@ -33,18 +40,21 @@ class _Note(LinearKernel):
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         raise RuntimeError("a planned model cannot run")
 
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        raise RuntimeError("a planned model cannot run")
+
 
 class _Recorder(QuantizationMethod):
     """Gives a note for every layer that a method is asked about."""
 
     contract = (1, 0)
-    embeddings = True
+    capabilities = QuantizationCapabilities(embeddings=True)
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        return LayerSupport(is_served=True)
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> _Note:
         return _Note(shape)
-
-    def bytes_per_weight(self) -> float:
-        return 0.0
 
 
 def plan_layers(
@@ -75,7 +85,7 @@ def plan_layers(
 
 
 def bytes_held(
-    plan: LayerPlan, method: QuantizationMethod | None, device_type: str, plain: int, infos: Sequence[TensorInfo]
+    plan: LayerPlan, method: QuantizationMethod | None, plain: int, infos: Sequence[TensorInfo]
 ) -> dict[str, float]:
     """Bytes per weight of each layer by name, under "" that of everything else.
 
@@ -84,12 +94,14 @@ def bytes_held(
     held = {"": float(plain)} | {layer.shape.name: float(plain) for layer in (*plan.layers, *plan.tables)}
     if method is None:
         return held
-    served = plan.ask(method, device_type).names
+    served = plan.ask(method).layers
     by_name = {info.name: info for info in infos}
+    formats = {info.dtype for info in infos}
     for layer in plan.offered(method):
-        if layer.shape.name in served:
+        if (support := served.get(layer.shape.name)) is not None:
             parts = [by_name[source] for source in layer.sources if source in by_name]
-            held[layer.shape.name] = _held(layer.shape, parts, method, plain)
+            # Families that rename a checkpoint's tensors hide which belong to a layer.
+            held[layer.shape.name] = _held(support, parts) if parts else support.least_bytes_per_weight(formats)
     return held
 
 
@@ -98,25 +110,16 @@ def second_copies(plan: LayerPlan, method: QuantizationMethod | None, device_typ
     layout: rows are looked up in one, and multiplied with the other."""
     if not PackedLinear.serves(torch.device(device_type), dtype):
         return 0
-    served = plan.ask(method, device_type).names if method is not None else frozenset()
+    served = plan.ask(method).names if method is not None else frozenset()
     tied = (layer for layer in plan.layers if layer.is_table and layer.shape.name not in served)
     return sum(layer.weights for layer in tied) * dtype.itemsize
 
 
-def _held(shape: LinearShape, parts: Sequence[TensorInfo], method: QuantizationMethod, plain: int) -> float:
-    """Bytes per weight of a layer that is served. Methods that hold packed blocks leave numbers as they are."""
-    packed = [info for info in parts if info.dtype in method.holds]
-    if not packed:
-        return plain if method.holds and parts else method.layer_bytes_per_weight(shape)
-    rest = sum(prod(info.shape) for info in parts) - sum(prod(info.shape) for info in packed)
-    held = sum(_held_bytes(info, method) for info in packed)
-    return (held + rest * plain) / sum(prod(info.shape) for info in parts)
-
-
-def _held_bytes(info: TensorInfo, method: QuantizationMethod) -> float:
-    """What a tensor takes that comes packed."""
-    per_weight = method.held_bytes_per_weight(info.dtype)
-    return info.num_bytes if per_weight is None else per_weight * prod(info.shape)
+def _held(support: LayerSupport, parts: Sequence[TensorInfo]) -> float:
+    """Bytes per weight of a layer whose parts come as the checkpoint has them."""
+    weights = [prod(info.shape) for info in parts]
+    each = (support.packed_bytes_per_weight.get(info.dtype, support.bytes_per_weight) for info in parts)
+    return sum(count * size for count, size in zip(weights, each, strict=True)) / sum(weights)
 
 
 def _layers(module: torch.nn.Module) -> list[PlannedLayer]:

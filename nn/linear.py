@@ -48,7 +48,7 @@ class Linear(WeightHolder):
         self.kernel = context.create_kernel(shape) if quantize else context.create_plain_kernel(shape)
         self.bias = context.empty(out_features) if bias else None
         self._takes_some_rows = is_plain(self.kernel) or (
-            context.quantization is not None and context.quantization.reloads_rows
+            context.quantization is not None and context.quantization.capabilities.reloads_rows
         )
         self._weights = {f"{part.source}.weight": part for part in parts}
         self._given: set[str] = set()

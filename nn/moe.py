@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
 
 from dovetail.contracts.model import ModelContext
+from dovetail.contracts.operators import MultipliesGroups
 from dovetail.contracts.quantization import LinearKernel
 from dovetail.nn.kernels import TorchLinear
 from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
@@ -84,13 +86,13 @@ class SparseMoE(torch.nn.Module):
             Expert(context, f"{name}.{names.experts}.{index}", shape, names) for index in range(shape.num_experts)
         )
         self._runs = cast(list[Expert], list(self.experts))
-        self._operators = context.operators
         self._activation = gated_activation(context, shape.hidden_act)
         self._stacked: tuple[torch.Tensor, torch.Tensor] | None = None
         """Of all experts, gate and up, and down; made when the block first runs."""
         first = self._runs[0]
         kernels = first.gate_up_proj.kernel, first.down_proj.kernel
-        self._is_grouped = context.operators.groups and all(isinstance(kernel, TorchLinear) for kernel in kernels)
+        operators, is_plain = context.operators, all(isinstance(kernel, TorchLinear) for kernel in kernels)
+        self._grouping = operators if is_plain and isinstance(operators, MultipliesGroups) else None
         self.shared = _shared_expert(context, name, shape) if shape.shared_intermediate_size else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +100,7 @@ class SparseMoE(torch.nn.Module):
         weights, chosen = self.route(x)
         by_expert = chosen.flatten().argsort(stable=True)
         tokens = by_expert // self._shape.top_k
-        run = self._run_grouped if self._is_grouped else self._run_each
+        run = self._run_each if self._grouping is None else partial(self._run_grouped, self._grouping)
         shares = weights.flatten()[by_expert, None]
         if self._shape.weighs_inputs:
             contributions = run(x[tokens] * shares, chosen)
@@ -114,7 +116,7 @@ class SparseMoE(torch.nn.Module):
         inputs = torch.split(x, counts)
         return torch.cat([run(part) for run, part in zip(self._runs, inputs, strict=True) if part.shape[0]])
 
-    def _run_grouped(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def _run_grouped(self, operators: MultipliesGroups, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         if self._stacked is None:
             self._stacked = (
                 _stack([expert.gate_up_proj.kernel for expert in self._runs]),
@@ -122,8 +124,8 @@ class SparseMoE(torch.nn.Module):
             )
         numbers = torch.arange(self._shape.num_experts + 1, dtype=chosen.dtype, device=chosen.device)
         starts = torch.searchsorted(chosen.flatten().sort().values, numbers).int()
-        gate_up = self._operators.grouped_linear(x, self._stacked[0], starts)
-        return self._operators.grouped_linear(self._activation(gate_up), self._stacked[1], starts)
+        gate_up = operators.grouped_linear(x, self._stacked[0], starts)
+        return operators.grouped_linear(self._activation(gate_up), self._stacked[1], starts)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (x's dtype) and numbers (int64) of each token's experts, both [T, top_k]."""

@@ -13,14 +13,14 @@ def is_skipped(name: str, skip: Collection[str]) -> bool:
     return any(part in name for part in skip)
 
 
-def against_skip(skip: Collection[str], shapes: Sequence[LinearShape], usual: Collection[str] = ()) -> list[str]:
+def against_skip(skip: Collection[str], shapes: Sequence[LinearShape], usual: Collection[str] = ()) -> tuple[str, ...]:
     """One line for each entry of `skip` that no layer's name contains, with the names that come near. `usual`: the
     option's default, whose entries not every model has."""
-    return [
+    return tuple(
         f"skip: no layer's name contains {part!r}; {_near(part, shapes)}"
         for part in skip
         if part not in usual and not any(part in shape.name for shape in shapes)
-    ]
+    )
 
 
 def _near(part: str, shapes: Sequence[LinearShape]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from dovetail.contracts.attention import AttentionModule
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelInputs
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -21,8 +22,9 @@ from dovetail.contracts.speculation import (
     DraftBatch,
     DraftCapabilities,
     DraftRequest,
-    DraftSetup,
-    DraftWorker,
+    KeepsLayers,
+    LayerSetup,
+    LoadsModel,
     SpeculationNeed,
 )
 from dovetail.spec_decode.chains import Chains
@@ -45,12 +47,12 @@ class DraftModelOptions(PluginOptions):
     temperature 1) falls below this; 0: each is as long as it may be."""
 
 
-class DraftModelDrafter(DraftWorker):
+class DraftModelDrafter(LoadsModel, KeepsLayers):
     """Runs the draft model over what the target computed, then token by token, all requests in one batch."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = DraftModelOptions
-    capabilities = DraftCapabilities(tensor_parallel=None, probabilities=True, confidence=True, kv_cache=True)
+    capabilities = DraftCapabilities(tensor_parallel=None, probabilities=True, confidence=True)
     options: DraftModelOptions
 
     @classmethod
@@ -84,7 +86,7 @@ class DraftModelDrafter(DraftWorker):
             )
         return reasons
 
-    def __init__(self, options: DraftModelOptions, setup: DraftSetup):
+    def __init__(self, options: DraftModelOptions, setup: LayerSetup):
         super().__init__(options, setup)
         assert setup.model is not None
         self._module = setup.model.module
@@ -92,6 +94,10 @@ class DraftModelDrafter(DraftWorker):
         self._right: dict[int, int] = {}
         """By key, how many positions behind those that the target had computed hold the right keys and values already:
         those of the last known token and of the drafts that stood. Empty but between `on_verified` and `propose`."""
+
+    def attention_layers(self) -> Sequence[AttentionModule]:
+        assert self.setup.model is not None
+        return self.setup.model.layers
 
     def on_verified(self, key: int, accepted: Sequence[int], num_drafted: int) -> None:
         # The last draft was never an input, so its own position is empty.

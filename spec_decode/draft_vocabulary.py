@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import LinearShape
-from dovetail.contracts.speculation import DraftSetup
+from dovetail.contracts.speculation import LayerSetup
 
 FILE = "draft_vocabulary.safetensors"
 _ROWS_AT_ONCE = 64
@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 64
 class DraftVocabulary:
     """Some of the target's tokens, and the target's unembedding of them."""
 
-    def __init__(self, token_ids: Tensor, setup: DraftSetup):
+    def __init__(self, token_ids: Tensor, setup: LayerSetup):
         self.token_ids = token_ids.to(setup.device, torch.int64)
         """int64 [v]: the target's ids."""
         shape = LinearShape("draft_vocabulary", setup.hidden_size, len(token_ids), has_bias=False)
@@ -43,7 +43,7 @@ def has_draft_vocabulary(folder: Path) -> bool:
     return (folder / FILE).exists()
 
 
-def load_draft_vocabulary(folder: Path, setup: DraftSetup) -> DraftVocabulary | None:
+def load_draft_vocabulary(folder: Path, setup: LayerSetup) -> DraftVocabulary | None:
     """The vocabulary of a folder of heads; None: it has none of its own. Raises `ModelError` for a file that cannot be
     read or names tokens that the target does not have."""
     if not has_draft_vocabulary(folder):
@@ -60,7 +60,7 @@ def load_draft_vocabulary(folder: Path, setup: DraftSetup) -> DraftVocabulary | 
 
 
 @torch.inference_mode()
-def _unembedding(token_ids: Tensor, setup: DraftSetup) -> Tensor:
+def _unembedding(token_ids: Tensor, setup: LayerSetup) -> Tensor:
     """[v, hidden_size] in the setup's dtype: the logits of unit vectors, since a target hands out no weights."""
     units = torch.eye(setup.hidden_size, dtype=setup.dtype, device=setup.device)
     starts = range(0, len(units), _ROWS_AT_ONCE)

@@ -16,4 +16,4 @@ class GreedyRule(AcceptanceRule):
     capabilities = AcceptanceCapabilities(lossless=True, trees=True)
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
-        return [matching_path(request.draft, request.target_tokens) for request in requests]
+        return [matching_path(request.draft, request.target.tokens()) for request in requests]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.contracts.operators import Operators
+from dovetail.contracts.operators import AcceptsChains, Operators
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import (
     AcceptanceCapabilities,
@@ -44,18 +44,18 @@ class RejectionRule(AcceptanceRule):
 
     def __init__(self, options: PluginOptions):
         super().__init__(options)
-        self._operators: Operators | None = None
+        self._operators: AcceptsChains | None = None
 
     def use_operators(self, operators: Operators) -> None:
         """Chains that were drawn go to a set that accepts them, all of a step at once."""
-        self._operators = operators if operators.accepts_chains else None
+        self._operators = operators if isinstance(operators, AcceptsChains) else None
 
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         # Drafts that were chosen rather than drawn, and a target whose tokens are certain, need no distributions.
         drawn = [i for i, request in enumerate(requests) if is_drawn(request)]
         verdicts = dict(zip(drawn, self._judge_drawn([requests[i] for i in drawn]), strict=True))
         return [
-            verdicts[i] if i in verdicts else matching_path(request.draft, request.target_tokens)
+            verdicts[i] if i in verdicts else matching_path(request.draft, request.target.tokens())
             for i, request in enumerate(requests)
         ]
 
@@ -104,7 +104,7 @@ def is_drawn(request: VerifyRequest) -> bool:
     return request.draft.probs is not None and not request.sampling.is_greedy
 
 
-def accept_chains(requests: Sequence[VerifyRequest], operators: Operators) -> list[Verdict]:
+def accept_chains(requests: Sequence[VerifyRequest], operators: AcceptsChains) -> list[Verdict]:
     """Verdicts of chains that were drawn. One transfer to the host, however many and however long they are."""
     if not requests:
         return []

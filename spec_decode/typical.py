@@ -54,7 +54,7 @@ class TypicalRule(AcceptanceRule):
         targets = torch.split(targets_of(requests), [len(request.draft.token_ids) + 1 for request in requests])
         paths = [self._longest_path(request.draft, target) for request, target in zip(requests, targets, strict=True)]
         return [
-            Verdict(path, request.target_tokens[path[-1] + 1 if path else 0])
+            Verdict(path, request.target.tokens()[path[-1] + 1 if path else 0])
             for request, path in zip(requests, paths, strict=True)
         ]
 

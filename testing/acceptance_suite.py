@@ -24,6 +24,7 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import (
     AcceptanceRule,
     Draft,
+    TargetView,
     Verdict,
     VerifyRequest,
 )
@@ -159,7 +160,7 @@ class AcceptanceRuleSuite:
             tokens = [*(request.draft.token_ids[node] for node in verdict.accepted), verdict.next_token_id]
             rows = [0, *(node + 1 for node in verdict.accepted)]
             for row, token in zip(rows, tokens, strict=True):
-                assert float(request.target[row, token]) > 0, f"token {token} is impossible after row {row}"
+                assert float(request.target.probs()[row, token]) > 0, f"token {token} is impossible after row {row}"
 
     def test_leaves_alone_what_is_not_its_own(self) -> None:
         """What it is handed, which the host looks at afterwards, and the random generators of the process."""
@@ -168,7 +169,7 @@ class AcceptanceRuleSuite:
         requests = [verify_request(d, target[: len(d.token_ids) + 1], random, greedy()) for d in self.drafts()]
         if self.rule_class.capabilities.sampling:
             requests += self.sampled_requests(60)
-        with leaves_alone(requests, [(request.target, request.target_tokens) for request in requests]):
+        with leaves_alone(requests, [(request.target.probs(), request.target.tokens()) for request in requests]):
             rule.verify(requests)
 
     def test_sampled_requests_repeat_in_any_batch(self) -> None:
@@ -268,11 +269,35 @@ def request_over(
     recover_uniforms: NDArray[np.float64],
 ) -> VerifyRequest:
     """A request over the target's distributions: float32 [k + 1, vocab_size], one-hot for greedy `sampling`."""
+    return VerifyRequest(
+        draft=draft,
+        target=GivenRows(target, recover_uniforms[[0, *draft.depths]]),
+        sampling=sampling,
+        accept_uniforms=accept_uniforms,
+        recover_uniforms=recover_uniforms,
+    )
 
-    def draw_target() -> list[int]:
-        return draft_draw(target, recover_uniforms[[0, *draft.depths]]).tolist()
 
-    return VerifyRequest(draft, lambda: target, draw_target, sampling, accept_uniforms, recover_uniforms)
+class GivenRows(TargetView):
+    """A target whose distributions are known."""
+
+    def __init__(self, rows: torch.Tensor, uniforms: NDArray[np.float64]):
+        """`uniforms`: float64 [k + 1], by which its tokens are drawn."""
+        self._rows = rows
+        self._uniforms = uniforms
+
+    def probs(self) -> torch.Tensor:
+        """As `TargetView.probs`."""
+        return self._rows
+
+    def tokens(self) -> list[int]:
+        """As `TargetView.tokens`."""
+        tokens: list[int] = draft_draw(self._rows, self._uniforms).tolist()
+        return tokens
+
+    def joined(self, views: Sequence[TargetView]) -> torch.Tensor:
+        """As `TargetView.joined`."""
+        return torch.cat([view.probs() for view in views])
 
 
 def greedy() -> SamplingParams:

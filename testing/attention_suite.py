@@ -19,7 +19,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities, AttentionNeed
+from dovetail.contracts.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionNeed,
+    MovesSlots,
+    RotatesAndWrites,
+)
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
@@ -126,15 +132,15 @@ class AttentionBackendSuite:
 
     def rotate_and_run(self, case: AttentionCase, rotary_size: int) -> tuple[torch.Tensor, AttentionCase]:
         """The step through `rotate_and_forward`, and the case whose queries and keys are rotated already."""
-        if torch.device(self.device).type not in self.capabilities.rotates_on:
-            pytest.skip(f"{self.backend_class.__name__} does not declare {self.device} in rotates_on")
+        backend = self.create(case)
+        if not isinstance(backend, RotatesAndWrites):
+            pytest.skip(f"{self.backend_class.__name__} is no RotatesAndWrites on {self.device}")
         query, key, value = case.inputs()
         random = torch.rand(len(query), 2, 1, rotary_size, generator=torch.Generator().manual_seed(rotary_size))
         # As rotary tables hand them over: side by side.
         cos, sin = (2 * random - 1).to(query.device, query.dtype).unbind(1)
         operators = torch_operators()
         rotated = case.with_inputs(operators.rotate(query, cos, sin), operators.rotate(key, cos, sin))
-        backend = self.create(case)
         kv_cache = case.filled_cache(backend)
         backend.plan(case.batch())
         fused = torch.cat((query, key, value), dim=1)
@@ -343,6 +349,7 @@ class AttentionBackendSuite:
             case = self.case(5, lengths=((5, 37),))
             request = case.requests[0]
             backend = self.create(case)
+            assert isinstance(backend, MovesSlots), "a backend that declares trees is a MovesSlots"
             kv_cache = case.filled_cache(backend, padding)
             block_size = case.setup.block_size
             slots = torch.tensor(

@@ -1,4 +1,4 @@
-"""Chains of drafts for `Operators.accept_chains`, and what it must answer."""
+"""Chains of drafts for `AcceptsChains.accept_chains`, and what it must answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Chains:
-    """Arguments of `Operators.accept_chains`."""
+    """Arguments of `AcceptsChains.accept_chains`."""
 
     target: torch.Tensor
     draft: torch.Tensor

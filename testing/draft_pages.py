@@ -1,4 +1,4 @@
-"""Pages and attention for one drafter without an engine: what `DraftSetup` promises, in plain torch."""
+"""Pages and attention for one drafter without an engine: what `LayerSetup` promises, in plain torch."""
 
 from __future__ import annotations
 

@@ -20,17 +20,27 @@ import torch
 from numpy.typing import NDArray
 
 from dovetail.contracts.errors import PluginError
+from dovetail.contracts.model import ModelContext
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
+    BuildsLayers,
     Draft,
     DraftBatch,
+    DraftModel,
     DraftRequest,
     DraftSetup,
     DraftWorker,
+    KeepsLayers,
+    LayerSetup,
+    LearnsFromRequests,
+    LoadsModel,
+    ReadsHiddenLayers,
     SpeculationNeed,
 )
+from dovetail.nn.context import BuildContext
 from dovetail.testing.acceptance_suite import SIGNIFICANCE, uniform_pair_p
+from dovetail.testing.draft_pages import SuitePages
 from dovetail.testing.draft_rounds import (
     HostBatch,
     RequestStep,
@@ -75,7 +85,7 @@ class DraftWorkerSuite:
     def setup(self) -> DraftSetup:
         """A random target's embeddings."""
         torch.manual_seed(0)
-        return DraftSetup(
+        simple = DraftSetup(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             max_model_len=MAX_MODEL_LEN,
@@ -90,6 +100,19 @@ class DraftWorkerSuite:
             draw=draft_draw,
             wants_confidence=self.worker_class.capabilities.confidence,
         )
+        if not issubclass(self.worker_class, BuildsLayers | LoadsModel | KeepsLayers):
+            return simple
+        return LayerSetup(
+            **vars(simple), create_context=self.create_context, pages=SuitePages(), model=self.own_model()
+        )
+
+    def own_model(self) -> DraftModel | None:
+        """The model that the host would load for a `LoadsModel`; override it for one."""
+        return None
+
+    def create_context(self) -> ModelContext:
+        """As `LayerSetup.create_context`."""
+        return BuildContext(torch.float32, torch.device("cpu"), max_model_len=MAX_MODEL_LEN, kv_dtype="float32")
 
     def create(self) -> DraftWorker:
         """A fresh worker."""
@@ -160,11 +183,12 @@ class DraftWorkerSuite:
             drawn = np.random.default_rng(step.chosen_seed).standard_normal(shape, np.float32)
             states.append(torch.from_numpy(drawn)[step.first : step.end])
         whole = torch.cat(states)
-        layers = list(self.worker_class.hidden_layers(self._options(), self.need()))
+        plugin = self.worker_class
+        layers = plugin.hidden_layers(self._options(), self.need()) if issubclass(plugin, ReadsHiddenLayers) else ()
         batch = DraftBatch(
             requests,
             whole[:, -1].contiguous() if self.worker_class.capabilities.needs_hidden_states else None,
-            whole[:, layers].flatten(1) if layers else None,
+            whole[:, list(layers)].flatten(1) if layers else None,
         )
         return HostBatch(batch)
 
@@ -312,11 +336,12 @@ class DraftWorkerSuite:
             assert len(worker.propose(batch)) == 2
 
     def test_forgets_finished_requests(self) -> None:
-        """What a request taught it is gone, so that it drafts like a new one, of texts that repeat themselves and of
-        those that only a finished request could continue."""
+        """What a request taught it is gone (one that is no `LearnsFromRequests` learns nothing), so that it drafts like
+        a new one, of texts that repeat themselves and of those that only a finished request could continue."""
         worker = self._taught()
         worker.on_finished(1, self.text(seed=1)[:60])
-        worker.forget_finished()
+        if isinstance(worker, LearnsFromRequests):
+            worker.forget_finished()
         fresh = self.create()
         texts = [self.text(7)[:40], self.text()[:20]]
         steps = [RequestStep(key, tokens, 0, len(tokens) - 1, self.num_tokens) for key, tokens in enumerate(texts)]

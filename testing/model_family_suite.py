@@ -25,7 +25,14 @@ from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.model import ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LayerSupport,
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.nn import Communicator
 from dovetail.nn.operators import TorchOperators
 from dovetail.nn.planning import against_size
@@ -65,18 +72,21 @@ class CountingOperators(TorchOperators):
 class AskedMethod(QuantizationMethod):
     """Serves no layer, and keeps which it was asked for."""
 
+    contract = (1, 0)
+    capabilities = QuantizationCapabilities()
+
     def __init__(self) -> None:
         super().__init__(PluginOptions(), QuantizationNeed("cpu", "float32"))
         self.shapes: list[LinearShape] = []
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """None."""
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        """Full precision."""
         self.shapes.append(shape)
-        return None
+        return LayerSupport()
 
-    def bytes_per_weight(self) -> float:
-        """Of float32."""
-        return 4.0
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """Never called."""
+        raise AssertionError(f"{shape} is left in full precision")
 
 
 class CountedAttention(PlainAttention):

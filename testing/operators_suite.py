@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
 
 from dovetail.contracts.needs import reasons_against
-from dovetail.contracts.operators import Operators, OperatorsNeed
+from dovetail.contracts.operators import AcceptsChains, DrawsTokens, MultipliesGroups, Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.testing.chain_cases import Chains, random_chains
 
@@ -27,6 +27,8 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EPS = 1e-5
 SHAPES = ((0, 16), (1, 576), (3, 37), (5, 8), (2, 4096), (97, 579))
 """(rows, size): none, one, sizes that no vector divides, and more than one thread would take."""
+
+Extra = TypeVar("Extra", bound=Operators)
 
 
 class OperatorsSuite:
@@ -153,18 +155,85 @@ class OperatorsSuite:
         ids = torch.arange(tokens, device=self.device) % 7
         assert torch.equal(operators.take_rows(table, ids), table[ids])
 
-    @pytest.fixture
-    def chain_operators(self) -> Operators:
-        """The set, where it accepts chains."""
+    # --- what some sets have besides -----------------------------------------------------------------------
+
+    def extra(self, kind: type[Extra]) -> Extra:
+        """The set, where it is a `kind`; otherwise the test is skipped."""
         name, reasons = self.operators_class.__name__, [self.check(str(dtype).split(".")[1]) for dtype in DTYPES]
-        if not self.operators_class.accepts_chains:
-            pytest.skip(f"{name} accepts no chains")
         if all(reasons):
             pytest.skip(f"{name}: {' '.join(reasons[0])}")
-        return self.operators_class(self.operators_class.Options.model_validate(dict(self.options)))
+        operators = self.operators_class(self.operators_class.Options.model_validate(dict(self.options)))
+        if not isinstance(operators, kind):
+            pytest.skip(f"{name} is no {kind.__name__}")
+        return operators
+
+    @pytest.fixture
+    def chain_operators(self) -> AcceptsChains:
+        """The set, where it accepts chains."""
+        return self.extra(AcceptsChains)  # type: ignore[type-abstract]
+
+    @pytest.fixture
+    def drawing_operators(self) -> DrawsTokens:
+        """The set, where it draws tokens."""
+        return self.extra(DrawsTokens)  # type: ignore[type-abstract]
+
+    @pytest.fixture
+    def grouping_operators(self) -> MultipliesGroups:
+        """The set, where it multiplies groups."""
+        return self.extra(MultipliesGroups)  # type: ignore[type-abstract]
+
+    @pytest.mark.parametrize("vocab_size", [7, 1000, 3001])
+    def test_draw(self, drawing_operators: DrawsTokens, vocab_size: int) -> None:
+        """With and without each parameter, among ties and masked tokens: the uniform falls into the middle of a token's
+        mass, so that no rounding decides."""
+        rows = 24
+        generator = torch.Generator().manual_seed(vocab_size)
+        logits = torch.randn(rows, vocab_size, generator=generator) * 3
+        logits[::3] = logits[::3].round()  # ties
+        logits[1::4, ::2] = -torch.inf
+        temperature = torch.tensor([1.0, 0.7, 1.5, 0.3]).repeat(rows // 4)
+        min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 1.0, 0.02]).repeat(rows // 6)
+        top_k = torch.tensor([vocab_size, 1, 3, vocab_size, 5, vocab_size, 2, vocab_size]).repeat(rows // 8)
+        top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 0.99, 0.01], dtype=torch.float64).repeat(rows // 6)
+        columns = temperature, min_p, top_k, top_p
+        weights = torch.stack([kept_weights(*row) for row in zip(logits, *columns, strict=True)])
+        expected = torch.multinomial(weights, 1, generator=generator)
+        middle = (weights.cumsum(1) - weights / 2).gather(1, expected)[:, 0] / weights.sum(1)
+        given = [tensor.to(self.device) for tensor in (logits, *columns, middle)]
+        tokens = drawing_operators.draw(*(tensor.clone() for tensor in given))
+        assert (tokens.dtype, tokens.tolist()) == (torch.int64, expected[:, 0].tolist())
+
+    def test_draw_at_the_ends(self, drawing_operators: DrawsTokens) -> None:
+        """The lowest and highest numbers that can be drawn fall on the first and the last token that is kept."""
+        logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf, 2.0, -torch.inf]] * 3)
+        ones, ends = torch.ones(3), torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64)
+        columns = ones, torch.zeros(3), torch.full((3,), 6), torch.ones(3, dtype=torch.float64), ends
+        tokens = drawing_operators.draw(*(tensor.to(self.device) for tensor in (logits, *columns)))
+        assert tokens.tolist() == [1, 2, 4]
+
+    @pytest.mark.parametrize("number", [float("nan"), -float("inf")])
+    def test_draw_ends_for_what_cannot_be_drawn_from(self, drawing_operators: DrawsTokens, number: float) -> None:
+        one = torch.ones(1)
+        columns = one, one * 0, torch.tensor([3]), one.double() / 2, one.double() / 2
+        tokens = drawing_operators.draw(*(tensor.to(self.device) for tensor in (torch.full((1, 50), number), *columns)))
+        assert 0 <= int(tokens) < 50
+
+    @pytest.mark.parametrize("counts", [[3, 0, 1, 20], [0, 0, 0, 5], [70, 70, 0, 1], [0, 0]])
+    def test_grouped_linear(self, grouping_operators: MultipliesGroups, counts: list[int]) -> None:
+        """Groups of no row, of one and of many, each with its own matrix."""
+        for dtype in DTYPES:
+            if self.check(str(dtype).removeprefix("torch.")):
+                continue
+            x, weight = self.random(sum(counts), 48, dtype=dtype), self.random(len(counts), 40, 48, dtype=dtype)
+            starts = torch.tensor([0, *counts], device=self.device).cumsum(0).int()
+            y = grouping_operators.grouped_linear(x, weight, starts)
+            parts = [part.double() @ weight[i].double().T for i, part in enumerate(torch.split(x, counts))]
+            scale = [part.double().abs() @ weight[i].double().abs().T for i, part in enumerate(torch.split(x, counts))]
+            assert (y.dtype, y.shape) == (dtype, (sum(counts), 40))
+            self.assert_close(y, torch.cat(parts), roundings=1, scale=torch.cat(scale))
 
     @pytest.mark.parametrize("vocab_size", [5, 300, 9001])
-    def test_accept_chains(self, chain_operators: Operators, vocab_size: int) -> None:
+    def test_accept_chains(self, chain_operators: AcceptsChains, vocab_size: int) -> None:
         """Drafts from distributions near the target's, far from it and beside it, in chains of different lengths."""
         chains = random_chains([3, 0, 1, 6, 2, 17, 5], vocab_size, self.device)
         given = [tensor.clone() for tensor in chains.arguments]
@@ -173,11 +242,11 @@ class OperatorsSuite:
         assert list(zip(accepted.tolist(), tokens.tolist(), strict=True)) == chains.expected()
         assert all(map(torch.equal, chains.arguments, given)), "nothing is given up"
 
-    def test_accept_no_chains(self, chain_operators: Operators) -> None:
+    def test_accept_no_chains(self, chain_operators: AcceptsChains) -> None:
         accepted, tokens = chain_operators.accept_chains(*random_chains([], 7, self.device).arguments)
         assert (accepted.tolist(), tokens.tolist()) == ([], [])
 
-    def test_accept_chains_draws_nothing_of_weight_0(self, chain_operators: Operators) -> None:
+    def test_accept_chains_draws_nothing_of_weight_0(self, chain_operators: AcceptsChains) -> None:
         """At both ends of the uniforms, behind refused nodes and behind whole chains."""
         p, q = [0.0, 0.5, 0.0, 0.5, 0.0], [0.5, 0.25, 0.0, 0.25, 0.0]
         first_last = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
@@ -194,7 +263,7 @@ class OperatorsSuite:
             accepted, tokens = chain_operators.accept_chains(*chains.arguments)
             assert list(zip(accepted.tolist(), tokens.tolist(), strict=True)) == expected
 
-    def test_accept_chains_draws_from_the_target_where_nothing_is_left(self, chain_operators: Operators) -> None:
+    def test_accept_chains_draws_from_the_target_where_nothing_is_left(self, chain_operators: AcceptsChains) -> None:
         """What rounding can do: a draft that has at least the target's probability everywhere, and is refused."""
         chains = random_chains([1] * 8, 50, self.device)
         draft, uniforms = chains.target[::2] * 1.25, torch.full_like(chains.accept_uniforms, 0.9)
@@ -203,7 +272,7 @@ class OperatorsSuite:
         assert accepted.tolist() == [0] * 8
         assert list(zip(accepted.tolist(), tokens.tolist(), strict=True)) == chains.expected()
 
-    def test_accept_chains_ends_for_what_is_no_distribution(self, chain_operators: Operators) -> None:
+    def test_accept_chains_ends_for_what_is_no_distribution(self, chain_operators: AcceptsChains) -> None:
         """Rows of nothing but 0, as the host has them for requests that fail, and NaN."""
         for number in (0.0, float("nan")):
             chains = random_chains([2], 50, self.device)
@@ -235,7 +304,7 @@ class OperatorsSuite:
             for alone, among in zip(run(part), everything, strict=True):
                 assert torch.equal(alone, among[part])
 
-    def test_chains_do_not_depend_on_the_batch(self, chain_operators: Operators) -> None:
+    def test_chains_do_not_depend_on_the_batch(self, chain_operators: AcceptsChains) -> None:
         sizes = [4, 1, 0, 6, 3]
         chains = random_chains(sizes, 9001, self.device)
         together = [result.tolist() for result in chain_operators.accept_chains(*chains.arguments)]
@@ -253,6 +322,22 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The contract's formula in float64."""
     wide = x.double()
     return wide / (wide.square().mean(dim=-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def kept_weights(
+    logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """The contract's words in float64, of one row: the weights of what is kept, and 0."""
+    wide = logits.double()
+    weights = ((wide - wide.max()) / temperature.double()).exp()
+    weights[weights < min_p] = 0
+    weights[weights < weights.sort(descending=True).values[int(top_k) - 1]] = 0
+    ordered = weights.sort(descending=True).values
+    # The fewest that hold their share: those before which less than it was held.
+    before = ordered.cumsum(0) - ordered
+    fewest = int((before < top_p * weights.sum() * (1 - 1e-12)).sum())
+    weights[weights < ordered[fewest - 1]] = 0
+    return weights
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Conformance suite of draft workers with layers of their own (capability `kv_cache`)::
+"""Conformance suite of draft workers with layers of their own (`KeepsLayers`)::
 
 from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite
 
@@ -8,14 +8,10 @@ class TestMyDrafter(PagedDraftWorkerSuite):
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
-from dovetail.contracts.model import ModelContext
-from dovetail.contracts.speculation import DraftModel, DraftSetup, DraftWorker
-from dovetail.nn.context import BuildContext
+from dovetail.contracts.speculation import DraftWorker, KeepsLayers
 from dovetail.testing.draft_pages import SuitePages
 from dovetail.testing.draft_rounds import assert_same_draft, first_path
 from dovetail.testing.draft_suite import DraftWorkerSuite
@@ -24,24 +20,13 @@ from dovetail.testing.draft_suite import DraftWorkerSuite
 class PagedDraftWorkerSuite(DraftWorkerSuite):
     """What every draft worker must do, and what its pages must hold."""
 
-    def own_model(self) -> DraftModel | None:
-        """The model that the host would load for a drafter with a `model_section`; override it for one that has any."""
-        return None
-
-    def create_context(self) -> ModelContext:
-        """As `DraftSetup.create_context`."""
-        return BuildContext(torch.float32, torch.device("cpu"), max_model_len=256, kv_dtype="float32")
-
-    def setup(self) -> DraftSetup:
-        """The suite's, and pages, and the drafter's own model."""
-        return replace(super().setup(), model=self.own_model(), pages=SuitePages(), create_context=self.create_context)
-
     def create(self) -> DraftWorker:
         """A fresh worker, its layers bound to pages."""
         with torch.inference_mode():
             worker = super().create()
+        assert isinstance(worker, KeepsLayers), "drafters with attention layers derive from KeepsLayers"
         layers = list(worker.attention_layers())
-        assert bool(layers) == self.worker_class.capabilities.kv_cache, "layers and the capability kv_cache go together"
+        assert layers, "attention_layers names no layer"
         pages = worker.setup.pages
         assert isinstance(pages, SuitePages)
         pages.bind(layers)

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from dovetail.contracts.attention import (
-    AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
     AttentionSetup,
+    MovesSlots,
 )
 from dovetail.contracts.plugin import PluginOptions
 
 
-class PlainAttention(AttentionBackend):
+class PlainAttention(MovesSlots):
     """One query token at a time, over keys gathered from the pages."""
 
     contract = (1, 0)
@@ -86,3 +86,8 @@ class PlainAttention(AttentionBackend):
             weights = scores.softmax(-1)
             rows.append(torch.einsum("hgn,nhd->hgd", weights, values).reshape(layer.num_heads, layer.head_size))
         return torch.stack(rows)
+
+    def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """All sources are read first."""
+        flat = kv_cache.view(-1, *kv_cache.shape[2:])
+        flat[target] = flat[source]

@@ -128,9 +128,9 @@ def _weights(
     if quantization is not None:
         chosen, options = create_class(quantization)
         method = cast(type[QuantizationMethod], chosen)(options, need)
-        served = f"{quantization.name} {plan.ask(method, need.device_type)}"
+        served = f"{quantization.name} {plan.ask(method)}"
     copied = second_copies(plan, method, need.device_type, getattr(torch, need.dtype))
-    held = plan.num_bytes(bytes_held(plan, method, need.device_type, plain, infos))
+    held = plan.num_bytes(bytes_held(plan, method, plain, infos))
     return _Weights(held + copied, copied, served)
 
 

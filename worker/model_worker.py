@@ -146,18 +146,20 @@ class ModelWorker:
     def _create_keeper(self, quantization: QuantizationMethod | None) -> KernelKeeper | None:
         config = self._config
         budget, component = int(config.model.packed_cache_gib * 2**30), config.quantization
-        layout = None if quantization is None else quantization.layout()
-        if not budget or quantization is None or component is None or layout is None:
+        if not budget or quantization is None or component is None:
             return None
+        formats = quantization.need.packed_formats
         made_by = (
             *map(self._plugins.identity, (component, config.weight_format, config.model_family)),
-            layout,
             config.model.dtype,
             repr(sorted(config.model.hf_config.items(), key=str)),
         )
         ranks = self._communicator.rank, self._communicator.size
         return KernelKeeper(
-            PackedCache(default_directory(), budget), made_by, ranks, quantization.layer_bytes_per_weight
+            PackedCache(default_directory(), budget),
+            made_by,
+            ranks,
+            lambda shape: quantization.describe(shape).least_bytes_per_weight(formats),
         )
 
     def _create_operators(self) -> Operators:

@@ -103,4 +103,4 @@ def _packed_formats(context: BuildContext, reader: WeightReader, keeper: KernelK
     pass over what they are given, all of them where nothing has to be cut out of packed rows."""
     if keeper is not None and keeper.is_restored and context.tp_size == 1:
         return reader.packed_formats()
-    return context.quantization.holds if context.quantization is not None else frozenset()
+    return context.quantization.capabilities.packed_formats if context.quantization is not None else frozenset()

@@ -15,6 +15,7 @@ from dovetail.contracts.attention import (
     AttentionLayer,
     AttentionNeed,
     AttentionSetup,
+    RotatesAndWrites,
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment
@@ -39,7 +40,6 @@ class BlockSparseBackend(AttentionBackend):
         device_types=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         kv_dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        rotates_on=frozenset({"cuda"}),
     )
 
     @classmethod
@@ -61,6 +61,11 @@ class BlockSparseBackend(AttentionBackend):
             if size < _SMALLEST_GPU_BLOCK or size & (size - 1):
                 reasons.append(f"{cls.__name__} needs a power of two from 16 as sparse_block_size on GPUs, not {size}.")
         return reasons
+
+    def __new__(cls, options: BlockSparseOptions, setup: AttentionSetup) -> BlockSparseBackend:
+        """On GPUs one that rotates as well."""
+        on_gpu = cls is BlockSparseBackend and torch.device(setup.device).type != "cpu"
+        return super().__new__(RotatingBlockSparse if on_gpu else cls)
 
     def __init__(self, options: BlockSparseOptions, setup: AttentionSetup):
         super().__init__(options, setup)
@@ -96,6 +101,15 @@ class BlockSparseBackend(AttentionBackend):
         """Writes the new tokens, then attends to the listed blocks."""
         return self._kernels.forward(layer, query, key, value, kv_cache)
 
+    def _create_kernels(self, options: BlockSparseOptions, setup: AttentionSetup) -> CPUKernels | GPUKernels:
+        return CPUKernels(options, setup)
+
+
+class RotatingBlockSparse(BlockSparseBackend, RotatesAndWrites):
+    """On GPUs, whose launch that writes the pages turns as well."""
+
+    _kernels: GPUKernels
+
     def rotate_and_forward(
         self,
         layer: AttentionLayer,
@@ -106,14 +120,10 @@ class BlockSparseBackend(AttentionBackend):
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """`forward`, on GPUs with the rotation in the launch that writes the pages."""
-        if isinstance(self._kernels, CPUKernels):
-            return super().rotate_and_forward(layer, query, key, value, cos, sin, kv_cache)
+        """`forward`, with the rotation in the launch that writes the pages."""
         return self._kernels.rotate_and_forward(layer, query, key, value, cos, sin, kv_cache)
 
-    def _create_kernels(self, options: BlockSparseOptions, setup: AttentionSetup) -> CPUKernels | GPUKernels:
-        if torch.device(setup.device).type == "cpu":
-            return CPUKernels(options, setup)
+    def _create_kernels(self, options: BlockSparseOptions, setup: AttentionSetup) -> GPUKernels:
         from dovetail.attention_backends.block_sparse.gpu import GPUKernels
 
         return GPUKernels(options, setup)

@@ -104,7 +104,7 @@ class GPUKernels:
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """As `AttentionBackend.rotate_and_forward`."""
+        """As `RotatesAndWrites.rotate_and_forward`."""
         query = self._launcher.write(layer, query, key, value, kv_cache, self._arrays.device["tokens"], (cos, sin))
         return self._attend(layer, query, kv_cache)
 

@@ -17,12 +17,12 @@ from dovetail.attention_backends.paged_cpu.kernels import (
 )
 from dovetail.attention_backends.paged_cpu.plan import ROWS, Tokens, Units, create_fixed_units, create_units
 from dovetail.contracts.attention import (
-    AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
     AttentionNeed,
     AttentionSetup,
+    MovesSlots,
     Reach,
 )
 from dovetail.contracts.errors import ConfigError
@@ -43,7 +43,7 @@ class _ReachPlan:
         """What the struct points to."""
 
 
-class PagedCPUBackend(AttentionBackend):
+class PagedCPUBackend(MovesSlots):
     """One call per layer writes the new keys and values into the pages and attends to the pages in place.
 
     A page holds, by key head, transposed keys [head_size, block_size], then values [block_size, head_size]; in int8

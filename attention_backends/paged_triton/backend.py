@@ -20,12 +20,13 @@ from dovetail.attention_backends.paged_triton.plan import (
     written_ends,
 )
 from dovetail.contracts.attention import (
-    AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
     AttentionNeed,
     AttentionSetup,
+    MovesSlots,
+    RotatesAndWrites,
 )
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -82,7 +83,7 @@ class _Step:
     """As `written_ends` has them."""
 
 
-class PagedTritonBackend(AttentionBackend):
+class PagedTritonBackend(MovesSlots, RotatesAndWrites):
     """One kernel for prefill, chunks, decode and verify rows: the query heads of a key head form one tile, long key
     ranges are cut over the device and put together by a second kernel.
 
@@ -105,7 +106,6 @@ class PagedTritonBackend(AttentionBackend):
         alibi=True,
         trees=True,
         graph_capture=True,
-        rotates_on=frozenset({"cuda"}),
     )
 
     @classmethod
@@ -375,7 +375,7 @@ def page_shape(setup: AttentionSetup, num_blocks: int) -> tuple[int, ...]:
 
 
 def move_tokens(setup: AttentionSetup, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """`AttentionBackend.move_slots` for pages of `page_shape`."""
+    """`MovesSlots.move_slots` for pages of `page_shape`."""
     block_size, size = setup.block_size, setup.spec.head_size
     page, offset = source // block_size, source % block_size
     new_page, new_offset = target // block_size, target % block_size

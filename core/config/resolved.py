@@ -132,6 +132,8 @@ class ResolvedDrafter:
     hidden_layers: tuple[int, ...] = ()
     """States between the target's layers that it is handed."""
     reads_next_token: bool = False
+    trees: bool = False
+    """Whether it proposes trees."""
     bytes_per_token: int = 0
     """Bytes that one token takes in the pages of its layers, as far as configs tell."""
 

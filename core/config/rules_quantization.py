@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from dovetail.contracts.layer_plan import LayerPlan, Served
 from dovetail.contracts.model import ModelFamily
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import Findings, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
 
 
@@ -51,13 +52,17 @@ def choose_quantization(
     packed = _packed_tensors(weight_format, files)
     if is_auto and (reason := _why_auto_goes_without(state, family, takes_any, packed)) is not None:
         go_without(state, QUANTIZATION.path, section, reason)
-        _warn_of_packed(state, packed, None, dtype, can_name=takes_any)
+        _warn_of_written_out(state, packed, dtype, can_name=takes_any)
         return None, frozenset()
     formats = frozenset(info.dtype for info in packed)
     need = QuantizationNeed(state.environment.device_type, dtype, formats, state.is_strict)
-    chosen = _Layers(state, section, need, family, hf_config).choose()
-    _warn_of_packed(state, packed, chosen, dtype, can_name=True)
-    return chosen.component if chosen is not None else None, formats
+    layers = _Layers(state, section, need, family, hf_config)
+    chosen = layers.choose()
+    if chosen is None:
+        _warn_of_written_out(state, packed, dtype, can_name=True)
+        return None, formats
+    layers.warn_of_packed(chosen, packed)
+    return chosen.component, formats
 
 
 def _own_format_as_auto(
@@ -99,35 +104,23 @@ def _packed_tensors(weight_format: WeightFormat, files: ModelFiles) -> list[Tens
         reader.close()
 
 
-def _warn_of_packed(
-    state: Resolution,
-    packed: Sequence[TensorInfo],
-    chosen: Chosen[QuantizationMethod] | None,
-    dtype: str,
-    *,
-    can_name: bool,
-) -> None:
-    """Tells of tensors that the checkpoint packs and that are not held so: what they take in the file, and here.
+def _warn_of_written_out(state: Resolution, packed: Sequence[TensorInfo], dtype: str, *, can_name: bool) -> None:
+    """Warns of tensors that the checkpoint packs and that are held as numbers: what they take in the file, and here.
     `can_name`: the config could name a method."""
-    method = chosen.plugin if chosen is not None else None
-    other = [info for info in packed if method is None or info.dtype not in method.holds]
-    if not other:
+    if not packed:
         return
-    num_weights = sum(prod(info.shape) for info in other)
-    in_file = sum(info.num_bytes for info in other)
-    formats = ", ".join(sorted({info.dtype for info in other}))
-    tensors = f"{len(other)} tensors in {formats}, {_gib(in_file)} in the checkpoint"
-    if chosen is not None and method is not None and not method.holds:
-        need = QuantizationNeed(state.environment.device_type, dtype, frozenset(info.dtype for info in packed))
-        held = method(chosen.options, need).bytes_per_weight() * num_weights
-        state.warn(
-            f"model.quantization: {chosen.component.name} rounds anew {tensors}: about {_gib(held)} here. auto holds "
-            "them as they are, where a method can do that"
-        )
-        return
-    held = num_weights * DTYPE_BYTES[dtype]
+    held = _num_weights(packed) * DTYPE_BYTES[dtype]
     advice = "; a method that is named in model.quantization would round them anew, and hold less" if can_name else ""
-    state.warn(f"model.quantization: {tensors}, are written out in {dtype}: {_gib(held)} here{advice}")
+    state.warn(f"model.quantization: {_listed(packed)}, are written out in {dtype}: {_gib(held)} here{advice}")
+
+
+def _listed(packed: Sequence[TensorInfo]) -> str:
+    formats = ", ".join(sorted({info.dtype for info in packed}))
+    return f"{len(packed)} tensors in {formats}, {_gib(sum(info.num_bytes for info in packed))} in the checkpoint"
+
+
+def _num_weights(infos: Sequence[TensorInfo]) -> int:
+    return sum(prod(info.shape) for info in infos)
 
 
 def _gib(num_bytes: float) -> str:
@@ -153,25 +146,53 @@ class _Layers:
         chosen = question.choose_or_none(otherwise)
         if chosen is not None:
             method = chosen.plugin(chosen.options, self.need)
-            if left_out := self._served(method).left_out:
-                self.state.warn(f"model.quantization: {chosen.component.name} {left_out}")
-            if caveat := method.caveat():
-                self.state.warn(f"model.quantization: {chosen.component.name} {caveat}")
+            left_out = self._layers.ask(method).left_out
+            for warning in (*([left_out] if left_out else []), *self._examined(method).warnings):
+                self.state.warn(f"model.quantization: {chosen.component.name} {warning}")
         return chosen
+
+    def warn_of_packed(self, chosen: Chosen[QuantizationMethod], packed: Sequence[TensorInfo]) -> None:
+        """Warns of tensors that the checkpoint packs and that the chosen method does not hold as they are."""
+        method = chosen.plugin(chosen.options, self.need)
+        holds = method.capabilities.packed_formats
+        other = [info for info in packed if info.dtype not in holds]
+        if holds or not other:
+            _warn_of_written_out(self.state, other, self.need.dtype, can_name=True)
+            return
+        held = _num_weights(other) * self._mean_bytes(method)
+        self.state.warn(
+            f"model.quantization: {chosen.component.name} rounds anew {_listed(other)}: about {_gib(held)} here. auto "
+            "holds them as they are, where a method can do that"
+        )
+
+    def _mean_bytes(self, method: QuantizationMethod) -> float:
+        """Bytes of a weight that comes as a number, over all layers."""
+        served = self._layers.ask(method).layers
+        plain = DTYPE_BYTES[self.need.dtype]
+        layers = [(layer.weights, served.get(layer.shape.name)) for layer in self._layers.offered(method)]
+        held = sum(count * (plain if support is None else support.bytes_per_weight) for count, support in layers)
+        return held / sum(count for count, _ in layers)
 
     def _against(self, plugin: type[QuantizationMethod], options: PluginOptions) -> Sequence[str]:
         against = reasons_against(plugin, self.need, options, self.state.environment)
         return against or self._against_layers(plugin(options, self.need))
 
     def _against_layers(self, method: QuantizationMethod) -> Sequence[str]:
-        shapes = [layer.shape for layer in self._layers.offered(method)]
-        served = self._served(method)
-        return method.against_layers(shapes) or ([] if served.names else [f"it {served}"])
+        served = self._layers.ask(method)
+        self._try_out(method, served)
+        return self._examined(method).refusals or ([] if served.layers else [f"it {served}"])
 
-    def _served(self, method: QuantizationMethod) -> Served:
-        layers = self._layers
+    def _examined(self, method: QuantizationMethod) -> Findings:
+        return method.examine([layer.shape for layer in self._layers.offered(method)])
+
+    def _try_out(self, method: QuantizationMethod, served: Served) -> None:
+        """Raises `PluginError` where the method's kernels are no kernels."""
+        import torch  # which most commands do without
+
+        shapes = (layer.shape for layer in self._layers.offered(method) if layer.shape.name in served.layers)
         try:
-            return layers.ask(method, self.need.device_type)
+            for shape in islice(shapes, 1):
+                method.create_linear(shape, torch.device("meta"))
         except TypeError as error:
             whose = f"{type(method).__module__}:{type(method).__qualname__}"
             raise PluginError(f"{whose} breaks the contract of quantization methods: {error}") from error

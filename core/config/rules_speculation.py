@@ -24,7 +24,17 @@ from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationNeed
-from dovetail.contracts.speculation import AcceptanceNeed, DraftModelInfo, DraftWorker, SpeculationNeed
+from dovetail.contracts.speculation import (
+    AcceptanceNeed,
+    BuildsLayers,
+    DraftModelInfo,
+    DraftWorker,
+    KeepsLayers,
+    LoadsModel,
+    ReadsHiddenLayers,
+    SpeculationNeed,
+    TreesByOption,
+)
 
 
 def choose_speculation(
@@ -79,7 +89,7 @@ def _choose_drafter(
         return replace(need, num_tokens=drafter.num_tokens, kv_dtype=own_kv_dtype, model=scope.info)
 
     def against(plugin: type[DraftWorker], options: PluginOptions) -> Sequence[str]:
-        asked = plugin.model_section(options)
+        asked = plugin.model_section(options) if issubclass(plugin, LoadsModel) else None
         if asked is not None:
             scope.resolve(asked)
         return reasons_against(plugin, own_need(), options, state.environment)
@@ -103,6 +113,7 @@ def _choose_drafter(
         quantization=_choose_draft_quantization(state, path, chosen, dtype),
         hidden_layers=_hidden_layers(chosen, final),
         reads_next_token=chosen.plugin.capabilities.reads_next_token,
+        trees=trees,
         bytes_per_token=sum(spec.page_bytes(1) for spec in specs),
     )
 
@@ -117,7 +128,9 @@ def _length_need(drafter: Chosen[DraftWorker], num_tokens: int) -> LengthNeed:
 
 
 def _is_tree_drafter(drafter: Chosen[DraftWorker]) -> bool:
-    return drafter.plugin.capabilities.trees and drafter.plugin.proposes_trees(drafter.options)
+    plugin = drafter.plugin
+    by_option = not issubclass(plugin, TreesByOption) or plugin.proposes_trees(drafter.options)
+    return plugin.capabilities.trees and by_option
 
 
 def _default_drafter(state: Resolution, section: SpeculativeSection) -> str | None:
@@ -219,7 +232,8 @@ def _choose_draft_quantization(
     state: Resolution, path: KeyPath, drafter: Chosen[DraftWorker], dtype: str
 ) -> Component | None:
     """How the layers that a drafter builds by itself hold their weights; None: in full precision."""
-    asked = drafter.plugin.quantization(drafter.options)
+    plugin = drafter.plugin
+    asked = plugin.quantization(drafter.options) if issubclass(plugin, BuildsLayers) else None
     if asked is None:
         return None
     section = _as_section(path, {"quantization": asked}).quantization
@@ -238,7 +252,7 @@ def _choose_draft_quantization(
 
 def _refuse_attention(state: Resolution, path: KeyPath, chosen: Chosen[DraftWorker]) -> None:
     """Raises `ConfigError` for the attention backend of a drafter that has no layers."""
-    if not chosen.plugin.capabilities.kv_cache and state.section((*path, "attention")) is not None:
+    if not issubclass(chosen.plugin, KeepsLayers) and state.section((*path, "attention")) is not None:
         key = dotted((*path, "attention"))
         raise ConfigError(
             f"{key} ({state.layered.origin(key)}): the drafter {chosen.component.name!r} has no attention layers of its"
@@ -271,11 +285,12 @@ def _choose_draft_attention(
 def _draft_caches(chosen: Chosen[DraftWorker], need: SpeculationNeed) -> tuple[KVSpec, ...]:
     """What the drafter's layers will cache; empty for one without layers. Raises `PluginError` for a drafter that
     contradicts itself."""
-    if not chosen.plugin.capabilities.kv_cache:
+    plugin = chosen.plugin
+    if not issubclass(plugin, KeepsLayers):
         return ()
-    specs = tuple(chosen.plugin.caches(chosen.options, need))
+    specs = tuple(plugin.caches(chosen.options, need))
     if not specs:
-        raise PluginError(f"drafter {chosen.component.name!r} declares kv_cache, but its caches() names no layer")
+        raise PluginError(f"drafter {chosen.component.name!r} is a KeepsLayers, but its caches() names no layer")
     return specs
 
 
@@ -283,7 +298,8 @@ def _hidden_layers(chosen: Chosen[DraftWorker], need: SpeculationNeed) -> tuple[
     """The states between the target's layers that the drafter wants. Raises `ConfigError` where the target's family
     does not hand them out."""
     name = chosen.component.name
-    layers = tuple(chosen.plugin.hidden_layers(chosen.options, need))
+    plugin = chosen.plugin
+    layers = tuple(plugin.hidden_layers(chosen.options, need)) if issubclass(plugin, ReadsHiddenLayers) else ()
     if layers and not need.gives_hidden_layers:
         raise ConfigError(
             f"drafter {name!r} needs the states between the target's layers ({', '.join(map(str, layers))}), which the "

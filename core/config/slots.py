@@ -43,14 +43,14 @@ def _decides_by_check_alone(family: type[ModelFamily]) -> bool:
 
 
 def _rounds_anew(method: type[QuantizationMethod], need: QuantizationNeed) -> str | None:
-    if method.holds & need.packed_formats:
+    if method.capabilities.packed_formats & need.packed_formats:
         return None
     formats = ", ".join(sorted(need.packed_formats))
     return f"the checkpoint's weights are {formats}, which it does not hold as they are"
 
 
 def _not_for_drafters(method: type[QuantizationMethod], need: QuantizationNeed) -> str | None:
-    return None if method.for_drafters else "auto does not take it for drafters"
+    return None if method.capabilities.for_drafters else "auto does not take it for drafters"
 
 
 def _must_be_named(rule: type[AcceptanceRule], need: Any) -> str | None:

@@ -8,7 +8,7 @@ layers). Call order::
     each step:
         backend.plan(batch)                      once; reads host arrays, fills buffers the backend owns
         backend.forward(layer, q, k, v, cache)   once per layer; reads only what plan() prepared
-          or rotate_and_forward, where the backend rotates
+          or rotate_and_forward, of a `RotatesAndWrites`
 
 `plan` may look at host values; `forward` must not synchronise with the device, so that a step can be captured
 in a graph where the backend declares `graph_capture`.
@@ -58,7 +58,7 @@ class AttentionCapabilities:
     soft_cap: bool = False
     alibi: bool = False
     trees: bool = False
-    """Verify rows may carry `AttentionBatch.tree_masks`; `move_slots` is implemented."""
+    """Verify rows may carry `AttentionBatch.tree_masks`; such a backend is a `MovesSlots`."""
     graph_capture: bool = False
     """`forward` can be captured in a graph: after the `plan` of a batch that `is_for_graph`, its launches, and the
     memory that they read, depend on the batch's R, T and max_query_len only, and whatever else `plan` learned stands in
@@ -74,9 +74,6 @@ class AttentionCapabilities:
     """Serves layers with `AttentionLayer.sinks`."""
     chunked: bool = False
     """Serves layers with `AttentionLayer.chunk`."""
-    rotates_on: frozenset[str] = frozenset()
-    """Device types on which there is `rotate_and_forward`. On others the host rotates with its operators and calls
-    `forward`."""
 
 
 class _PageDtype(Rule):
@@ -280,7 +277,7 @@ class AttentionModule(Protocol):
         """Uses `backend`, with `kv_cache` of its `kv_cache_shape`, from now on."""
 
     def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies cached keys and values of single tokens, as `AttentionBackend.move_slots`."""
+        """Copies cached keys and values of single tokens, as `MovesSlots.move_slots`."""
 
 
 class AttentionBackend(Plugin):
@@ -322,6 +319,12 @@ class AttentionBackend(Plugin):
         dtype. `kv_cache` is the layer's tensor of `kv_cache_shape`.
         """
 
+
+class RotatesAndWrites(AttentionBackend):
+    """A backend that turns queries and keys itself, in the pass that writes the pages. For others the host rotates with
+    its operators and calls `forward`."""
+
+    @abstractmethod
     def rotate_and_forward(
         self,
         layer: AttentionLayer,
@@ -332,18 +335,21 @@ class AttentionBackend(Plugin):
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """`forward` of queries and keys that are not rotated yet: one pass over them turns them and writes the pages.
+        """`forward` of queries and keys that are not rotated yet.
 
         query and key are turned as by `Operators.rotate`, which says what cos and sin [T, 1, r] are, and both are given
-        up; all else as for `forward`, capture in a graph included. Called in place of `forward` for any layer and step,
-        on the device types in `rotates_on` only.
+        up; all else as for `forward`, capture in a graph included. Called in place of `forward` for any layer and step;
+        `forward` is called for layers without rotary positions.
         """
-        raise TypeError(f"{type(self).__name__} does not rotate on {query.device.type}: see its rotates_on")
 
+
+class MovesSlots(AttentionBackend):
+    """A backend that copies keys and values of single tokens; required of those that declare `trees`."""
+
+    @abstractmethod
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values of single tokens: slot source[i] to slot target[i] (int64 [n]).
 
         Called after a tree was verified, to bring the accepted path into consecutive slots. Sources are read
-        before targets are written. Required of backends that declare `trees`.
+        before targets are written.
         """
-        raise TypeError(f"{type(self).__name__} declares no tree support, so it cannot move slots")

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from dovetail.contracts.kv import LayerCache
-from dovetail.contracts.quantization import LinearShape, QuantizationMethod
+from dovetail.contracts.quantization import LayerSupport, LinearShape, QuantizationMethod
 
 
 @dataclass(frozen=True)
 class Served:
     """What a quantization method makes of a model's layers."""
 
-    names: frozenset[str]
-    """Layers, and tables, that it has a kernel for."""
+    layers: Mapping[str, LayerSupport]
+    """Layers, and tables, that it has a kernel for, by name."""
     num_offered: int
     reasons: Mapping[str, int]
     """Layers that stay in full precision though nobody asked for it, counted by the method's reason."""
 
+    @property
+    def names(self) -> Set[str]:
+        """Of the layers that it has a kernel for."""
+        return self.layers.keys()
+
     def __str__(self) -> str:
         counted = "layer" if self.num_offered == 1 else "layers"
-        text = f"serves {len(self.names)} of {self.num_offered} {counted}"
+        text = f"serves {len(self.layers)} of {self.num_offered} {counted}"
         because = "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
         return f"{text}, the others stay in full precision: {because}" if because else text
 
@@ -71,18 +76,15 @@ class LayerPlan:
 
     def offered(self, method: QuantizationMethod) -> tuple[PlannedLayer, ...]:
         """Those that `method` is asked about."""
-        return tuple(layer for layer in (*self.layers, *self.tables) if method.embeddings or not layer.is_table)
+        takes_tables = method.capabilities.embeddings
+        return tuple(layer for layer in (*self.layers, *self.tables) if takes_tables or not layer.is_table)
 
-    def ask(self, method: QuantizationMethod, device_type: str) -> Served:
+    def ask(self, method: QuantizationMethod) -> Served:
         """Which layers `method` has a kernel for."""
-        import torch  # which most commands do without
-
-        # Memory of the CPU is not touched before weights come, so creating the kernel costs nothing there.
-        device = torch.device("cpu" if device_type == "cpu" else "meta")
-        offered = self.offered(method)
-        served = frozenset(each.shape.name for each in offered if method.create_linear(each.shape, device) is not None)
-        left = (method.why_not(each.shape) for each in offered if each.shape.name not in served)
-        return Served(served, len(offered), Counter(reason for reason in left if reason is not None))
+        supports = {layer.shape.name: method.describe(layer.shape) for layer in self.offered(method)}
+        served = {name: support for name, support in supports.items() if support.is_served}
+        reasons = (support.why_not for name, support in supports.items() if name not in served)
+        return Served(served, len(supports), Counter(reason for reason in reasons if reason is not None))
 
     def num_bytes(self, held: Mapping[str, float]) -> int:
         """Of all weights; `held` as `bytes_held` gives it."""

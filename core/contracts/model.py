@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dovetail.contracts.attention import AttentionModule
     from dovetail.contracts.operators import Operators
-    from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod
+    from dovetail.contracts.quantization import LinearKernel, LinearShape, LooksUpRows, QuantizationMethod
     from dovetail.contracts.weights import PackedTensor
 
 
@@ -154,7 +154,7 @@ class ModelContext(Protocol):
     def create_kernel(self, shape: LinearShape) -> LinearKernel:
         """The quantization method's kernel for a linear layer, or plain torch where it has none for it."""
 
-    def create_embedding_kernel(self, shape: LinearShape) -> LinearKernel | None:
+    def create_embedding_kernel(self, shape: LinearShape) -> LooksUpRows | None:
         """The quantization method's kernel for a table of token embeddings; None: the table stays a plain tensor."""
 
     def create_plain_kernel(self, shape: LinearShape) -> LinearKernel:
@@ -215,8 +215,8 @@ class CausalLM(Protocol):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | PackedTensor]], partial: bool = False) -> None:
         """Takes (name, tensor) pairs, names as in the Hugging Face checkpoint, of the whole model: each rank keeps its
-        share, each stage its layers. Under a quantization method tensors of the formats that it `holds` are
-        `PackedTensor`s (`dovetail.nn.load_weights` knows them).
+        share, each stage its layers. Under a quantization method tensors of its `packed_formats` are `PackedTensor`s
+        (`dovetail.nn.load_weights` knows them).
 
         Raises `ModelError` that lists tensors that are missing or that nobody wants.
 

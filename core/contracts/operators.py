@@ -5,6 +5,9 @@ works on rows that do not know of each other: a row's result bits must not depen
 where it stands among them. What an operator may overwrite is said of each argument: "given up" means that the result
 may stand in its memory, and that the caller does not read it afterwards; anything else is left as it is.
 Tensors stand on one device. Rows are [T, ...] with T >= 0; unless said otherwise they may be strided views.
+
+What some sets have besides is a class of its own, which such a set derives from as well: `DrawsTokens`,
+`MultipliesGroups`, `AcceptsChains`. The host asks by `isinstance`, and does without where a set has none.
 """
 
 from __future__ import annotations
@@ -90,6 +93,11 @@ class Operators(Plugin):
         without override torch's indexing."""
         return table[ids]
 
+
+class DrawsTokens(Operators):
+    """A set that draws tokens. Without it the host does so with torch."""
+
+    @abstractmethod
     def draw(
         self,
         logits: torch.Tensor,
@@ -98,9 +106,8 @@ class Operators(Plugin):
         top_k: torch.Tensor,
         top_p: torch.Tensor,
         uniforms: torch.Tensor,
-    ) -> torch.Tensor | None:
-        """One token per row after temperature, min_p, top_k and top_p in this order; None: the set has no such
-        operator, and the host draws with torch.
+    ) -> torch.Tensor:
+        """One token per row after temperature, min_p, top_k and top_p in this order.
 
         logits is [n, vocab_size] of any float type, -inf where nothing can be drawn. With w = exp((x - max x) /
         temperature): min_p (float32 [n]) keeps w >= min_p; top_k (int64 [n], at least 1) keeps the k highest; top_p
@@ -110,11 +117,13 @@ class Operators(Plugin):
         that was not kept; for rows that hold NaN, or nothing but -inf, any token id. Must not synchronise with the
         device.
         """
-        return None
 
-    groups: ClassVar[bool] = False
-    """Whether the set has `grouped_linear`; without it the host multiplies group by group."""
 
+class MultipliesGroups(Operators):
+    """A set that multiplies rows of several groups, each with a matrix of its own, at once: the experts of a mixture.
+    Without it the host multiplies group by group, and waits for the device to know the groups."""
+
+    @abstractmethod
     def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Rows starts[e] .. starts[e + 1] - 1 of x times weight[e] transposed.
 
@@ -122,11 +131,12 @@ class Operators(Plugin):
         int32 [E + 1] on the device, starts[0] == 0, starts[E] == T. Returns [T, out_features], summed in float32. Must
         not synchronise with the device.
         """
-        raise TypeError(f"{type(self).__name__} multiplies no groups")
 
-    accepts_chains: ClassVar[bool] = False
-    """Whether the set has `accept_chains`; without it rules of acceptance walk from token to token."""
 
+class AcceptsChains(Operators):
+    """A set that judges chains of drafts at once. Without it acceptance rules walk from token to token."""
+
+    @abstractmethod
     def accept_chains(
         self,
         target: torch.Tensor,
@@ -154,4 +164,3 @@ class Operators(Plugin):
         Returns int64 [R], how many nodes of each chain stand, and int64 [R], the token that follows: never one of
         w 0; for rows that hold NaN or nothing but 0, any token id. Must not synchronise with the device.
         """
-        raise TypeError(f"{type(self).__name__} accepts no chains")

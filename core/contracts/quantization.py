@@ -1,14 +1,16 @@
 """Quantization method: how a linear layer's weights are held and multiplied.
 
 Weights arrive in full precision, to be rounded, or packed, as a quantized checkpoint stores them. A method that names a
-packed format in `holds` is handed its blocks as they are and computes with the weights that these stand for: `auto`
-chooses among such methods, since running them changes no weight.
+format in `QuantizationCapabilities.packed_formats` is handed its blocks as they are and computes with the weights that
+these stand for: `auto` chooses among such methods, since running them changes no weight.
+
+What a kernel can do beyond products is a class of its own, which it derives from as well: `LooksUpRows`, `KeepsPacked`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,15 +25,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationCapabilities:
-    """What a method can do."""
+    """What a method can do. The host asks these, never the method's name."""
 
     device_types: frozenset[str] | None = frozenset()
-    """Devices that its kernels multiply on; None: any."""
+    """Devices that its kernels multiply on, as torch names them: "cpu", "cuda"; None: any."""
     dtypes: frozenset[str] | None = frozenset()
-    """dtypes of activations; None: any."""
+    """dtypes of activations, in torch's spelling ("float32", "bfloat16", ...); None: any."""
+    packed_formats: frozenset[str] = frozenset()
+    """Formats (`PackedTensor.format`) whose blocks the kernels take as they are, without rounding anew. Empty: the
+    kernels get full-precision weights only, and the config has to name the method."""
+    embeddings: bool = False
+    """`describe` and `create_linear` may be asked about token embeddings too. Their kernels are `LooksUpRows`, and are
+    shared with the output layer where the model ties the two. Otherwise embeddings stay in full precision."""
     batch_invariant: bool = False
     """The kernels can multiply so that a row's result bits depend on nothing but the row: not on how many rows there
     are, nor on its index among them."""
+    reloads_rows: bool = False
+    """Loaded kernels take some rows and keep the others. Otherwise `load` is given all rows of a layer or none: new
+    weights for one part of a fused layer alone are refused."""
+    for_drafters: bool = False
+    """`auto` may round the weights of a drafter's own layers with it: guesses hardly change, and what is generated not
+    at all."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,40 @@ class LinearShape:
     has_bias: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerSupport:
+    """What a method makes of one layer: kernel or full precision, and what the kernel takes."""
+
+    is_served: bool = False
+    """Whether there is a kernel for it; else it stays in full precision."""
+    why_not: str | None = None
+    """Why a layer is not served, as the end of a sentence ("input sizes that are no multiple of 32"): a warning, and a
+    line of `dovetail explain`. None: it is meant to be so, as for layers that an option names."""
+    bytes_per_weight: float = 0.0
+    """Bytes that a weight takes which comes as a number, scales included."""
+    packed_bytes_per_weight: Mapping[str, float] = field(default_factory=dict)
+    """Bytes that a weight takes which comes packed, by format: one entry for each of `packed_formats`."""
+    reads_once: bool = False
+    """A product of one row reads the weights once, as they are held, and writes none out on the way: then fewer bytes
+    are more tokens per second, and `dovetail doctor` may advise the method."""
+
+    def least_bytes_per_weight(self, packed_formats: Collection[str]) -> float:
+        """Bytes that a weight takes at least, of a checkpoint with these packed formats."""
+        held = [self.packed_bytes_per_weight.get(name, self.bytes_per_weight) for name in packed_formats]
+        return min(held, default=self.bytes_per_weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What is to be said of a method as a whole, once the model's layers are known."""
+
+    refusals: tuple[str, ...] = ()
+    """Why it cannot be used, `check` aside: an option that names a layer which the model does not have."""
+    warnings: tuple[str, ...] = ()
+    """What a user who chose it should know though it works, each as the rest of a sentence that begins with its name
+    ("is slower than no quantization on CPUs: ..."): told at start, and in `dovetail explain`."""
+
+
 class LinearKernel(ABC):
     """The weights of one linear layer in the method's own form. Created on the worker's device."""
 
@@ -84,7 +132,7 @@ class LinearKernel(ABC):
         addresses stays valid, and results have the bits of a fresh kernel that is loaded with the same weights. A
         round that fails half-way is followed by one of all rows. Nothing is multiplied during a round.
 
-        `weight` is a `PackedTensor` only of the formats that the kernel's method `holds`, and a tensor of numbers
+        `weight` is a `PackedTensor` only of the `packed_formats` of the kernel's method, and a tensor of numbers
         otherwise. Parts that are fused may come in several formats, and some packed and some not. It must not be
         written to: it may be a view of a memory map, which keeping it keeps open.
 
@@ -94,16 +142,6 @@ class LinearKernel(ABC):
     def finish(self) -> None:
         """The round is over: pack, and drop what is no longer needed."""
         return None
-
-    def packed(self) -> Mapping[str, torch.Tensor]:
-        """After `finish`: all that the kernel made of its weights, by names of its choice. Asked only of kernels whose
-        method has a `layout`."""
-        raise TypeError(f"{type(self).__name__} cannot be kept")
-
-    def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
-        """In place of `load` and `finish`, on a fresh kernel of the same shape: takes what `packed` gave in an earlier
-        process. The tensors are views of a file's memory map; copy what has to lie elsewhere."""
-        raise TypeError(f"{type(self).__name__} cannot be restored")
 
     @abstractmethod
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -118,10 +156,32 @@ class LinearKernel(ABC):
 
         return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
 
+
+class LooksUpRows(LinearKernel):
+    """A kernel that can serve as a table of token embeddings."""
+
+    @abstractmethod
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """int64 [N] row numbers -> those rows of the weight, [N, in_features] in `dtype`. Asked only of kernels whose
-        method says `embeddings`: the table of a token embedding."""
-        raise TypeError(f"{type(self).__name__} looks up no rows")
+        """int64 [N] row numbers -> those rows of the weight, [N, in_features] in `dtype`."""
+
+
+class KeepsPacked(LinearKernel):
+    """A kernel whose weights can be kept on disk, so that later starts need not pack them."""
+
+    @abstractmethod
+    def layout(self) -> str:
+        """Names the form in which the weights are held here, with a version and whatever of the machine it depends on:
+        weights that were packed in one process serve another with the same layout."""
+
+    @abstractmethod
+    def packed(self) -> Mapping[str, torch.Tensor]:
+        """After `finish`: all that the kernel made of its weights, by names of its choice."""
+
+    @abstractmethod
+    def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
+        """In place of the first round of `load` and `finish`, on a fresh kernel of the same shape: takes what `packed`
+        gave in an earlier process. The tensors are views of a file's private memory map, which may be written to; copy
+        what has to lie elsewhere."""
 
 
 class QuantizationMethod(Plugin):
@@ -129,73 +189,20 @@ class QuantizationMethod(Plugin):
 
     capabilities: ClassVar[QuantizationCapabilities] = QuantizationCapabilities()
 
-    holds: ClassVar[frozenset[str]] = frozenset()
-    """Packed formats (`PackedTensor.format`) whose blocks the kernels take as they are, without rounding anew. Empty:
-    the kernels get full-precision weights only, and the config has to name the method."""
-
-    embeddings: ClassVar[bool] = False
-    """Whether `create_linear` may be asked for token embeddings too, whose kernels then `lookup` rows, and are shared
-    with the output layer where the model ties the two. Otherwise embeddings stay in full precision."""
-
-    reloads_rows: ClassVar[bool] = False
-    """Whether loaded kernels take some rows and keep the others. Otherwise `load` is given all rows of a layer or none:
-    new weights for one part of a fused layer alone are refused."""
-
-    for_drafters: ClassVar[bool] = False
-    """Whether `auto` may round the weights of a drafter's own layers with it: guesses hardly change, and what is
-    generated not at all."""
-
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         self.options = options
         self.need = need
 
     @abstractmethod
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """The kernel for one layer; None: this layer stays in full precision.
-
-        Asked while the configuration is resolved as well, of a model without weights, with the device "meta" where the
-        run's is no CPU: which layers are served has to follow from `shape`.
-        """
-
-    def why_not(self, shape: LinearShape) -> str | None:
-        """Why `create_linear` leaves a layer in full precision, as the end of a sentence ("input sizes that are no
-        multiple of 32"); asked only of layers that it does leave. None (without override): it is meant to be so, as
-        for layers that an option names."""
-        return None
-
-    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
-        """What speaks against the method once the model's layers are known, `check` aside: an option that names a
-        layer which the model does not have. `shapes`: all that `create_linear` will be asked about."""
-        return []
-
-    def caveat(self) -> str | None:
-        """What a user who chose the method should know of it on this device though it works, as the rest of a sentence
-        that begins with its name ("is slower than no quantization on CPUs: ..."): a warning at start, and in `dovetail
-        explain`. None (without override): nothing."""
-        return None
-
-    def reads_only_held(self) -> bool:
-        """Whether a product of one row reads the weights once, as they are held, and writes none out on the way: then
-        fewer bytes are more tokens per second, and `dovetail doctor` may advise the method. False (without
-        override): not known."""
-        return False
-
-    def layout(self) -> str | None:
-        """Names the form in which kernels hold their weights here, with a version and whatever of the machine it
-        depends on: weights packed in one process serve another with the same layout. None (without override): the
-        kernels' weights are not kept on disk."""
-        return None
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        """Whether there is a kernel for a layer, and what it takes: for choices and estimates before a weight is read.
+        Takes no memory."""
 
     @abstractmethod
-    def bytes_per_weight(self) -> float:
-        """Bytes that one quantized weight takes, scales included: for memory estimates."""
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """The kernel for one layer that is served, without weights. On the device "meta" it takes no memory."""
 
-    def layer_bytes_per_weight(self, shape: LinearShape) -> float:
-        """`bytes_per_weight` of one layer that has a kernel and comes in full precision. Without override
-        that of all."""
-        return self.bytes_per_weight()
-
-    def held_bytes_per_weight(self, packed_format: str) -> float | None:
-        """Bytes that a weight takes which comes packed in one of the formats that the method `holds`. None
-        (without override): as many as in the checkpoint."""
-        return None
+    def examine(self, shapes: Sequence[LinearShape]) -> Findings:
+        """What speaks against the method, or should be known of it, for a model with these layers: all that `describe`
+        will be asked about. Without override nothing."""
+        return Findings()

@@ -10,10 +10,9 @@ Drafters and rules run on the rank that samples; their results are sent to the o
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.kv import KVSpec
@@ -39,7 +38,7 @@ class DraftCapabilities:
     """Most ranks that the target may be split over: those that use the target's embedding or unembedding, which no
     single rank holds, take 1. None: any number."""
     trees: bool = False
-    """Can propose trees; the attention backend must then serve tree masks, unless `DraftWorker.proposes_trees` says
+    """Can propose trees; the attention backend must then serve tree masks, unless `TreesByOption.proposes_trees` says
     that the options ask for none."""
     probabilities: bool = False
     """Gives the distribution that each draft was drawn from."""
@@ -50,9 +49,6 @@ class DraftCapabilities:
     stateless: bool = False
     """Guesses from what a `DraftRequest` and its states of the same call hold, and from nothing that it saw before:
     requests of which no draft is wanted are left out of the batch, and where none is wanted at all there is no call."""
-    kv_cache: bool = False
-    """Has attention layers of its own, whose keys and values stand in further lanes of the requests' KV blocks. Since
-    1.1; see `DraftWorker` for what that asks of it."""
     reads_next_token: bool = False
     """Its keys and values at a position depend on the token at the next position too (EAGLE): cached prefixes are
     then told apart by that token as well."""
@@ -60,7 +56,7 @@ class DraftCapabilities:
 
 @dataclass(frozen=True)
 class DraftModelInfo:
-    """The model that a drafter asked for (`DraftWorker.model_section`), as far as it is known before weights are
+    """The model that a drafter asked for (`LoadsModel.model_section`), as far as it is known before weights are
     read."""
 
     config: Mapping[str, Any]
@@ -99,7 +95,7 @@ class SpeculationNeed:
     kv_dtype: str = field(default="", metadata=informs("`caches` names it; the attention backend is asked"))
     """dtype in which the drafter's own layers, if it has any, are to cache keys and values."""
     gives_hidden_layers: bool = field(default=False, metadata=_OF_TARGET)
-    """Whether the target's family hands out the states between its layers (`DraftWorker.hidden_layers`)."""
+    """Whether the target's family hands out the states between its layers (`ReadsHiddenLayers.hidden_layers`)."""
     model: DraftModelInfo | None = field(default=None, metadata=informs("the drafter asked for it; `check` judges it"))
     """The drafter's own model, where it asks for one."""
 
@@ -149,15 +145,16 @@ class DraftModel:
 
     module: CausalLM
     layers: Sequence[AttentionModule]
-    """Its attention layers, for `DraftWorker.attention_layers`."""
+    """Its attention layers, for `KeepsLayers.attention_layers`."""
     max_model_len: int
     """Positions that it serves: its own, at most the target's."""
 
 
-class DraftPages:
+class DraftPages(ABC):
     """Pages of a drafter's own attention layers. They lie in the KV blocks of the requests, so what the target's pages
     go through (sharing of prefixes, copies, preemption, swapping) happens to them as well."""
 
+    @abstractmethod
     def plan(
         self,
         keys: Sequence[int],
@@ -177,14 +174,9 @@ class DraftPages:
         Returns:
             int64 [T]: the slot of each query token, which is its position where there is no tree.
         """
-        raise TypeError("this drafter declares no `kv_cache`, so it has no pages")
 
 
-def _without_host(*_: object) -> Any:
-    raise TypeError("this DraftSetup was made without a host; dovetail.testing.draft_suite makes one with all it takes")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftSetup:
     """What a drafter is handed when it is created: views of the target, never the runner."""
 
@@ -201,23 +193,29 @@ class DraftSetup:
     compute_logits: Callable[[torch.Tensor], torch.Tensor]
     """The target's unembedding: [N, hidden_size] -> [N, vocab_size]. Raises `PluginError` likewise; a drafter that
     needs either leaves `DraftCapabilities.tensor_parallel` at 1, or refuses more in `check`."""
-    num_layers: int = 0
+    num_layers: int
     """Of the target."""
-    model: DraftModel | None = None
-    """The model that `DraftWorker.model_section` asked for."""
-    pages: DraftPages = field(default_factory=DraftPages)
-    """Where `DraftWorker.attention_layers` keep keys and values."""
-    create_context: Callable[[], ModelContext] = _without_host
-    """A fresh context to build a module of `dovetail.nn` with: one rank, the target's device, dtypes, length and set of
-    operators, and the method that `DraftWorker.quantization` asked for."""
-    distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor] = _without_host
+    distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor]
     """Draft logits [N, vocab_size] and the parameters of each row's request -> float32 [N, vocab_size]: probabilities
     after temperature, min_p, top_k and top_p, as the host computes them for the target's logits; all the mass on the
     most likely token where the temperature is 0. Penalties and biases stay out: acceptance makes up for them."""
-    draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor] = _without_host
+    draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor]
     """Such probabilities [N, vocab_size] and float64 [N] uniforms -> int64 [N] tokens, none of probability 0."""
     wants_confidence: bool = False
     """Whether `Draft.confidence` will be looked at; where it takes time to know, leave it out otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSetup(DraftSetup):
+    """What a drafter with layers of its own is handed: one that is a `BuildsLayers`, `LoadsModel` or `KeepsLayers`."""
+
+    create_context: Callable[[], ModelContext]
+    """A fresh context to build a module of `dovetail.nn` with: one rank, the target's device, dtypes, length and set of
+    operators, and the method that `BuildsLayers.quantization` asked for."""
+    pages: DraftPages
+    """Where `KeepsLayers.attention_layers` keep keys and values."""
+    model: DraftModel | None = None
+    """The model that `LoadsModel.model_section` asked for."""
 
 
 @dataclass(frozen=True)
@@ -294,15 +292,15 @@ class DraftBatch:
     """[N, hidden_size], None unless the drafter declares `needs_hidden_states`. The row of a position is the
     target's state that predicted the token at the next position."""
     layer_states: torch.Tensor | None = None
-    """[N, len(hidden_layers) * hidden_size], the states that `DraftWorker.hidden_layers` asks for side by side; None
-    where it asks for none."""
+    """[N, len(hidden_layers) * hidden_size], the states that `ReadsHiddenLayers.hidden_layers` asks for side by side;
+    None where it asks for none."""
 
 
 class DraftWorker(Plugin):
     """Guesses the next tokens of requests.
 
     A request is known to its drafter by its key, from the first `propose` that holds it to `on_finished`, which comes
-    once, on the rank that samples. A request that gives way to others (preemption) keeps its key: until it is back
+    once, on the rank that samples. A request that is preempted keeps its key: until it is back
     there are no proposals for it, its last draft may go without verdict, and positions that were computed before may
     be computed again. So there may be state of more than `max_num_seqs` requests at a time. A step after which no draft
     is wanted may pass without a proposal, so more tokens may have come since the last one than were drafted. Once a
@@ -311,18 +309,11 @@ class DraftWorker(Plugin):
     A draft follows from its own request, and from requests that ended where the drafter learns from them; requests of
     the same batch, and others under way, change nothing.
 
-    **Layers of its own** (capability `kv_cache`). Blocks of finished and running requests are found by their content
-    and shared, so a drafter keeps this promise: when `propose` returns, its pages are right for every position that
-    the target computed, below `first_position + len(hidden_rows)` of each request of the batch, incomplete prompts
-    and requests with `max_drafts` 0 included; it may rely on those below `first_position`. Positions from there on
-    are its scratch: what it writes for drafts that do not stand it overwrites later, and it is lost when the request
-    gives way. `propose` is called after every step that computes something of its requests, except that steps after
-    which no drafts are wanted are put together: at the latest when they fill a KV block, it sees them as one. The host
-    does not share blocks of a request whose drafter failed it.
+    Whatever else a drafter does is a class of its own to derive from as well, which the host asks for by isinstance:
+    `TreesByOption`, `LearnsFromRequests`, `ReadsHiddenLayers`, `BuildsLayers`, `LoadsModel`, `KeepsLayers`.
 
-    Order of calls: `check`, `model_section`, `quantization`, `caches`, `hidden_layers` before any weight is read; then
-    on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`; the host makes the
-    pages and binds the layers to an attention backend of the drafter's own (`attention` beside its name in the config).
+    Order of calls: `check`, `model_section` (before it), `quantization`, `caches`, `hidden_layers` before any weight is
+    read; then on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`.
     """
 
     capabilities: ClassVar[DraftCapabilities] = DraftCapabilities()
@@ -330,46 +321,6 @@ class DraftWorker(Plugin):
     def __init__(self, options: PluginOptions, setup: DraftSetup):
         self.options = options
         self.setup = setup
-
-    @classmethod
-    def proposes_trees(cls, options: PluginOptions) -> bool:
-        """Whether a drafter with these options, an instance of `cls.Options`, proposes trees. Asked only of classes
-        whose capabilities name trees. Without override: yes."""
-        return True
-
-    @classmethod
-    def model_section(cls, options: Any) -> Mapping[str, Any] | None:
-        """The model that the host shall find and load for the drafter: keys of the config's section `model` (path,
-        revision, dtype, quantization, source, weight_format, family, hf_overrides), read from options of the same
-        names, so that paths count from the file that gives them; None: none. What was found comes in
-        `SpeculationNeed.model`, the module in `DraftSetup.model`."""
-        return None
-
-    @classmethod
-    def quantization(cls, options: Any) -> str | Mapping[str, Any] | None:
-        """How linear layers that it builds with `DraftSetup.create_context` hold their weights: the name of a
-        quantization method, or a section with its options; "auto": one that rounds so little that guesses hardly change
-        (`QuantizationMethod.for_drafters`), where there is one for the device; None: full precision. Read it from an
-        option of the same name. A model of `model_section` has a key of its own."""
-        return None
-
-    @classmethod
-    def caches(cls, options: Any, need: SpeculationNeed) -> Sequence[KVSpec]:
-        """What its attention layers will cache, one entry per layer, told from configs alone: for memory estimates and
-        the choice of its attention backend. Asked only of drafters with `kv_cache`, after `check` had nothing against
-        `need`."""
-        return ()
-
-    @classmethod
-    def hidden_layers(cls, options: Any, need: SpeculationNeed) -> Sequence[int]:
-        """Which states between the target's layers it wants in `DraftBatch.layer_states`: entry i is what enters layer
-        i (0: the embeddings), residual included; `need.num_layers`: what enters the final norm. Asked after `check`."""
-        return ()
-
-    def attention_layers(self) -> Sequence[AttentionModule]:
-        """The drafter's own attention layers, of capability `kv_cache`, in an order of its choice; without override
-        those of `DraftSetup.model`. The host binds them before the first `propose`."""
-        return () if self.setup.model is None else self.setup.model.layers
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
@@ -388,60 +339,132 @@ class DraftWorker(Plugin):
         a round behind one that ended the request are there too, and a key that never reached `propose` may come."""
         return None
 
+
+class TreesByOption(DraftWorker):
+    """Its capabilities name trees, and its options say whether it proposes any."""
+
+    @classmethod
+    @abstractmethod
+    def proposes_trees(cls, options: Any) -> bool:
+        """Whether a drafter with these options, an instance of `cls.Options`, proposes trees."""
+
+
+class LearnsFromRequests(DraftWorker):
+    """Guesses from what requests that ended taught it, too."""
+
+    @abstractmethod
     def forget_finished(self) -> None:
-        """Drop what was learned from requests that ended, so that the next ones find the drafter as it was made; called
-        while no request is known to it, between measurements. Without override: nothing, as for drafters that learn
-        nothing."""
-        return None
+        """Drop what was learned, so that the next requests find the drafter as it was made; called while no request is
+        known to it, between measurements."""
 
 
-@dataclass(frozen=True)
+class ReadsHiddenLayers(DraftWorker):
+    """Looks at states between the target's layers (`DraftBatch.layer_states`)."""
+
+    @classmethod
+    @abstractmethod
+    def hidden_layers(cls, options: Any, need: SpeculationNeed) -> Sequence[int]:
+        """Which states it wants: entry i is what enters layer i (0: the embeddings), residual included;
+        `need.num_layers`: what enters the final norm. Empty: with these options none. Asked after `check`."""
+
+
+class BuildsLayers(DraftWorker):
+    """Builds layers with `LayerSetup.create_context`."""
+
+    setup: LayerSetup
+
+    @classmethod
+    @abstractmethod
+    def quantization(cls, options: Any) -> str | Mapping[str, Any] | None:
+        """How linear layers that it builds hold their weights: the name of a quantization method, or a section with its
+        options; "auto": one that rounds so little that guesses hardly change (`QuantizationCapabilities.for_drafters`),
+        where there is one for the device; None: full precision. Read it from an option of the same name. A model of
+        `LoadsModel` has a key of its own."""
+
+
+class LoadsModel(DraftWorker):
+    """Guesses with a model that the host finds and loads (`LayerSetup.model`)."""
+
+    setup: LayerSetup
+
+    @classmethod
+    @abstractmethod
+    def model_section(cls, options: Any) -> Mapping[str, Any] | None:
+        """The model: keys of the config's section `model` (path, revision, dtype, quantization, source, weight_format,
+        family, hf_overrides), read from options of the same names, so that paths count from the file that gives them;
+        None: with these options none. What was found comes in `SpeculationNeed.model`, the module in
+        `LayerSetup.model`."""
+
+
+class KeepsLayers(DraftWorker):
+    """Has attention layers, whose keys and values lie in further lanes of the requests' KV blocks.
+
+    Blocks of finished and running requests are found by their content and shared, so it keeps this promise: when
+    `propose` returns, its pages are right for every position that the target computed, below `first_position +
+    len(hidden_rows)` of each request of the batch, incomplete prompts and requests with `max_drafts` 0 included; it may
+    rely on those below `first_position`. Positions from there on are its scratch: what it writes for drafts that are
+    not accepted it overwrites later, and it is lost when the request is preempted. `propose` is called after every step
+    that computes something of its requests, except that steps after which no drafts are wanted are put together: at the
+    latest when they fill a KV block, it sees them as one. The host does not share blocks of a request whose drafter
+    failed it.
+
+    The host makes the pages and binds the layers to an attention backend of the drafter's own (`attention` with its
+    name in the config).
+    """
+
+    setup: LayerSetup
+
+    @classmethod
+    @abstractmethod
+    def caches(cls, options: Any, need: SpeculationNeed) -> Sequence[KVSpec]:
+        """What its attention layers will cache, one entry per layer, told from configs alone: for memory estimates and
+        the choice of its attention backend. Asked after `check` had nothing against `need`."""
+
+    @abstractmethod
+    def attention_layers(self) -> Sequence[AttentionModule]:
+        """Its attention layers, in an order of its choice. The host binds them before the first `propose`."""
+
+
+class TargetView(ABC):
+    """What the target says of one request with k drafts: k + 1 rows, row 0 after the last known token, row i + 1 after
+    node i. Nothing is computed before it is asked for: ask for what the rule needs, and keep nothing beyond
+    `verify`."""
+
+    @abstractmethod
+    def probs(self) -> torch.Tensor:
+        """float32 [k + 1, vocab_size], not to be written to: the target's distributions, after penalties, masks,
+        temperature and truncation; for a greedy request all the mass is on one token. See `targets_of` for those of
+        several requests."""
+
+    @abstractmethod
+    def tokens(self) -> Sequence[int]:
+        """[k + 1]: the token that a step without drafts would draw after each row: the most likely one for a greedy
+        request, for others what `VerifyRequest.recover_uniforms` at the row's depth picks. Much cheaper than `probs`,
+        and all that a rule needs for drafts that were not drawn."""
+
+    @abstractmethod
+    def joined(self, views: Sequence[TargetView]) -> torch.Tensor:
+        """What `targets_of` gives for requests with these views, all of one `verify`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
-    """One request's drafts beside what the target says about them. `target` and `target_tokens` are computed when they
-    are first looked at: look at what the rule needs, and keep nothing beyond `verify`."""
+    """One request's drafts with what the target says about them."""
 
     draft: Draft
-    compute_target: Callable[[], torch.Tensor]
-    """What `target` calls."""
-    draw_target: Callable[[], Sequence[int]]
-    """What `target_tokens` calls."""
+    target: TargetView
     sampling: SamplingParams
     accept_uniforms: np.ndarray
     """float64 [k]: one per node, this request's random stream for acceptance."""
     recover_uniforms: np.ndarray
     """float64 [k + 1]: its stream for drawing the bonus token (or the recovered one), one per depth."""
-    rows: range = range(0)
-    """Where its k + 1 rows stand among those of all requests of the step."""
-    compute_rows: Callable[[np.ndarray], torch.Tensor] | None = None
-    """What `targets_of` calls: int64 [n] of such rows -> float32 [n, vocab_size], a new tensor. None: rows are to be
-    had request by request only."""
-
-    @cached_property
-    def target(self) -> torch.Tensor:
-        """float32 [k + 1, vocab_size]: row 0 is the target's distribution after the last known token, row i + 1
-        after node i. Probabilities, after penalties, masks, temperature and truncation; for a greedy request
-        all the mass stands on one token."""
-        return self.compute_target()
-
-    @cached_property
-    def target_tokens(self) -> Sequence[int]:
-        """[k + 1]: the token that a step without drafts would draw after each row of `target`: the most likely one for
-        a greedy request, for others what `recover_uniforms` at the row's depth picks. Much cheaper than `target`, and
-        all that a rule needs for drafts that were not drawn."""
-        return self.draw_target()
 
 
 def targets_of(requests: Sequence[VerifyRequest]) -> torch.Tensor:
-    """`target` of several requests (at least one) of one `verify`, one below the other: float32 [sum of k + 1,
-    vocab_size], the caller's to keep and to change. On a GPU the host waits for it about as often as for that of one
-    request, so a rule that looks at many should ask for them together."""
-    import numpy as np
-    import torch
-
-    compute_rows = requests[0].compute_rows
-    if compute_rows is None:
-        return torch.cat([request.compute_target() for request in requests])
-    return compute_rows(np.concatenate([np.arange(request.rows.start, request.rows.stop) for request in requests]))
+    """`TargetView.probs` of several requests (at least one) of one `verify`, one below the other: float32 [sum of
+    k + 1, vocab_size], the caller's to keep and to change. On a GPU the host waits for it about as often as for that of
+    one request, so a rule that looks at many should ask for them together."""
+    return requests[0].target.joined([request.target for request in requests])
 
 
 @dataclass(frozen=True)
@@ -467,7 +490,7 @@ class AcceptanceRule(Plugin):
         self.options = options
 
     def use_operators(self, operators: Operators) -> None:
-        """The target's set of operators, for rules that judge many drafts in one launch (`Operators.accept_chains`).
+        """The target's set of operators, for rules that judge many drafts in one launch (`AcceptsChains`).
         Called once, before the first `verify`. Without override: nothing."""
         return None
 

@@ -22,7 +22,6 @@ class AttentionCapabilities:
     kv_dtypes: frozenset[str] | None = None
     sinks: bool = False
     chunked: bool = False
-    rotates_on: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -125,6 +124,10 @@ class AttentionBackend(Plugin):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> torch.Tensor: ...
+
+
+class RotatesAndWrites(AttentionBackend):
+    @abstractmethod
     def rotate_and_forward(
         self,
         layer: AttentionLayer,
@@ -135,6 +138,10 @@ class AttentionBackend(Plugin):
         sin: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> torch.Tensor: ...
+
+
+class MovesSlots(AttentionBackend):
+    @abstractmethod
     def move_slots(
         self,
         kv_cache: torch.Tensor,

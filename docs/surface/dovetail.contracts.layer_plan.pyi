@@ -1,14 +1,16 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from dovetail.contracts.kv import LayerCache
-from dovetail.contracts.quantization import LinearShape, QuantizationMethod
+from dovetail.contracts.quantization import LayerSupport, LinearShape, QuantizationMethod
 
 
 @dataclass(frozen=True)
 class Served:
-    names: frozenset[str]
+    layers: Mapping[str, LayerSupport]
     num_offered: int
     reasons: Mapping[str, int]
+    @property
+    def names(self) -> Set[str]: ...
     @property
     def left_out(self) -> str: ...
 
@@ -33,5 +35,5 @@ class LayerPlan:
     active_experts: float
     tables: tuple[PlannedLayer, ...] = ()
     def offered(self, method: QuantizationMethod) -> tuple[PlannedLayer, ...]: ...
-    def ask(self, method: QuantizationMethod, device_type: str) -> Served: ...
+    def ask(self, method: QuantizationMethod) -> Served: ...
     def num_bytes(self, held: Mapping[str, float]) -> int: ...

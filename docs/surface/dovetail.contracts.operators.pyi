@@ -36,6 +36,10 @@ class Operators(Plugin):
     @abstractmethod
     def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor: ...
     def take_rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor: ...
+
+
+class DrawsTokens(Operators):
+    @abstractmethod
     def draw(
         self,
         logits: torch.Tensor,
@@ -44,15 +48,21 @@ class Operators(Plugin):
         top_k: torch.Tensor,
         top_p: torch.Tensor,
         uniforms: torch.Tensor,
-    ) -> torch.Tensor | None: ...
-    groups: ClassVar[bool] = False
+    ) -> torch.Tensor: ...
+
+
+class MultipliesGroups(Operators):
+    @abstractmethod
     def grouped_linear(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
         starts: torch.Tensor,
     ) -> torch.Tensor: ...
-    accepts_chains: ClassVar[bool] = False
+
+
+class AcceptsChains(Operators):
+    @abstractmethod
     def accept_chains(
         self,
         target: torch.Tensor,

@@ -1,7 +1,7 @@
 import torch
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.weights import PackedTensor
 from typing import ClassVar
@@ -11,7 +11,11 @@ from typing import ClassVar
 class QuantizationCapabilities:
     device_types: frozenset[str] | None = frozenset()
     dtypes: frozenset[str] | None = frozenset()
+    packed_formats: frozenset[str] = frozenset()
+    embeddings: bool = False
     batch_invariant: bool = False
+    reloads_rows: bool = False
+    for_drafters: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,35 +34,52 @@ class LinearShape:
     has_bias: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerSupport:
+    is_served: bool = False
+    why_not: str | None = None
+    bytes_per_weight: float = 0.0
+    packed_bytes_per_weight: Mapping[str, float] = field(default_factory=dict)
+    reads_once: bool = False
+    def least_bytes_per_weight(self, packed_formats: Collection[str]) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    refusals: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 class LinearKernel(ABC):
     @abstractmethod
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None: ...
     def finish(self) -> None: ...
-    def packed(self) -> Mapping[str, torch.Tensor]: ...
-    def restore(self, packed: Mapping[str, torch.Tensor]) -> None: ...
     @abstractmethod
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
     def tensors(self) -> Iterable[torch.Tensor]: ...
+
+
+class LooksUpRows(LinearKernel):
+    @abstractmethod
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor: ...
+
+
+class KeepsPacked(LinearKernel):
+    @abstractmethod
+    def layout(self) -> str: ...
+    @abstractmethod
+    def packed(self) -> Mapping[str, torch.Tensor]: ...
+    @abstractmethod
+    def restore(self, packed: Mapping[str, torch.Tensor]) -> None: ...
 
 
 class QuantizationMethod(Plugin):
     capabilities: ClassVar[QuantizationCapabilities] = QuantizationCapabilities()
-    holds: ClassVar[frozenset[str]] = frozenset()
-    embeddings: ClassVar[bool] = False
-    reloads_rows: ClassVar[bool] = False
-    for_drafters: ClassVar[bool] = False
     def __init__(self, options: PluginOptions, need: QuantizationNeed): ...
     options: PluginOptions
     need: QuantizationNeed
     @abstractmethod
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None: ...
-    def why_not(self, shape: LinearShape) -> str | None: ...
-    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]: ...
-    def caveat(self) -> str | None: ...
-    def reads_only_held(self) -> bool: ...
-    def layout(self) -> str | None: ...
+    def describe(self, shape: LinearShape) -> LayerSupport: ...
     @abstractmethod
-    def bytes_per_weight(self) -> float: ...
-    def layer_bytes_per_weight(self, shape: LinearShape) -> float: ...
-    def held_bytes_per_weight(self, packed_format: str) -> float | None: ...
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel: ...
+    def examine(self, shapes: Sequence[LinearShape]) -> Findings: ...

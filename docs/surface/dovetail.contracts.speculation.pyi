@@ -1,7 +1,7 @@
 import numpy as np, torch
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dovetail.contracts.attention import AttentionModule
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import CausalLM, ModelContext, ModelSize
@@ -19,7 +19,6 @@ class DraftCapabilities:
     needs_hidden_states: bool = False
     confidence: bool = False
     stateless: bool = False
-    kv_cache: bool = False
     reads_next_token: bool = False
 
 
@@ -68,7 +67,8 @@ class DraftModel:
     max_model_len: int
 
 
-class DraftPages:
+class DraftPages(ABC):
+    @abstractmethod
     def plan(
         self,
         keys: Sequence[int],
@@ -78,7 +78,7 @@ class DraftPages:
     ) -> np.ndarray: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftSetup:
     vocab_size: int
     hidden_size: int
@@ -89,13 +89,17 @@ class DraftSetup:
     dtype: torch.dtype
     embed: Callable[[torch.Tensor], torch.Tensor]
     compute_logits: Callable[[torch.Tensor], torch.Tensor]
-    num_layers: int = 0
-    model: DraftModel | None = None
-    pages: DraftPages = field(default_factory=DraftPages)
-    create_context: Callable[[], ModelContext] = _without_host
-    distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor] = _without_host
-    draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor] = _without_host
+    num_layers: int
+    distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor]
+    draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor]
     wants_confidence: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSetup(DraftSetup):
+    create_context: Callable[[], ModelContext]
+    pages: DraftPages
+    model: DraftModel | None = None
 
 
 @dataclass(frozen=True)
@@ -136,38 +140,68 @@ class DraftWorker(Plugin):
     def __init__(self, options: PluginOptions, setup: DraftSetup): ...
     options: PluginOptions
     setup: DraftSetup
-    @classmethod
-    def proposes_trees(cls, options: PluginOptions) -> bool: ...
-    @classmethod
-    def model_section(cls, options: Any) -> Mapping[str, Any] | None: ...
-    @classmethod
-    def quantization(cls, options: Any) -> str | Mapping[str, Any] | None: ...
-    @classmethod
-    def caches(cls, options: Any, need: SpeculationNeed) -> Sequence[KVSpec]: ...
-    @classmethod
-    def hidden_layers(cls, options: Any, need: SpeculationNeed) -> Sequence[int]: ...
-    def attention_layers(self) -> Sequence[AttentionModule]: ...
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]: ...
     def on_verified(self, key: int, accepted: Sequence[int], num_drafted: int) -> None: ...
     def on_finished(self, key: int, token_ids: Sequence[int]) -> None: ...
+
+
+class TreesByOption(DraftWorker):
+    @classmethod
+    @abstractmethod
+    def proposes_trees(cls, options: Any) -> bool: ...
+
+
+class LearnsFromRequests(DraftWorker):
+    @abstractmethod
     def forget_finished(self) -> None: ...
 
 
-@dataclass(frozen=True)
+class ReadsHiddenLayers(DraftWorker):
+    @classmethod
+    @abstractmethod
+    def hidden_layers(cls, options: Any, need: SpeculationNeed) -> Sequence[int]: ...
+
+
+class BuildsLayers(DraftWorker):
+    setup: LayerSetup
+    @classmethod
+    @abstractmethod
+    def quantization(cls, options: Any) -> str | Mapping[str, Any] | None: ...
+
+
+class LoadsModel(DraftWorker):
+    setup: LayerSetup
+    @classmethod
+    @abstractmethod
+    def model_section(cls, options: Any) -> Mapping[str, Any] | None: ...
+
+
+class KeepsLayers(DraftWorker):
+    setup: LayerSetup
+    @classmethod
+    @abstractmethod
+    def caches(cls, options: Any, need: SpeculationNeed) -> Sequence[KVSpec]: ...
+    @abstractmethod
+    def attention_layers(self) -> Sequence[AttentionModule]: ...
+
+
+class TargetView(ABC):
+    @abstractmethod
+    def probs(self) -> torch.Tensor: ...
+    @abstractmethod
+    def tokens(self) -> Sequence[int]: ...
+    @abstractmethod
+    def joined(self, views: Sequence[TargetView]) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
     draft: Draft
-    compute_target: Callable[[], torch.Tensor]
-    draw_target: Callable[[], Sequence[int]]
+    target: TargetView
     sampling: SamplingParams
     accept_uniforms: np.ndarray
     recover_uniforms: np.ndarray
-    rows: range = range(0)
-    compute_rows: Callable[[np.ndarray], torch.Tensor] | None = None
-    @property
-    def target(self) -> torch.Tensor: ...
-    @property
-    def target_tokens(self) -> Sequence[int]: ...
 
 def targets_of(requests: Sequence[VerifyRequest]) -> torch.Tensor: ...
 

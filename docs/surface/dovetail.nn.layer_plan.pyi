@@ -17,7 +17,6 @@ def plan_layers(
 def bytes_held(
     plan: LayerPlan,
     method: QuantizationMethod | None,
-    device_type: str,
     plain: int,
     infos: Sequence[TensorInfo],
 ) -> dict[str, float]: ...

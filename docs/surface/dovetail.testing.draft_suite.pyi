@@ -1,6 +1,7 @@
 import numpy as np
 from collections.abc import Mapping, Sequence
-from dovetail.contracts.speculation import Draft, DraftBatch, DraftSetup, DraftWorker, SpeculationNeed
+from dovetail.contracts.model import ModelContext
+from dovetail.contracts.speculation import Draft, DraftBatch, DraftModel, DraftSetup, DraftWorker, SpeculationNeed
 from dovetail.testing.draft_rounds import HostBatch, RequestStep
 from numpy.typing import NDArray
 from typing import Any, ClassVar
@@ -18,6 +19,8 @@ class DraftWorkerSuite:
     num_layers: ClassVar[int] = 4
     num_draws: ClassVar[int] = DRAWS
     def setup(self) -> DraftSetup: ...
+    def own_model(self) -> DraftModel | None: ...
+    def create_context(self) -> ModelContext: ...
     def create(self) -> DraftWorker: ...
     def need(self) -> SpeculationNeed: ...
     def batch(

@@ -1,10 +1,10 @@
 import torch
-from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionCapabilities, AttentionLayer, AttentionSetup
+from dovetail.contracts.attention import AttentionBatch, AttentionCapabilities, AttentionLayer, AttentionSetup, MovesSlots
 from dovetail.contracts.plugin import PluginOptions
 from typing import ClassVar
 
 
-class PlainAttention(AttentionBackend):
+class PlainAttention(MovesSlots):
     contract = (1, 0)
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(device_types=frozenset({'cpu'}), dtypes=frozenset({'float32'}), sliding_window=True, soft_cap=True, alibi=True, trees=True, chunked=True)
     def __init__(self, options: PluginOptions, setup: AttentionSetup): ...
@@ -18,3 +18,9 @@ class PlainAttention(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> torch.Tensor: ...
+    def move_slots(
+        self,
+        kv_cache: torch.Tensor,
+        source: torch.Tensor,
+        target: torch.Tensor,
+    ) -> None: ...

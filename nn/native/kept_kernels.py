@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dovetail.contracts.quantization import LinearKernel, LinearShape
+from dovetail.contracts.quantization import KeepsPacked, LinearKernel, LinearShape, LooksUpRows
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.packed_cache import PackedCache
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class KeptKernel(LinearKernel):
     """A kernel that may have been restored, in which case the first weights that it is given are those it has."""
 
-    def __init__(self, shape: LinearShape, kernel: LinearKernel):
+    def __init__(self, shape: LinearShape, kernel: KeepsPacked):
         self.shape = shape
         self.kernel = kernel
         self._is_restored = False
@@ -38,22 +38,27 @@ class KeptKernel(LinearKernel):
         """The kernel's."""
         return self.kernel.apply(x, bias)
 
-    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The kernel's."""
-        return self.kernel.lookup(ids, dtype)
-
     def restore(self, packed: Mapping[str, torch.Tensor]) -> None:
         """The kernel's; what follows up to `finish` is passed over."""
         self.kernel.restore(packed)
         self._is_restored = True
 
-    def packed(self) -> Mapping[str, torch.Tensor]:
-        """The kernel's."""
-        return self.kernel.packed()
-
     def tensors(self) -> Iterable[torch.Tensor]:
         """The kernel's."""
         return self.kernel.tensors()
+
+
+class KeptTable(KeptKernel, LooksUpRows):
+    """One that looks up rows as well."""
+
+    def __init__(self, shape: LinearShape, kernel: KeepsPacked, table: LooksUpRows):
+        """`table`: the kernel once more, as what looks up rows."""
+        super().__init__(shape, kernel)
+        self._table = table
+
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The kernel's."""
+        return self._table.lookup(ids, dtype)
 
 
 class KernelKeeper:
@@ -66,23 +71,30 @@ class KernelKeeper:
         ranks: tuple[int, int],
         bytes_per_weight: Callable[[LinearShape], float],
     ):
-        """`made_by`: all that the packed weights depend on besides the contents of the checkpoint's files and `ranks`,
-        which are this rank and the number of ranks. `bytes_per_weight`: at least so many, of a layer."""
+        """`made_by`: all that the packed weights depend on besides the contents of the checkpoint's files, the kernels'
+        layouts, and `ranks`, which are this rank and the number of ranks. `bytes_per_weight`: at least so many, of a
+        layer."""
         self._cache = cache
         self._made_by = tuple(made_by)
         self._rank, self._num_ranks = ranks
         self._bytes_per_weight = bytes_per_weight
         self._kernels: dict[str, KeptKernel] = {}
         self._twice: str | None = None
+        self._unkept: set[str] = set()
+        """Classes of kernels that cannot be kept."""
         self.is_restored = False
         """Whether every kernel has its weights already."""
 
     def wrap(self, shape: LinearShape, kernel: LinearKernel) -> LinearKernel:
-        """A kernel to use in place of `kernel`."""
+        """A kernel to use in place of `kernel`; itself where it cannot be kept."""
+        if not isinstance(kernel, KeepsPacked):
+            self._unkept.add(type(kernel).__qualname__)
+            return kernel
         if shape.name in self._kernels:
             self._twice = shape.name
-        self._kernels[shape.name] = KeptKernel(shape, kernel)
-        return self._kernels[shape.name]
+        kept = KeptTable(shape, kernel, kernel) if isinstance(kernel, LooksUpRows) else KeptKernel(shape, kernel)
+        self._kernels[shape.name] = kept
+        return kept
 
     def restore(self, files: Sequence[Path]) -> str | None:
         """Restores every kernel from what an earlier start kept of the same `files`, if it did.
@@ -90,17 +102,16 @@ class KernelKeeper:
         Returns the key under which `keep` should store them; None if they are restored, or are not to be kept: no files
         that would identify them, or more than fits.
         """
-        if not files or self._twice is not None or not self._kernels:
+        if self._unkept:
+            logger.debug("packed weights are not kept: %s is no KeepsPacked", ", ".join(sorted(self._unkept)))
             return None
-        if unkept := {
-            type(kept.kernel).__qualname__ for kept in self._kernels.values() if not _can_be_kept(kept.kernel)
-        }:
-            logger.debug("packed weights are not kept: %s lacks packed or restore", ", ".join(sorted(unkept)))
+        if not files or self._twice is not None or not self._kernels:
             return None
         if not self._has_room():
             return None
         try:
-            key = self._key(self._cache.content_key(files, *self._made_by), self._rank)
+            layouts = sorted({kept.kernel.layout() for kept in self._kernels.values()})
+            key = self._key(self._cache.content_key(files, *self._made_by, *layouts), self._rank)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             return None
@@ -122,7 +133,7 @@ class KernelKeeper:
         parts = {
             f"{name}|{part}": tensor
             for name, kernel in self._kernels.items()
-            for part, tensor in kernel.packed().items()
+            for part, tensor in kernel.kernel.packed().items()
         }
         content = key.partition(" ")[0]
         self._cache.put(key, parts, beside=[self._key(content, rank) for rank in range(self._num_ranks)])
@@ -138,8 +149,3 @@ class KernelKeeper:
         if wanted > self._cache.max_bytes and self._rank == 0:
             self._cache.warn_of_size(wanted)
         return 0 < wanted <= self._cache.max_bytes
-
-
-def _can_be_kept(kernel: LinearKernel) -> bool:
-    own = type(kernel)
-    return own.packed is not LinearKernel.packed and own.restore is not LinearKernel.restore

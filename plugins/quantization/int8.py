@@ -15,6 +15,8 @@ import torch
 
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import (
+    Findings,
+    LayerSupport,
     LinearKernel,
     LinearShape,
     QuantizationCapabilities,
@@ -49,9 +51,12 @@ class Int8Method(QuantizationMethod):
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = Int8Options
     stability = "provisional"
-    capabilities = QuantizationCapabilities(device_types=None, dtypes=frozenset({"float32", "bfloat16", "float16"}))
+    capabilities = QuantizationCapabilities(
+        device_types=None,
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        reloads_rows=True,
+    )
     options: Int8Options
-    reloads_rows = True
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: Int8Options, environment: Environment) -> list[str]:
@@ -64,21 +69,21 @@ class Int8Method(QuantizationMethod):
             f" set model.dtype to bfloat16{slowly}"
         ]
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """An int8 kernel, except for the layers that `skip` names."""
-        return None if is_skipped(shape.name, self.options.skip) else Int8Linear(shape, device)
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        """One byte a weight and a float32 scale per row, except for the layers that `skip` names. torch's kernel, on
+        CPUs, reads them as they are; elsewhere they are written out for each call."""
+        if is_skipped(shape.name, self.options.skip):
+            return LayerSupport()
+        reads_once = self.need.device_type == "cpu" and shape.in_features % _BLOCK == 0
+        return LayerSupport(is_served=True, bytes_per_weight=1 + 4 / shape.in_features, reads_once=reads_once)
 
-    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """An int8 kernel."""
+        return Int8Linear(shape, device)
+
+    def examine(self, shapes: Sequence[LinearShape]) -> Findings:
         """Skipped layers that are not there."""
-        return against_skip(self.options.skip, shapes, usual=Int8Options().skip)
-
-    def reads_only_held(self) -> bool:
-        """On CPUs, by torch's kernel. On other devices weights are written out for each call."""
-        return self.need.device_type == "cpu"
-
-    def bytes_per_weight(self) -> float:
-        """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""
-        return 1.0 + 4.0 / 1024
+        return Findings(refusals=against_skip(self.options.skip, shapes, usual=Int8Options().skip))
 
 
 class Int8Linear(LinearKernel):

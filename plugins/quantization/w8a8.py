@@ -13,6 +13,8 @@ import torch
 
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import (
+    Findings,
+    LayerSupport,
     LinearKernel,
     LinearShape,
     QuantizationCapabilities,
@@ -44,32 +46,35 @@ class _EightBitMethod(QuantizationMethod):
     Options = EightBitOptions
     stability = "experimental"
     capabilities = QuantizationCapabilities(
-        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset({"float32", "float16", "bfloat16"})
+        device_types=frozenset({"cpu", "cuda"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        reloads_rows=True,
     )
     options: EightBitOptions
-    reloads_rows = True
 
-    def _serves(self, shape: LinearShape) -> bool:
-        """Matrix units take sizes that are multiples of 16."""
-        return not is_skipped(shape.name, self.options.skip) and _fits(shape)
+    on_cpus: ClassVar[str]
+    """Why CPUs are slow with it."""
 
-    def why_not(self, shape: LinearShape) -> str | None:
-        """Sizes that matrix units do not take."""
-        return (
-            None if is_skipped(shape.name, self.options.skip) or _fits(shape) else "sizes that are no multiples of 16"
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        """One byte a weight and a float32 scale per row, except for the layers that `skip` names and for sizes that
+        matrix units do not take. They read the weights as they are; on CPUs fp8 is widened in each call, and int8
+        products are fast with VNNI alone."""
+        if is_skipped(shape.name, self.options.skip):
+            return LayerSupport()
+        if not _fits(shape):
+            return LayerSupport(why_not="sizes that are no multiples of 16")
+        reads_once = self.need.device_type != "cpu"
+        return LayerSupport(is_served=True, bytes_per_weight=1 + 4 / shape.in_features, reads_once=reads_once)
+
+    def examine(self, shapes: Sequence[LinearShape]) -> Findings:
+        """Skipped layers that are not there; and that CPUs are slow with it."""
+        slow = (
+            f"is made for GPUs, and on CPUs serves to compare with them: {self.on_cpus}; q8 is the method for CPUs",
         )
-
-    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
-        """Skipped layers that are not there."""
-        return against_skip(self.options.skip, shapes, usual=EightBitOptions().skip)
-
-    def reads_only_held(self) -> bool:
-        """On GPUs. On CPUs fp8 is widened in each call, and int8 products are fast with VNNI alone."""
-        return self.need.device_type != "cpu"
-
-    def bytes_per_weight(self) -> float:
-        """One byte, and a float32 scale per row, counted over rows of 1,024 weights."""
-        return 1.0 + 4.0 / 1024
+        return Findings(
+            refusals=against_skip(self.options.skip, shapes, usual=EightBitOptions().skip),
+            warnings=slow if self.need.device_type == "cpu" else (),
+        )
 
 
 def _fits(shape: LinearShape) -> bool:
@@ -78,6 +83,8 @@ def _fits(shape: LinearShape) -> bool:
 
 class FP8Method(_EightBitMethod):
     """float8_e4m3fn weights and activations."""
+
+    on_cpus = "all weights are widened to float32 in every call"
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: EightBitOptions, environment: Environment) -> list[str]:
@@ -91,25 +98,19 @@ class FP8Method(_EightBitMethod):
                 reasons.append(f"fp8 needs compute capability 8.9; {device.name} has {found}: use w8a8")
         return reasons
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """An fp8 kernel, except for what is skipped and for odd sizes."""
-        return FP8Linear(shape, device) if self._serves(shape) else None
-
-    def caveat(self) -> str | None:
-        """CPUs have no units for it."""
-        return _on_cpus("all weights are widened to float32 in every call", self.need)
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """An fp8 kernel."""
+        return FP8Linear(shape, device)
 
 
 class Int8ActivationMethod(_EightBitMethod):
     """int8 weights and activations."""
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """An int8 kernel, except for what is skipped and for odd sizes."""
-        return Int8ActivationLinear(shape, device) if self._serves(shape) else None
+    on_cpus = "torch's int8 product is slower than its float32 one without VNNI instructions"
 
-    def caveat(self) -> str | None:
-        """Most CPUs have no instructions for torch's int8 product."""
-        return _on_cpus("torch's int8 product is slower than its float32 one without VNNI instructions", self.need)
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """An int8 kernel."""
+        return Int8ActivationLinear(shape, device)
 
 
 class FP8Linear(LinearKernel):
@@ -161,12 +162,6 @@ class Int8ActivationLinear(LinearKernel):
         product = torch._int_mm(rounded, self._weight.t())[:count]
         y = product.float() * scale[:, None] * self._scale
         return _with_bias(y.to(x.dtype), bias)
-
-
-def _on_cpus(why: str, need: QuantizationNeed) -> str | None:
-    if need.device_type != "cpu":
-        return None
-    return f"is made for GPUs, and on CPUs serves to compare with them: {why}; q8 is the method for CPUs"
 
 
 def _rounded(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:

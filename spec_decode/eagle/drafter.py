@@ -16,13 +16,16 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
+    BuildsLayers,
     Draft,
     DraftBatch,
     DraftCapabilities,
     DraftRequest,
-    DraftSetup,
-    DraftWorker,
+    KeepsLayers,
+    LayerSetup,
+    ReadsHiddenLayers,
     SpeculationNeed,
+    TreesByOption,
 )
 from dovetail.nn.hf_config import head_size, num_kv_heads
 from dovetail.spec_decode.chains import Chains
@@ -68,7 +71,7 @@ class EagleOptions(PluginOptions):
         return self
 
 
-class EagleDrafter(DraftWorker):
+class EagleDrafter(BuildsLayers, KeepsLayers, ReadsHiddenLayers, TreesByOption):
     """Keeps no state: what it knows of a request stands in its pages.
 
     The pair of the token at position t + 1 and the target's state at t stands in slot t, so a step of the target can
@@ -83,7 +86,6 @@ class EagleDrafter(DraftWorker):
         probabilities=True,
         needs_hidden_states=True,
         confidence=True,
-        kv_cache=True,
         reads_next_token=True,
     )
     options: EagleOptions
@@ -144,7 +146,7 @@ class EagleDrafter(DraftWorker):
         """EAGLE-3's low, middle and high layers."""
         return _with_layers(read_config(options.path), need.num_layers).hidden_layers or ()
 
-    def __init__(self, options: EagleOptions, setup: DraftSetup):
+    def __init__(self, options: EagleOptions, setup: LayerSetup):
         super().__init__(options, setup)
         context = setup.create_context()
         directory = options.path

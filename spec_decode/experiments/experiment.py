@@ -143,6 +143,6 @@ def memory_warnings(
         if batch != start and (rates := learned_rates(before, fresh)) is not None:
             yield (
                 f"{label}: acceptance rises from {rates[0]:.3f} at batch {start} to {rates[1]:.3f} on the same prompts:"
-                " this drafter remembers what it was asked to forget (DraftWorker.forget_finished). Give each batch"
-                " size an experiment of its own."
+                " this drafter remembers what it was asked to forget (LearnsFromRequests.forget_finished). Give each"
+                " batch size an experiment of its own."
             )

@@ -17,12 +17,13 @@ from torch import Tensor
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
+    BuildsLayers,
     Draft,
     DraftBatch,
     DraftCapabilities,
-    DraftSetup,
-    DraftWorker,
+    LayerSetup,
     SpeculationNeed,
+    TreesByOption,
 )
 from dovetail.nn.row_max import row_max
 from dovetail.spec_decode.draft_vocabulary import has_draft_vocabulary, load_draft_vocabulary
@@ -45,7 +46,7 @@ class MedusaOptions(PluginOptions):
     `auto`, which rounds to 8 bits where that is fast."""
 
 
-class MedusaDrafter(DraftWorker):
+class MedusaDrafter(BuildsLayers, TreesByOption):
     """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
     are given, so an acceptance rule counts each draft as certain."""
 
@@ -86,7 +87,7 @@ class MedusaDrafter(DraftWorker):
             reasons.append(str(error))
         return reasons
 
-    def __init__(self, options: MedusaOptions, setup: DraftSetup):
+    def __init__(self, options: MedusaOptions, setup: LayerSetup):
         super().__init__(options, setup)
         folder = _folder(options, setup.hidden_size, setup.vocab_size)
         layout = read_layout(folder)

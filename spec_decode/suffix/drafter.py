@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import Draft, DraftBatch, DraftCapabilities, DraftRequest, DraftSetup, DraftWorker
+from dovetail.contracts.speculation import (
+    Draft,
+    DraftBatch,
+    DraftCapabilities,
+    DraftRequest,
+    DraftSetup,
+    LearnsFromRequests,
+    TreesByOption,
+)
 from dovetail.spec_decode.suffix.matching import MAX_MATCHES, Guess, best_guess, match_lengths, padded
 from dovetail.spec_decode.suffix.store import AnswerStore
 
@@ -46,7 +54,7 @@ class SuffixOptions(PluginOptions):
         return self
 
 
-class SuffixDrafter(DraftWorker):
+class SuffixDrafter(TreesByOption, LearnsFromRequests):
     """Needs no weights. Guesses are the most frequent continuations, not draws: no draft distributions are given."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)

@@ -18,7 +18,7 @@ from dovetail.attention_backends.block_sparse.pattern import (
     head_shifts,
 )
 from dovetail.attention_backends.block_sparse.units import create_items, create_units
-from dovetail.contracts.attention import AttentionLayer, AttentionNeed
+from dovetail.contracts.attention import AttentionLayer, AttentionNeed, RotatesAndWrites
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
@@ -234,8 +234,9 @@ def test_pages_that_do_not_fit_the_blocks_are_refused():
 
 
 def test_on_cpus_the_host_rotates():
+    """And on GPUs the backend does."""
     case = random_case(0, CaseShape(block_size=16, head_size=16))
-    backend = BlockSparseBackend(BlockSparseOptions(local_blocks=1), case.setup)
-    angles = torch.zeros(len(case.inputs()[0]), 1, 16)
-    with pytest.raises(TypeError, match="BlockSparseBackend does not rotate on cpu"):
-        backend.rotate_and_forward(case.layer, *case.inputs(), angles, angles, case.make_cache(backend))
+    options = BlockSparseOptions(local_blocks=1)
+    assert not isinstance(BlockSparseBackend(options, case.setup), RotatesAndWrites)
+    on_gpu = BlockSparseBackend.__new__(BlockSparseBackend, options, replace(case.setup, device="cuda:0"))
+    assert isinstance(on_gpu, RotatesAndWrites)

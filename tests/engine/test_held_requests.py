@@ -253,6 +253,35 @@ def test_whatever_is_held_and_resumed_the_tokens_are_the_same(
     check()
 
 
+DEEP = """
+from dovetail.executors.gpu.executor import GPUExecutor
+
+
+class Deep(GPUExecutor):
+    max_in_flight = 5
+"""
+
+
+def test_a_request_that_single_steps_pass_over_while_several_are_in_flight(
+    make_llm: MakeLLM, hf_greedy: Greedy, tmp_path: Path
+) -> None:
+    """Its last token is known to the workers alone when it is resumed."""
+    (tmp_path / "deep.py").write_text(DEEP)
+    executor = {"name": f"{tmp_path}/deep.py:Deep", "device": "null", "null_order": "late"}
+    engine = make_llm(executor=executor, attention="reference", model={"operators": None}).engine
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(str(index), prompt, params)
+    outputs: dict[str, RequestOutput] = {}
+    for turn in range(20):
+        (engine.hold if turn % 2 else engine.resume)("1")
+        outputs |= {output.request_id: output for output in engine.step()}
+    engine.resume("1")
+    outputs |= run(engine)
+    for index, prompt in enumerate(PROMPTS):
+        assert tokens_of(outputs[str(index)]) == [hf_greedy(prompt, 40)]
+
+
 GATE = """
 from dovetail.contracts.hooks import hookimpl
 

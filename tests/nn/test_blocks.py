@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -181,17 +180,11 @@ class CountedRotations(TorchOperators):
         return super().rotate(heads, cos, sin)
 
 
-@pytest.mark.parametrize("rotates_on", [(), ("cuda",)])
-def test_queries_and_keys_are_rotated_together_where_the_backend_does_not(
-    make_context: Any, rotates_on: tuple[str, ...]
-) -> None:
-    class Backend(PlainAttention):
-        capabilities = replace(PlainAttention.capabilities, rotates_on=frozenset(rotates_on))
-
+def test_queries_and_keys_are_rotated_together_where_the_backend_does_not(make_context: Any) -> None:
     operators = CountedRotations()
     attention = Attention(make_context(operators=operators), 4, 2, 8, 0.5)
     setup = AttentionSetup((attention.layer,), attention.cache, BLOCK_SIZE, "float32", "cpu", 1, 3, 64)
-    backend = Backend(PluginOptions(), setup)
+    backend = PlainAttention(PluginOptions(), setup)
     attention.bind(backend, torch.zeros(backend.kv_cache_shape(2)))
     backend.plan(make_batch([([1], 0, 3)], setup))
     rotation = RotaryEmbedding(

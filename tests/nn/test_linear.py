@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,9 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.contracts.errors import ModelError
+from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.model import CausalLM
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LayerSupport,
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import (
     BuildContext,
@@ -215,7 +223,7 @@ def test_some_rows_of_plain_weights_are_loaded_again(dtype: torch.dtype) -> None
 class WholeLayers(Int8Method):
     """Kernels that take all rows of a layer or none."""
 
-    reloads_rows = False
+    capabilities = replace(Int8Method.capabilities, reloads_rows=False)
 
 
 @pytest.mark.parametrize("method", [Int8Method, WholeLayers])
@@ -229,7 +237,7 @@ def test_one_part_of_a_fused_layer_is_loaded_again(make_context: Any, method: ty
     before = layer(x)
     layer.finish()  # none of its weights was given
     assert torch.equal(layer(x), before)
-    if not method.reloads_rows:
+    if not method.capabilities.reloads_rows:
         layer.load("up.weight", torch.zeros(6, HIDDEN))
         with pytest.raises(ModelError, match=r"up\.weight cannot be loaded without gate\.weight"):
             layer.finish()
@@ -273,12 +281,14 @@ def test_shards_are_loaded_again(make_context: Any, method_class: type[Quantizat
 class RecordingMethod:
     """Stands for a quantization method that declines every layer: notes what it is asked."""
 
+    capabilities = QuantizationCapabilities()
+
     def __init__(self) -> None:
         self.shapes: list[LinearShape] = []
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+    def describe(self, shape: LinearShape) -> LayerSupport:
         self.shapes.append(shape)
-        return None
+        return LayerSupport()
 
 
 def test_the_quantization_method_is_asked_with_local_sizes_but_not_for_routers(make_context: Any) -> None:
@@ -291,3 +301,12 @@ def test_the_quantization_method_is_asked_with_local_sizes_but_not_for_routers(m
         LinearShape("mlp.gate_up", HIDDEN, 6, has_bias=True),
         LinearShape("mlp.down", 3, HIDDEN, has_bias=False),
     ]
+
+
+def test_a_table_must_look_up_rows(make_context: Any) -> None:
+    class NoTables(Int8Method):
+        capabilities = replace(Int8Method.capabilities, embeddings=True)
+
+    method = NoTables(NoTables.Options(), QuantizationNeed("cpu", "bfloat16"))
+    with pytest.raises(PluginError, match=r"NoTables declares embeddings.*embed is no LooksUpRows"):
+        VocabEmbedding(make_context(quantization=method), "embed", 16, HIDDEN)

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.attention_backends.reference import ReferenceBackend
+from dovetail.contracts.attention import RotatesAndWrites
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.speculation import Draft
 from dovetail.nn.operators import torch_operators
@@ -288,11 +289,10 @@ def test_chains_are_those_of_the_oracle(
         assert drafted == oracle.chain(known, len(drafted))
 
 
-class RotatingReference(ReferenceBackend):
+class RotatingReference(ReferenceBackend, RotatesAndWrites):
     """A third party's backend that rotates by itself, and wants nothing that is rotated already."""
 
     contract = (1, 0)
-    capabilities = replace(ReferenceBackend.capabilities, rotates_on=frozenset({"cpu"}))
 
     def forward(self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any) -> torch.Tensor:
         raise AssertionError("the host has rotated")

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.contracts.operators import Operators
+from dovetail.contracts.operators import AcceptsChains, Operators
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft
@@ -37,10 +37,8 @@ class TestRejectionRule(AcceptanceRuleSuite):
     rule_class = RejectionRule
 
 
-class ChainOperators(TorchOperators):
+class ChainOperators(TorchOperators, AcceptsChains):
     """Accepts chains one by one, in the words of the contract, and keeps how many came at once."""
-
-    accepts_chains = True
 
     def __init__(self) -> None:
         super().__init__(PluginOptions())

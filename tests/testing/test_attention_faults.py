@@ -10,10 +10,19 @@ import pytest
 import torch
 
 from dovetail.attention_backends.reference import ReferenceBackend
-from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionNeed, Reach
-from dovetail.contracts.plugin import Environment
+from dovetail.contracts.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionLayer,
+    AttentionNeed,
+    AttentionSetup,
+    Reach,
+    RotatesAndWrites,
+)
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_suite import AttentionBackendSuite
-from dovetail.testing.faults import Fault, check_fault
+from dovetail.testing.faults import Fault, check_fault, run_test
 
 
 def reading_layers(**changes: Any) -> type[ReferenceBackend]:
@@ -157,6 +166,56 @@ class ForgetsCachedTokens(ReferenceBackend):
         super().plan(replace(batch, seq_lens=np.diff(batch.query_start).astype(np.int32)))
 
 
+class Rotating(ReferenceBackend, RotatesAndWrites):
+    """Passes as it is."""
+
+    def rotate_and_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        rotate = torch_operators().rotate
+        return self.forward(layer, rotate(query, cos, sin), rotate(key, cos, sin), value, kv_cache)
+
+
+class RotatesQueriesOnly(Rotating):
+    def rotate_and_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        return self.forward(layer, torch_operators().rotate(query, cos, sin), key, value, kv_cache)
+
+
+class ClaimsTrees(AttentionBackend):
+    """Declares them, serves them, and moves no slots."""
+
+    capabilities = ReferenceBackend.capabilities
+
+    def __init__(self, options: PluginOptions, setup: AttentionSetup):
+        super().__init__(options, setup)
+        self.sound = ReferenceBackend(options, setup)
+
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
+        return self.sound.kv_cache_shape(num_blocks)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self.sound.plan(batch)
+
+    def forward(self, layer: AttentionLayer, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.sound.forward(layer, *tensors)
+
+
 ORACLE = "test_equals_the_oracle[float32-{}]"
 FAULTS = [
     Fault("takes the first layer's scale for all", FirstScale, "test_one_plan_serves_all_layers"),
@@ -180,6 +239,8 @@ FAULTS = [
     Fault("wants pages side by side", WantsPagesSideBySide, "test_pages_may_lie_apart"),
     Fault("has larger pages than it may", LargerPages, "test_a_page_takes_the_specified_bytes"),
     Fault("moves slots one by one", MovesOneByOne, "test_slots_can_be_moved"),
+    Fault("declares trees and moves no slots", ClaimsTrees, "test_slots_can_be_moved"),
+    Fault("rotates queries only", RotatesQueriesOnly, "test_rotates_as_operators_do[float32]"),
     Fault("refuses what it declares", RefusesTrees, "test_check_accepts_what_is_declared"),
     Fault("declares batch invariance falsely", MixesRows, "test_batch_invariance"),
 ]
@@ -188,3 +249,9 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_backend_that(fault: Fault) -> None:
     check_fault(fault, AttentionBackendSuite, backend_class=fault.plugin, num_cases=3)
+
+
+def test_a_sound_backend_that_rotates_passes() -> None:
+    outcome = run_test(AttentionBackendSuite, "test_rotates_as_operators_do", backend_class=Rotating, num_cases=3)
+    assert outcome.passed
+    assert not outcome.failed

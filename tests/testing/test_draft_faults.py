@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import Draft, DraftBatch, DraftCapabilities, DraftRequest, DraftSetup, DraftWorker
+from dovetail.contracts.speculation import (
+    Draft,
+    DraftBatch,
+    DraftCapabilities,
+    DraftRequest,
+    DraftSetup,
+    DraftWorker,
+    LearnsFromRequests,
+)
 from dovetail.testing.draft_suite import DraftWorkerSuite
 from dovetail.testing.faults import Fault, check_fault
 
@@ -28,7 +36,7 @@ class Pairs:
         self.num_taken = len(tokens)
 
 
-class Lookup(DraftWorker):
+class Lookup(LearnsFromRequests):
     """Guesses what followed the same two tokens before, in the request and in requests that ended."""
 
     contract = (1, 0)
@@ -93,6 +101,22 @@ class KeepsState(Lookup):
 class ForgetsNothing(Lookup):
     def forget_finished(self) -> None:
         return
+
+
+class LearnsInSecret(DraftWorker):
+    """The same, and does not say so."""
+
+    contract = (1, 0)
+
+    def __init__(self, options: PluginOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        self.lookup = Lookup(options, setup)
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        return self.lookup.propose(batch)
+
+    def on_finished(self, key: int, token_ids: Sequence[int]) -> None:
+        self.lookup.on_finished(key, token_ids)
 
 
 class LearnsFromAll(Lookup):
@@ -223,6 +247,7 @@ LOOKUP_FAULTS = [
     Fault("raises where drafts were accepted", WantsNothingAccepted, SIDE_BY_SIDE),
     Fault("raises where drafts were accepted once", WantsNothingAccepted, "test_goes_on_after_verification_and_finish"),
     Fault("keeps the state of a request that ended", KeepsState, "test_a_key_may_come_again"),
+    Fault("learns and does not say so", LearnsInSecret, "test_forgets_finished_requests"),
     Fault("forgets nothing that it learned", ForgetsNothing, "test_forgets_finished_requests"),
     Fault(
         "raises on prompts that are not complete", WantsCompletePrompts, "test_takes_in_prompts_that_are_not_complete"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,6 +11,8 @@ import torch
 
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import (
+    Findings,
+    LayerSupport,
     LinearKernel,
     LinearShape,
     QuantizationCapabilities,
@@ -55,9 +57,8 @@ class Method(QuantizationMethod):
 
     contract = (1, 0)
     capabilities = QuantizationCapabilities(
-        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset({"float32", "bfloat16", "float16"})
+        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset({"float32", "bfloat16", "float16"}), reloads_rows=True
     )
-    reloads_rows = True
     kernel: ClassVar[type[Kernel]] = Kernel
     share: ClassVar[float] = 1.0
 
@@ -65,14 +66,13 @@ class Method(QuantizationMethod):
     def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> list[str]:
         return [] if need.dtype == "float32" or need.device_type == "cuda" else ["one dtype is enough"]
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        return None if shape.in_features % 16 else self.kernel(shape, device)
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        if shape.in_features % 16:
+            return LayerSupport(why_not="input sizes that are no multiple of 16")
+        return LayerSupport(is_served=True, bytes_per_weight=self.share * (1 + 4 / 1024))
 
-    def why_not(self, shape: LinearShape) -> str | None:
-        return "input sizes that are no multiple of 16"
-
-    def bytes_per_weight(self) -> float:
-        return self.share * (1 + 4 / 1024)
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        return self.kernel(shape, device)
 
 
 def over(kernel: type[Kernel]) -> type[Method]:
@@ -203,14 +203,42 @@ class WantsRowsInOrder(Kernel):
         self.start = (self.start + len(weight)) % len(self.weight)
 
 
-class RaisesForWhyNot(Method):
-    def why_not(self, shape: LinearShape) -> str | None:
-        raise KeyError(shape.name)
+class ServesAndSaysWhyNot(Method):
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        return replace(super().describe(shape), why_not="all sizes")
 
 
-class NothingOnMeta(Method):
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        return None if device.type == "meta" else super().create_linear(shape, device)
+class DescribesWhatItCannotServe(Method):
+    class Strict(Kernel):
+        def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            if x.shape[1] % 16:
+                raise ValueError("no multiple of 16")
+            return super().apply(x, bias)
+
+    kernel = Strict
+
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        return LayerSupport(is_served=True, bytes_per_weight=1 + 4 / 1024)
+
+
+class HoldsWithoutNumbers(Method):
+    """Says that it holds a format, and not what it takes."""
+
+    capabilities = replace(Method.capabilities, packed_formats=frozenset({"Q4_1"}))
+
+
+class MemoryOnMeta(Method):
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        return self.kernel(shape, torch.device("cpu"))
+
+
+class WarnsOfNothing(Method):
+    def examine(self, shapes: Sequence[LinearShape]) -> Findings:
+        return Findings(warnings=("",))
+
+
+class ClaimsEmbeddings(Method):
+    capabilities = replace(Method.capabilities, embeddings=True)
 
 
 class TakesMore(Method):
@@ -244,7 +272,7 @@ class CopiesForCalls(EightBitMethod):
             self._segments = (_Segment * 0)()
             super().finish()
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
         return self.Copying(shape, self.memory)
 
 
@@ -273,8 +301,12 @@ FAULTS = [
     Fault("keeps its weights in a list", over(InAList), "test_tensors_are_all_that_is_read"),
     Fault("keeps the original weights as well", over(KeepsTheOriginal), "test_weights_that_were_taken_in_are_let_go"),
     Fault("gives NaN for a block of zeros", over(DividesByNothing), "test_zeros_stay_zeros"),
-    Fault("raises in why_not", RaisesForWhyNot, "test_says_why_layers_are_left_out"),
-    Fault("has no kernel on meta", NothingOnMeta, "test_layers_can_be_asked_about_without_memory"),
+    Fault("serves a layer and says why not", ServesAndSaysWhyNot, "test_describes_layers_without_contradiction"),
+    Fault("describes what it cannot serve", DescribesWhatItCannotServe, "test_describes_layers_without_contradiction"),
+    Fault("tells no bytes of a format", HoldsWithoutNumbers, "test_describes_layers_without_contradiction"),
+    Fault("takes memory for meta", MemoryOnMeta, "test_layers_can_be_tried_out_without_memory"),
+    Fault("warns without words", WarnsOfNothing, "test_findings_are_sentences"),
+    Fault("declares embeddings falsely", ClaimsEmbeddings, "test_rows_are_looked_up"),
     Fault("tells 3% too many bytes", TakesMore, "test_bytes_are_those_that_are_held"),
     Fault("has one scale for all parts", over(OneScale), "test_products_are_within_tolerance"),
     Fault("writes into its input", over(WritesIntoX), "test_products_are_within_tolerance"),

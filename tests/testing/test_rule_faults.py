@@ -53,7 +53,7 @@ class FromAnotherRow(TypicalRule):
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         verdicts = super().verify(requests)
         return [
-            replace(verdict, next_token_id=request.target_tokens[0]) if is_sampled(request) else verdict
+            replace(verdict, next_token_id=request.target.tokens()[0]) if is_sampled(request) else verdict
             for request, verdict in zip(requests, verdicts, strict=True)
         ]
 
@@ -69,7 +69,7 @@ class AcceptsAnything(TypicalRule):
                 if parent == (path[-1] if path else -1):
                     path.append(node)
             last = path[-1] + 1 if path else 0
-            answers.append(Verdict(path, request.target_tokens[last]) if is_sampled(request) else verdict)
+            answers.append(Verdict(path, request.target.tokens()[last]) if is_sampled(request) else verdict)
         return answers
 
 
@@ -118,7 +118,7 @@ class WritesToTheTarget(TypicalRule):
     def verify(self, requests: Sequence[VerifyRequest]) -> Sequence[Verdict]:
         verdicts = super().verify(requests)
         for request in requests:
-            request.target.zero_()
+            request.target.probs().zero_()
         return verdicts
 
 
@@ -160,7 +160,7 @@ class DrawsFromTheTarget(RejectionRule):
         answers = []
         for request, verdict in zip(requests, super().verify(requests), strict=True):
             last = verdict.accepted[-1] + 1 if verdict.accepted else 0
-            answers.append(replace(verdict, next_token_id=request.target_tokens[last]))
+            answers.append(replace(verdict, next_token_id=request.target.tokens()[last]))
         return answers
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dovetail.contracts.operators import Operators
+from dovetail.contracts.operators import DrawsTokens, Operators
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.worker.sampling.streams import SAMPLE, UInt64Array, seed_word, uniforms
 
@@ -170,14 +170,15 @@ def draw_tokens(logits: Tensor, best: Tensor, params: DrawParams, operators: Ope
         logits: [N, vocab_size], any float type; -inf for tokens that cannot be drawn.
         best: int64 [N]: the most likely token of each row, which greedy rows keep.
         params: of the rows that are not greedy, on the device of the logits.
-        operators: the set that draws; where it has no such operator, torch does.
+        operators: the set that draws; where it is no `DrawsTokens`, torch does.
     """
     tokens, is_every_row = best, len(params.rows) == len(logits)
     for start, end in row_groups(len(params.rows), logits):
         part = params.part(start, end)
         selected = logits[start:end] if is_every_row else logits[part.rows]
-        drawn = operators.draw(selected, part.temperature, part.min_p, part.top_k, part.top_p, part.uniforms)
-        if drawn is None:
+        if isinstance(operators, DrawsTokens):
+            drawn = operators.draw(selected, part.temperature, part.min_p, part.top_k, part.top_p, part.uniforms)
+        else:
             drawn = draw(row_weights(selected, part), part.uniforms)
         tokens = drawn if len(drawn) == len(logits) else tokens.index_copy(0, part.rows, drawn)
     return tokens

@@ -66,13 +66,12 @@ def create_rule(config: ResolvedSpeculation, plugins: LoadedPlugins, context: Mo
 
 
 def _facts(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> DrafterFacts:
-    plugin, options = plugins.get(chosen.component)
-    can = plugin.capabilities
+    plugin, _ = plugins.get(chosen.component)
     return DrafterFacts(
         num_tokens=chosen.num_tokens,
-        stateless=can.stateless,
-        keeps_layers=can.kv_cache,
-        trees=can.trees and plugin.proposes_trees(options),
+        stateless=plugin.capabilities.stateless,
+        keeps_layers=chosen.kv_cache,
+        trees=chosen.trees,
     )
 
 

@@ -14,7 +14,15 @@ from dovetail.contracts.kv import DraftLanes, KVLayout, KVSpec
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationNeed
-from dovetail.contracts.speculation import DraftModel, DraftSetup, DraftWorker
+from dovetail.contracts.speculation import (
+    BuildsLayers,
+    DraftModel,
+    DraftSetup,
+    DraftWorker,
+    KeepsLayers,
+    LayerSetup,
+    LoadsModel,
+)
 from dovetail.nn.context import BuildContext
 from dovetail.nn.operators import torch_operators
 from dovetail.registry.bootstrap import LoadedPlugins
@@ -72,7 +80,8 @@ def _load_drafter(
     own_model = None
     if drafter.model is not None:
         own_model = _load_model(config, plugins, drafter.model, create_context())
-    setup = DraftSetup(
+    plugin, _ = plugins.get(drafter.component)
+    simple = DraftSetup(
         vocab_size=config.model.vocab_size,
         hidden_size=config.speculation.hidden_size,
         max_model_len=config.model.max_model_len,
@@ -83,20 +92,18 @@ def _load_drafter(
         embed=_on_one_rank(model.embed, "embed", context),
         compute_logits=_on_one_rank(model.compute_logits, "compute_logits", context),
         num_layers=len(context.attention_layers),
-        model=own_model,
-        pages=pages,
-        create_context=create_context,
         distributions=draft_distributions,
         draw=draft_draw,
         wants_confidence=plugins.get(drafter.length)[0].capabilities.reads_confidence,
     )
+    setup = simple
+    if issubclass(plugin, (BuildsLayers, LoadsModel, KeepsLayers)):
+        setup = LayerSetup(**vars(simple), create_context=create_context, pages=pages, model=own_model)
     with torch.inference_mode():
         worker: DraftWorker = plugins.create(drafter.component, setup)
-    layers = tuple(worker.attention_layers())
+    layers = tuple(worker.attention_layers()) if isinstance(worker, KeepsLayers) else ()
     if bool(layers) != drafter.kv_cache:
-        named = "names no attention layer" if drafter.kv_cache else "names attention layers"
-        declared = "declares" if drafter.kv_cache else "does not declare"
-        raise PluginError(f"drafter {drafter.name!r} {named}, but {declared} the capability kv_cache")
+        raise PluginError(f"drafter {drafter.name!r} is a KeepsLayers, but its attention_layers() names no layer")
     return LoadedDrafter(drafter, worker, layers, pages, dtype)
 
 

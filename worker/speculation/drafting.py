@@ -13,7 +13,7 @@ import torch
 
 from dovetail.contracts.draft_length import DrafterCall, DrafterFacts
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest
+from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest, LearnsFromRequests
 from dovetail.contracts.step import NewRequest
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
@@ -188,7 +188,8 @@ class Drafting:
     def forget_finished(self) -> None:
         """Drafters forget what requests that ended taught them."""
         for drafter in self._drafters.values():
-            drafter.worker.forget_finished()
+            if isinstance(drafter.worker, LearnsFromRequests):
+                drafter.worker.forget_finished()
 
     def _switch_off(self, keys: Sequence[int], errors: Mapping[int, str]) -> None:
         for place in errors:

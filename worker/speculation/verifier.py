@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
 from torch import Tensor
 
-from dovetail.contracts.speculation import AcceptanceRule, Draft, Verdict, VerifyRequest
+from dovetail.contracts.speculation import AcceptanceRule, Draft, TargetView, Verdict, VerifyRequest
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.worker.sampling.sampler import Sampler, TargetRows
 from dovetail.worker.sampling.streams import ACCEPT, SAMPLE, uniforms
@@ -26,6 +25,29 @@ class DraftedRequest:
     """Absolute position of the first draft, which is the number of known tokens."""
     draft: Draft
     """The nodes that were computed; see `first_nodes` where not all were."""
+
+
+class RequestRows(TargetView):
+    """The rows from `start` to `end` of a step's."""
+
+    def __init__(self, rows: TargetRows, start: int, end: int):
+        self._rows = rows
+        self._start, self._end = start, end
+
+    def probs(self) -> Tensor:
+        """As `TargetView.probs`."""
+        return self._rows.probs(np.arange(self._start, self._end))
+
+    def tokens(self) -> Sequence[int]:
+        """As `TargetView.tokens`."""
+        return self._rows.tokens(self._start, self._end)
+
+    def joined(self, views: Sequence[TargetView]) -> Tensor:
+        """As `TargetView.joined`."""
+        own = [view for view in views if isinstance(view, RequestRows)]
+        if len(own) != len(views):
+            raise ValueError("targets_of takes requests of one call of verify")
+        return self._rows.probs(np.concatenate([np.arange(view._start, view._end) for view in own]))
 
 
 @dataclass(frozen=True)
@@ -148,13 +170,10 @@ class Verifier:
             start, end = starts[i], starts[i + 1]
             view = VerifyRequest(
                 draft=requests[i].draft,
-                compute_target=partial(target.probs, np.arange(start, end)),
-                draw_target=partial(target.tokens, start, end),
+                target=RequestRows(target, start, end),
                 sampling=self._sampler.sampling(requests[i].key),
                 accept_uniforms=draws[0, start + 1 : end],
                 recover_uniforms=draws[1, start:end],
-                rows=range(start, end),
-                compute_rows=target.probs,
             )
             views.append(view)
         return views

@@ -127,7 +127,8 @@ class _Counter:
                 options = installed.plugin.Options()
                 if not reasons_against(installed.plugin, need, options, environment):
                     method = installed.plugin(options, need)
-                    if method.reads_only_held() and self.plan.ask(method, need.device_type).names:
+                    served = self.plan.ask(method).layers.values()
+                    if served and all(support.reads_once for support in served):
                         yield Alternative(installed.name, self._traffic(method, context))
             # A method that cannot be asked is none to advise; `dovetail plugins doctor` reports what is broken.
             except (DovetailError, ValueError, TypeError):
@@ -136,7 +137,7 @@ class _Counter:
     def _traffic(self, method: QuantizationMethod | None, context: int) -> Traffic:
         resolved = self._resolved
         plain = DTYPE_BYTES[resolved.model.dtype]
-        held = bytes_held(self.plan, method, resolved.device_type, plain, self._infos)
+        held = bytes_held(self.plan, method, plain, self._infos)
         return traffic_of(self.plan, held, resolved.cache.block_size, context)
 
 

@@ -8,7 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.contracts.operators import Operators, OperatorsCapabilities, OperatorsNeed
+from dovetail.contracts.operators import (
+    AcceptsChains,
+    DrawsTokens,
+    MultipliesGroups,
+    OperatorsCapabilities,
+    OperatorsNeed,
+)
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.triton_check import reasons_against_triton
 
@@ -22,15 +28,13 @@ _TILES = 4
 """Row tiles of one expert that are computed side by side."""
 
 
-class TritonOperators(Operators):
+class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
     """Norms, activations, rotations, drawing of tokens and products of experts, one launch each; acceptance of drafts
     in two."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     stability = "experimental"
     preference: ClassVar[int] = 5
-    groups: ClassVar[bool] = True
-    accepts_chains: ClassVar[bool] = True
     capabilities = OperatorsCapabilities(device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset(_DTYPES))
 
     @classmethod
@@ -116,7 +120,7 @@ class TritonOperators(Operators):
         top_k: torch.Tensor,
         top_p: torch.Tensor,
         uniforms: torch.Tensor,
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         """As the contract says."""
         from dovetail.plugins.operators.triton.drawing import draw_kernel
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from dovetail.contracts.errors import CapacityError, ModelError
-from dovetail.contracts.quantization import LinearKernel, LinearShape
+from dovetail.contracts.quantization import KeepsPacked, LinearKernel, LinearShape, LooksUpRows
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
@@ -101,7 +101,7 @@ class _Library:
 
 @functools.cache
 def layout() -> str:
-    """What packed weights look like; see `QuantizationMethod.layout`. Named by the sources that make them, whose number
+    """What packed weights look like; see `KeepsPacked.layout`. Named by the sources that make them, whose number
     of rows in a tile depends on the processor."""
     digest = hashlib.blake2b(digest_size=12)
     for file in sorted((*SOURCE.parent.glob("*.py"), *SOURCE.parent.glob("*.c"))):
@@ -119,7 +119,7 @@ class _Part:
     """uint8: their tiles."""
 
 
-class GroupedLinear(LinearKernel):
+class GroupedLinear(KeepsPacked, LooksUpRows):
     """One linear layer in tiles of output rows, each fused part in the format that it came in.
 
     Activations are rounded to int8, 32 at a time under one scale; that and the weights' own rounding are all that
@@ -159,6 +159,10 @@ class GroupedLinear(LinearKernel):
     def held_rows(self) -> list[slice]:
         """Rows of each part."""
         return [part.rows for part in self._parts.values()]
+
+    def layout(self) -> str:
+        """Tiles of as many rows as the processor's vectors have lanes."""
+        return layout()
 
     def packed(self) -> Mapping[str, torch.Tensor]:
         """Each part under where it goes and its format."""
@@ -215,7 +219,7 @@ class GroupedLinear(LinearKernel):
         return y
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """As `LinearKernel.lookup`. Raises `IndexError` for rows that the layer does not have."""
+        """As `LooksUpRows.lookup`. Raises `IndexError` for rows that the layer does not have."""
         ids = ids.contiguous()
         own_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         out = torch.empty(len(ids), self._shape.in_features, dtype=own_dtype)
@@ -327,7 +331,7 @@ def check_rows(ids: torch.Tensor, shape: LinearShape) -> None:
         raise IndexError(f"{shape.name} has rows 0 to {shape.out_features - 1}, and no {int(wrong[0])}")
 
 
-class MixedLinear(LinearKernel):
+class MixedLinear(KeepsPacked, LooksUpRows):
     """One linear layer whose packed parts are multiplied in groups, and all others in full precision."""
 
     def __init__(self, shape: LinearShape, memory: WeightMemory, dtype: torch.dtype, batch_invariant: bool = False):
@@ -374,6 +378,10 @@ class MixedLinear(LinearKernel):
         for _, _, kernel in self._plain.values():
             kernel.finish()
 
+    def layout(self) -> str:
+        """As `GroupedLinear.layout`."""
+        return layout()
+
     def packed(self) -> Mapping[str, torch.Tensor]:
         """The packed parts, and the others by their first row."""
         plain = {f"{_PLAIN}{rows.start}": kernel.weight for rows, kernel, _ in self._plain.values()}
@@ -400,7 +408,7 @@ class MixedLinear(LinearKernel):
         return y
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """As `LinearKernel.lookup`."""
+        """As `LooksUpRows.lookup`."""
         found = self._grouped.lookup(ids, dtype)
         for rows, kernel, _ in self._plain.values():
             own = (ids >= rows.start) & (ids < rows.stop)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
+from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import (
+    Findings,
+    LayerSupport,
     LinearKernel,
     LinearShape,
     QuantizationCapabilities,
@@ -18,8 +23,8 @@ from dovetail.contracts.quantization import (
 from dovetail.nn import native
 from dovetail.nn.huge_pages import WeightMemory
 from dovetail.nn.skipped import against_skip, is_skipped
-from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, GROUP_FORMATS, PACKED_FORMATS
-from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding, layout
+from dovetail.plugins.quantization.grouped.formats import EIGHT, FOUR, GROUP_FORMATS, PACKED_FORMATS, GroupFormat
+from dovetail.plugins.quantization.grouped.kernel import BLOCK, SOURCE, GroupedLinear, MixedLinear, Rounding
 from dovetail.plugins.quantization.grouped.rounding import round_to_eight, round_to_four
 
 
@@ -30,39 +35,38 @@ class GroupedOptions(PluginOptions):
     """Layers whose dotted name contains one of these stay in full precision ("lm_head", "model.embed_tokens", ...)."""
 
 
+_CAPABILITIES = QuantizationCapabilities(
+    device_types=frozenset({"cpu"}),
+    # Sums are in float32, which float64 activations would be in vain for.
+    dtypes=frozenset({"float32", "bfloat16", "float16"}),
+    embeddings=True,
+    batch_invariant=True,
+    reloads_rows=True,
+)
+
+
 class GroupedMethod(QuantizationMethod):
     """What the methods have in common."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     stability = "provisional"
-    embeddings = True
-    reloads_rows = True
-    # Sums are of float32, which float64 activations would be in vain for.
-    capabilities = QuantizationCapabilities(
-        device_types=frozenset({"cpu"}), dtypes=frozenset({"float32", "float16", "bfloat16"}), batch_invariant=True
-    )
-
-    @classmethod
-    def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> list[str]:
-        """A C compiler."""
-        return native.reasons_against(SOURCE)
+    capabilities = _CAPABILITIES
 
     def __init__(self, options: PluginOptions, need: QuantizationNeed):
         super().__init__(options, need)
         self.memory = WeightMemory()
         """What the kernels lay their weights out in."""
 
-    def layout(self) -> str:
-        """Tiles of as many rows as the processor's vectors have lanes."""
-        return layout()
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> list[str]:
+        """A C compiler."""
+        return native.reasons_against(SOURCE)
 
-    def reads_only_held(self) -> bool:
-        """Groups are multiplied as they are."""
-        return True
-
-    def why_not(self, shape: LinearShape) -> str | None:
-        """Input sizes that leave a broken block."""
-        return f"input sizes that are no multiple of {BLOCK}" if shape.in_features % BLOCK else None
+    def described(self, shape: LinearShape, support: LayerSupport) -> LayerSupport:
+        """`support` of layers whose input size leaves no broken block."""
+        if shape.in_features % BLOCK:
+            return LayerSupport(why_not=f"input sizes that are no multiple of {BLOCK}")
+        return support
 
 
 class RoundingMethod(GroupedMethod):
@@ -71,61 +75,52 @@ class RoundingMethod(GroupedMethod):
     Options = GroupedOptions
     options: GroupedOptions
 
-    def linear(self, shape: LinearShape, rounding: Rounding) -> LinearKernel | None:
-        """A kernel, except for skipped layers and input sizes that leave a broken block."""
-        if is_skipped(shape.name, self.options.skip) or shape.in_features % BLOCK:
-            return None
-        return GroupedLinear(shape, self.memory, rounding)
+    @abstractmethod
+    def rounding(self, shape: LinearShape) -> tuple[GroupFormat, Rounding]:
+        """How a layer's weights are rounded."""
 
-    def why_not(self, shape: LinearShape) -> str | None:
-        """As every method over groups, of layers that are not skipped."""
-        return None if is_skipped(shape.name, self.options.skip) else super().why_not(shape)
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        """Every layer that is not skipped. Groups are multiplied as they are."""
+        if is_skipped(shape.name, self.options.skip):
+            return LayerSupport()
+        form, _ = self.rounding(shape)
+        served = LayerSupport(is_served=True, bytes_per_weight=form.bytes_per_weight(), reads_once=True)
+        return self.described(shape, served)
 
-    def against_layers(self, shapes: Sequence[LinearShape]) -> list[str]:
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """A kernel over groups."""
+        return GroupedLinear(shape, self.memory, self.rounding(shape)[1])
+
+    def examine(self, shapes: Sequence[LinearShape]) -> Findings:
         """Skipped layers that are not there."""
-        return against_skip(self.options.skip, shapes)
+        return Findings(refusals=against_skip(self.options.skip, shapes))
 
 
 class EightBitMethod(RoundingMethod):
     """8 bits a weight, one scale per 32: what GGUF calls Q8_0. Embeddings and output layer too."""
 
-    for_drafters = True
+    capabilities = replace(_CAPABILITIES, for_drafters=True)
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """Rounds every layer that is not skipped."""
-        return self.linear(shape, round_to_eight)
-
-    def bytes_per_weight(self) -> float:
-        """Scales included."""
-        return EIGHT.bytes_per_weight()
+    def rounding(self, shape: LinearShape) -> tuple[GroupFormat, Rounding]:
+        """8 bits."""
+        return EIGHT, round_to_eight
 
 
 class FourBitMethod(RoundingMethod):
     """4 bits a weight, one scale and one minimum per 32 (GGUF's Q4_1), fitted by least squares. The table of token
     embeddings, and the output layer with it, takes 8 bits."""
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """Rounds every layer that is not skipped."""
-        return self.linear(shape, round_to_eight if _is_vocabulary(shape) else round_to_four)
-
-    def bytes_per_weight(self) -> float:
-        """Of most layers, scales and minimums included."""
-        return FOUR.bytes_per_weight()
-
-    def layer_bytes_per_weight(self, shape: LinearShape) -> float:
-        """More for the vocabulary's layers."""
-        return EIGHT.bytes_per_weight() if _is_vocabulary(shape) else FOUR.bytes_per_weight()
-
-
-def _is_vocabulary(shape: LinearShape) -> bool:
-    return any(part in shape.name for part in ("embed", "lm_head"))
+    def rounding(self, shape: LinearShape) -> tuple[GroupFormat, Rounding]:
+        """4 bits, and 8 for the vocabulary's layers."""
+        is_vocabulary = any(part in shape.name for part in ("embed", "lm_head"))
+        return (EIGHT, round_to_eight) if is_vocabulary else (FOUR, round_to_four)
 
 
 class GGUFMethod(GroupedMethod):
     """The weights of a GGUF file as they stand in it, in blocks of any kind. What the file stores as numbers stays in
     full precision."""
 
-    holds = PACKED_FORMATS
+    capabilities = replace(_CAPABILITIES, packed_formats=PACKED_FORMATS)
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: Any, environment: Environment) -> list[str]:
@@ -135,18 +130,18 @@ class GGUFMethod(GroupedMethod):
             return [f"gguf holds the blocks of GGUF files; the checkpoint's weights are {found}"]
         return super().check(need, options, environment)
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """Every layer; parts that the file does not pack stay in full precision."""
-        if shape.in_features % BLOCK:
-            return None
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        """Every layer; parts that the file does not pack stay in full precision. K-quants take more than in the file,
+        where their scales are 4 to 8 bits, and I-quants of 1 to 3 bits, which name several weights at once there, 4
+        bits a weight."""
+        served = LayerSupport(
+            is_served=True,
+            bytes_per_weight=DTYPE_BYTES[self.need.dtype],
+            packed_bytes_per_weight={name: form.bytes_per_weight() for name, form in GROUP_FORMATS.items()},
+            reads_once=True,
+        )
+        return self.described(shape, served)
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """For packed parts and numbers side by side."""
         return MixedLinear(shape, self.memory, getattr(torch, self.need.dtype), self.need.batch_invariant)
-
-    def bytes_per_weight(self) -> float:
-        """Of the checkpoint's smallest format: no layer takes less."""
-        held = self.need.packed_formats & PACKED_FORMATS
-        return min((GROUP_FORMATS[name].bytes_per_weight() for name in held), default=FOUR.bytes_per_weight())
-
-    def held_bytes_per_weight(self, packed_format: str) -> float:
-        """K-quants take more than in the file, where their scales are 4 to 8 bits, and I-quants of 1 to 3 bits, which
-        name several weights at once there, 4 bits a weight."""
-        return GROUP_FORMATS[packed_format].bytes_per_weight()

@@ -8,8 +8,10 @@ from typing import ClassVar
 import torch
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import (
+    LayerSupport,
     LinearKernel,
     LinearShape,
     QuantizationCapabilities,
@@ -34,6 +36,10 @@ PAIRS = 16
 """Pairs of input features that the kernel takes at a time: those of the smallest group."""
 
 
+_FORMATS = {f"int4g{size}": 0.5 + _HEADER / size for size in GROUP_SIZES}
+"""Formats that are held as they are, and bytes of a weight in each."""
+
+
 class Int4Method(QuantizationMethod):
     """Four bits a weight, in groups with scale and zero point each."""
 
@@ -41,30 +47,33 @@ class Int4Method(QuantizationMethod):
     stability = "experimental"
     preference: ClassVar[int] = 0
     capabilities = QuantizationCapabilities(
-        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset({"float32", "float16", "bfloat16"})
+        device_types=frozenset({"cpu", "cuda"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        packed_formats=frozenset(_FORMATS),
+        reloads_rows=True,
     )
-    reloads_rows = True
-    holds = frozenset(f"int4g{size}" for size in GROUP_SIZES)
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: PluginOptions, environment: Environment) -> list[str]:
         """A checkpoint in such groups; on a GPU Triton."""
-        if not need.packed_formats & cls.holds:
+        if not need.packed_formats & cls.capabilities.packed_formats:
             found = ", ".join(sorted(need.packed_formats)) or "not packed"
             return [f"int4 holds AWQ and GPTQ weights in groups of {GROUP_SIZES}; the checkpoint's are {found}"]
         return reasons_against_triton(environment) if need.device_type == "cuda" else []
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        """Every layer; parts that the checkpoint does not pack stay as numbers."""
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        """Every layer; parts that the checkpoint does not pack stay numbers. Weights are read as they are by the kernel
+        for GPUs, and written out for each call on CPUs."""
+        return LayerSupport(
+            is_served=True,
+            bytes_per_weight=DTYPE_BYTES[self.need.dtype],
+            packed_bytes_per_weight=_FORMATS,
+            reads_once=self.need.device_type == "cuda",
+        )
+
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        """For packed parts and numbers side by side."""
         return Int4Linear(shape, device, getattr(torch, self.need.dtype))
-
-    def reads_only_held(self) -> bool:
-        """On GPUs, by the kernel. On CPUs weights are written out for each call."""
-        return self.need.device_type == "cuda"
-
-    def bytes_per_weight(self) -> float:
-        """In groups of 128."""
-        return 0.5 + 4 / 128
 
 
 class Int4Linear(LinearKernel):

@@ -9,18 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
-from dovetail.attention_backends.block_sparse.gpu import GPUKernels
+from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend, RotatingBlockSparse
 from dovetail.attention_backends.block_sparse.pattern import BlockSparseOptions
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import CaseShape, random_case
 
 
-class InterpretedBackend(BlockSparseBackend):
+class InterpretedBackend(RotatingBlockSparse):
     """The kernels for GPUs, on the CPU."""
-
-    def _create_kernels(self, options, setup):
-        return GPUKernels(options, setup)
 
 
 patterns = st.builds(

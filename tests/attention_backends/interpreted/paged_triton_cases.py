@@ -38,7 +38,6 @@ class InterpretedBackend(PagedTritonBackend):
         PagedTritonBackend.capabilities,
         device_types=frozenset({"cpu"}),
         dtypes=DTYPES,
-        rotates_on=frozenset({"cpu"}),
         # Triton 3.9's interpreter cuts float32 to bfloat16 instead of rounding it, and rounds to float8 wrongly: see
         # `test_the_interpreter_converts_float8`. Rounding on a GPU is for `scripts/gpu_check/attention.py` to check.
         kv_dtypes=(PagedTritonBackend.capabilities.kv_dtypes or frozenset())
@@ -46,7 +45,7 @@ class InterpretedBackend(PagedTritonBackend):
     )
 
 
-def create(case: AttentionCase) -> AttentionBackend:
+def create(case: AttentionCase) -> InterpretedBackend:
     return InterpretedBackend(InterpretedBackend.Options(), case.setup)
 
 

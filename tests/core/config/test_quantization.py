@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from dovetail.testing.local_plugins import write_distribution
 
 METHODS = '''\
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import LinearKernel, QuantizationCapabilities, QuantizationMethod
+from dataclasses import replace
+from dovetail.contracts.quantization import LayerSupport, LinearKernel, QuantizationCapabilities, QuantizationMethod
 
 class Kernel(LinearKernel):
     def load(self, rows, weight):
@@ -44,18 +46,19 @@ class Method(QuantizationMethod):
     capabilities = QuantizationCapabilities(device_types=None, dtypes=None)
     Options = Options
 
+    def describe(self, shape):
+        held = dict.fromkeys(self.capabilities.packed_formats, 0.625)
+        return LayerSupport(is_served=True, bytes_per_weight=0.625, packed_bytes_per_weight=held)
+
     def create_linear(self, shape, device):
         return Kernel()
 
-    def bytes_per_weight(self):
-        return 0.625
-
 class FourBits(Method):
-    holds = frozenset({"Q4_0", "Q4_1"})
+    capabilities = replace(Method.capabilities, packed_formats=frozenset({"Q4_0", "Q4_1"}))
     preference = 3
 
 class EightBits(Method):
-    holds = frozenset({"Q8_0"})
+    capabilities = replace(Method.capabilities, packed_formats=frozenset({"Q8_0"}))
 
 class Silent(Method):
     """Its kernels multiply nothing."""
@@ -68,12 +71,12 @@ class Silent(Method):
         return Incomplete()
 
 class Picky(Method):
-    holds = frozenset({"Q4_1"})
+    capabilities = replace(Method.capabilities, packed_formats=frozenset({"Q4_1"}))
     preference = 5
 
     @classmethod
     def check(cls, need, options, environment):
-        extra = need.packed_formats - cls.holds
+        extra = need.packed_formats - cls.capabilities.packed_formats
         return [f"it holds Q4_1 only, and there is {', '.join(sorted(extra))}"] if extra else []
 '''
 
@@ -123,7 +126,8 @@ def methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unheld(monkeypatch: pytest.MonkeyPatch) -> None:
     """TQ2_0 becomes a type that no method holds."""
-    monkeypatch.setattr(GGUFMethod, "holds", GGUFMethod.holds - {"TQ2_0"})
+    can = GGUFMethod.capabilities
+    monkeypatch.setattr(GGUFMethod, "capabilities", replace(can, packed_formats=can.packed_formats - {"TQ2_0"}))
 
 
 @pytest.fixture
@@ -247,12 +251,12 @@ def test_explain_shows_the_choice_and_every_answer(methods, tmp_path, unheld):
 
 HEADS = """\
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.speculation import DraftWorker
+from dovetail.contracts.speculation import BuildsLayers
 
 class Options(PluginOptions):
     quantization: str | dict | None = "auto"
 
-class Heads(DraftWorker):
+class Heads(BuildsLayers):
     contract = (1, 0)
     Options = Options
 

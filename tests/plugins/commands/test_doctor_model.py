@@ -15,7 +15,14 @@ from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.layer_plan import LayerPlan, PlannedLayer
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
+from dovetail.contracts.quantization import (
+    LayerSupport,
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+    QuantizationNeed,
+)
 from dovetail.contracts.weights import TensorInfo
 from dovetail.nn import TorchLinear
 from dovetail.nn.layer_plan import bytes_held
@@ -77,20 +84,23 @@ def test_a_quantized_layer_reads_what_its_method_says(tmp_path: Path) -> None:
     traffic = examined(tmp_path, quantization="int8", dtype="bfloat16").traffic
     linear = sum(count for name, count in matrices(model).items() if "proj" in name)
     rest = sum(count for name, count in matrices(model).items() if "proj" not in name and "embed" not in name)
-    assert traffic.weight_bytes == int(linear * (1 + 4 / 1024) + 2 * rest)
+    rows = sum(p.shape[0] for name, p in model.named_parameters() if "proj" in name)
+    assert traffic.weight_bytes == linear + 4 * rows + 2 * rest
 
 
 class Holding(QuantizationMethod):
     """Takes Q8_0 as it is."""
 
     contract = (1, 0)
-    holds = frozenset({"Q8_0"})
+    capabilities = QuantizationCapabilities(packed_formats=frozenset({"Q8_0"}))
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        return None if shape.name == "plain" else TorchLinear(torch.empty(0))
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        if shape.name == "plain":
+            return LayerSupport()
+        return LayerSupport(is_served=True, bytes_per_weight=4.0, packed_bytes_per_weight={"Q8_0": 34 / 32})
 
-    def bytes_per_weight(self) -> float:
-        return 3.0
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        return TorchLinear(torch.empty(0))
 
 
 def test_packed_layers_are_read_as_the_checkpoint_has_them() -> None:
@@ -104,7 +114,7 @@ def test_packed_layers_are_read_as_the_checkpoint_has_them() -> None:
         TensorInfo("c", (1, 32), "F32", 128),
     ]
     plan = LayerPlan(layers, rest=0, caches=(), active_experts=1.0)
-    held = bytes_held(plan, Holding(PluginOptions(), QuantizationNeed("cpu", "float32")), "cpu", 4, infos)
+    held = bytes_held(plan, Holding(PluginOptions(), QuantizationNeed("cpu", "float32")), 4, infos)
     assert held == {"": 4, "packed": 34 / 32, "half": (34 + 128) / 64, "plain": 4, "table": 4}
 
 
@@ -122,7 +132,7 @@ def test_methods_that_write_weights_out_are_not_proposed(tmp_path: Path) -> None
     asked = {entry.name for entry in examined(tmp_path, dtype="bfloat16").alternatives}
     assert "int8" in asked
     assert {"fp8", "w8a8"}.isdisjoint(asked)
-    assert not Holding(PluginOptions(), QuantizationNeed("cpu", "float32")).reads_only_held()
+    assert not LayerSupport(is_served=True).reads_once
 
 
 def test_methods_that_serve_no_layer_or_are_slow_here_are_not_proposed(tmp_path: Path) -> None:

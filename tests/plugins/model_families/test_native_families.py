@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from dovetail.attention_backends.reference import ReferenceBackend
+from dovetail.contracts.attention import RotatesAndWrites
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelNeed
 from dovetail.contracts.needs import reasons_against
@@ -126,11 +126,10 @@ def test_bfloat16_stays_close_to_float32(case: Any, prompt: list[int]) -> None:
     assert torch.nn.functional.cosine_similarity(logits, checkpoint.logits(prompt)).mean() > 0.98
 
 
-class RotatingReference(ReferenceBackend):
+class RotatingReference(ReferenceBackend, RotatesAndWrites):
     """A third party's backend that rotates by itself, and wants nothing that is rotated already."""
 
     contract = (1, 0)
-    capabilities = replace(ReferenceBackend.capabilities, rotates_on=frozenset({"cpu"}))
 
     unrotated: ClassVar[frozenset[int]] = frozenset()
     """Layers without rotary positions."""

@@ -11,7 +11,7 @@ from dovetail.plugins.quantization.int8 import Int8Method
 from dovetail.plugins.quantization.w8a8 import FP8Method, Int8ActivationMethod
 from dovetail.plugins.weight_formats.int4_checkpoint import pack_groups
 from dovetail.testing.packed_blocks import random_blocks
-from dovetail.testing.quantization_suite import QuantizationSuite
+from dovetail.testing.quantization_suite import QuantizationSuite, Weight
 
 
 class TestEightBits(QuantizationSuite):
@@ -88,6 +88,30 @@ class TestInt4(QuantizationSuite):
 
     def weight(self, rows: int, columns: int, seed: int) -> PackedTensor:
         return random_groups(rows, columns, 128 if seed % 10 == 2 else 64, seed)
+
+
+class TestInt4WithNumbers(QuantizationSuite):
+    """A part that the checkpoint does not pack between two that it packs."""
+
+    method_class = Int4Method
+    tolerance = 0.01
+    packed_formats = frozenset({"int4g64"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> Weight:
+        if seed % 10 == 1:
+            return super().weight(rows, columns, seed)
+        return random_groups(rows, columns, 64, seed)
+
+
+class TestGGUFWithNumbers(QuantizationSuite):
+    method_class = GGUFMethod
+    tolerance = 0.01
+    packed_formats = frozenset({"Q4_K"})
+
+    def weight(self, rows: int, columns: int, seed: int) -> Weight:
+        if seed % 10 == 1:
+            return super().weight(rows, columns, seed)
+        return random_blocks("Q4_K", rows, columns // 256, seed)
 
 
 def random_groups(rows: int, columns: int, size: int, seed: int) -> PackedTensor:

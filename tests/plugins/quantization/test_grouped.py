@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.needs import reasons_against
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationNeed
+from dovetail.contracts.quantization import LayerSupport, LinearKernel, LinearShape, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.huge_pages import WeightMemory
 from dovetail.nn.native import loader as native
@@ -227,9 +227,9 @@ def test_any_number_of_threads_gives_the_same_bits(num_rows: int) -> None:
 def test_layers_that_leave_a_broken_block_stay_plain() -> None:
     need = QuantizationNeed("cpu", "float32")
     method = EightBitMethod(GroupedOptions(skip=("gate",)), need)
-    assert method.create_linear(_shape(8, 40), torch.device("cpu")) is None
-    assert method.create_linear(LinearShape("mlp.gate", 64, 8, False), torch.device("cpu")) is None
-    assert method.create_linear(_shape(8, 64), torch.device("cpu")) is not None
+    assert method.describe(_shape(8, 40)) == LayerSupport(why_not="input sizes that are no multiple of 32")
+    assert method.describe(LinearShape("mlp.gate", 64, 8, False)) == LayerSupport()
+    assert method.describe(_shape(8, 64)).is_served
 
 
 def test_a_checkpoint_that_is_not_packed_is_refused_as_gguf() -> None:

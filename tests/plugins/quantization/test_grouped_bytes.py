@@ -45,7 +45,7 @@ def test_four_bits_are_estimated_as_they_are_held_with_the_vocabulary_in_eight()
         assert isinstance(kernel, GroupedLinear)
         kernel.load(slice(0, 32), torch.randn(32, 64))
         held += num_held(kernel)
-    assert plan.num_bytes(bytes_held(plan, method, "cpu", 4, infos)) == held
+    assert plan.num_bytes(bytes_held(plan, method, 4, infos)) == held
 
 
 @pytest.mark.parametrize("name", sorted(PACKED_FORMATS))
@@ -58,8 +58,8 @@ def test_packed_weights_are_estimated_as_they_are_held(name: str) -> None:
     kernel.finish()
     infos = [TensorInfo("layer.weight", packed.shape, name, packed.blocks.nbytes)]
     plan = LayerPlan((PlannedLayer(shape, ("layer.weight",)),), rest=0, caches=(), active_experts=1.0)
-    assert plan.num_bytes(bytes_held(plan, method, "cpu", 4, infos)) == num_held(kernel)
-    assert method.layer_bytes_per_weight(shape) * 32 * packed.shape[1] == num_held(kernel)
+    assert plan.num_bytes(bytes_held(plan, method, 4, infos)) == num_held(kernel)
+    assert method.describe(shape).least_bytes_per_weight({name}) * 32 * packed.shape[1] == num_held(kernel)
 
 
 def test_weights_that_turn_out_larger_than_the_cache_are_told_once(

@@ -96,8 +96,8 @@ def test_weights_are_written_out_only_where_bfloat16_products_are_fast(
 def test_layers_named_in_skip_stay_in_full_precision() -> None:
     method = Int8Method(Int8Method.Options(skip=("lm_head", "down_proj")), QuantizationNeed("cpu", "float32"))
     names = ["model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.down_proj", "lm_head"]
-    kernels = [method.create_linear(LinearShape(name, 8, 8, has_bias=False), CPU) for name in names]
-    assert [kernel is not None for kernel in kernels] == [True, False, False]
+    served = [method.describe(LinearShape(name, 8, 8, has_bias=False)).is_served for name in names]
+    assert served == [True, False, False]
 
 
 def test_check_refuses_activations_that_are_not_float() -> None:
@@ -121,7 +121,7 @@ def test_check_refuses_activations_that_cpus_are_slow_with(dtype: str, features:
 def test_a_skipped_layer_that_is_not_there_is_told_with_its_neighbours() -> None:
     shapes = [LinearShape(f"model.layers.0.self_attn.{name}", 8, 8, False) for name in ("qkv_proj", "o_proj")]
     method = Int8Method(Int8Method.Options(skip=("lm_head", "q_proj")), QuantizationNeed("cpu", "bfloat16"))
-    (reason,) = method.against_layers(shapes)
+    (reason,) = method.examine(shapes).refusals
     assert "'q_proj'" in reason
     assert "'qkv_proj'" in reason
 

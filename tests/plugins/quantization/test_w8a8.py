@@ -7,7 +7,7 @@ import torch
 
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
-from dovetail.contracts.quantization import LinearShape, QuantizationNeed
+from dovetail.contracts.quantization import LayerSupport, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.plugins.quantization.w8a8 import (
     EightBitOptions,
     FP8Linear,
@@ -50,16 +50,16 @@ def test_which_layers_are_rounded() -> None:
     need = QuantizationNeed("cpu", "bfloat16")
     for method_class in (FP8Method, Int8ActivationMethod):
         method = method_class(EightBitOptions(), need)
-        cpu = torch.device("cpu")
-        assert method.create_linear(SHAPE, cpu) is not None
-        assert method.create_linear(LinearShape("lm_head", 64, 48, False), cpu) is None
-        assert method.create_linear(LinearShape("odd", 63, 48, False), cpu) is None
+        assert method.describe(SHAPE).is_served
+        assert method.describe(LinearShape("lm_head", 64, 48, False)) == LayerSupport()
+        odd = method.describe(LinearShape("odd", 63, 48, False))
+        assert (odd.is_served, odd.why_not) == (False, "sizes that are no multiples of 16")
 
 
 @pytest.mark.parametrize("method_class", [FP8Method, Int8ActivationMethod])
-def test_on_gpus_there_is_nothing_to_warn_of(method_class: type) -> None:
+def test_on_gpus_there_is_nothing_to_warn_of(method_class: type[QuantizationMethod]) -> None:
     method = method_class(EightBitOptions(), QuantizationNeed("cuda", "bfloat16"))
-    assert (method.caveat(), method.reads_only_held()) == (None, True)
+    assert (method.examine([SHAPE]).warnings, method.describe(SHAPE).reads_once) == ((), True)
 
 
 def test_refusals_say_why() -> None:

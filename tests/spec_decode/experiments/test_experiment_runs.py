@@ -27,7 +27,7 @@ class TakesAll(AcceptanceRule):
 
     def verify(self, requests):
         return [
-            Verdict(list(range(len(r.draft.token_ids))), int(r.target[-1].argmax())) for r in requests
+            Verdict(list(range(len(r.draft.token_ids))), int(r.target.probs()[-1].argmax())) for r in requests
         ]
 
 
@@ -37,7 +37,7 @@ class OwnsUp(TakesAll):
 
 class AlwaysBest(TakesAll):
     def verify(self, requests):
-        return [Verdict([], int(r.target[0].argmax())) for r in requests]
+        return [Verdict([], int(r.target.probs()[0].argmax())) for r in requests]
 """
 STUBBORN_DRAFTER = """
 from dovetail.spec_decode.suffix.drafter import SuffixDrafter

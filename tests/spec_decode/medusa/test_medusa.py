@@ -17,12 +17,14 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.speculation import DraftBatch, DraftRequest, DraftSetup, SpeculationNeed
+from dovetail.contracts.speculation import DraftBatch, DraftRequest, LayerSetup, SpeculationNeed
 from dovetail.nn import BuildContext
 from dovetail.spec_decode.draft_vocabulary import FILE
 from dovetail.spec_decode.medusa.drafter import MedusaDrafter, MedusaOptions
 from dovetail.spec_decode.medusa.format import read_layout
+from dovetail.testing.draft_pages import SuitePages
 from dovetail.testing.draft_suite import DraftWorkerSuite
+from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 
 HIDDEN, VOCAB, HEADS = 8, 50, 4
 ACCURACIES = [[0.6, 0.2], [0.4, 0.1], [0.3, 0.1], [0.2]]
@@ -78,7 +80,7 @@ class TestTree(MedusaSuite):
     options = {"tree": "auto"}  # noqa: RUF012
 
 
-def expected_candidates(tensors: dict[str, torch.Tensor], setup: DraftSetup, hidden: torch.Tensor) -> list[list[int]]:
+def expected_candidates(tensors: dict[str, torch.Tensor], setup: LayerSetup, hidden: torch.Tensor) -> list[list[int]]:
     """Per head its tokens, best first, computed the plain way."""
     found = []
     num_layers = len([name for name in tensors if name.startswith("0.") and name.endswith("bias")])
@@ -95,7 +97,7 @@ def expected_candidates(tensors: dict[str, torch.Tensor], setup: DraftSetup, hid
 
 def create(folder: Path, num_tokens: int = HEADS, **options: Any) -> MedusaDrafter:
     torch.manual_seed(0)
-    setup = DraftSetup(
+    setup = LayerSetup(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         max_model_len=64,
@@ -105,6 +107,10 @@ def create(folder: Path, num_tokens: int = HEADS, **options: Any) -> MedusaDraft
         dtype=torch.float32,
         embed=torch.nn.Embedding(VOCAB, HIDDEN),
         compute_logits=torch.nn.Linear(HIDDEN, VOCAB, bias=False),
+        num_layers=2,
+        distributions=draft_distributions,
+        draw=draft_draw,
+        pages=SuitePages(),
         create_context=lambda: BuildContext(torch.float32, torch.device("cpu"), 64, "float32"),
     )
     return MedusaDrafter(MedusaOptions.model_validate({"path": folder, **options}), setup)

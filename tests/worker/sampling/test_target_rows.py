@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.contracts.operators import Operators
+from dovetail.contracts.operators import AcceptsChains, Operators
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.speculation import AcceptanceRule, Draft, targets_of
+from dovetail.contracts.speculation import AcceptanceRule, Draft, TargetView, targets_of
 from dovetail.contracts.step import NewRequest
 from dovetail.nn.operators import TorchOperators
 from dovetail.spec_decode.rejection import RejectionRule
@@ -87,21 +87,35 @@ def test_rows_of_many_requests_are_those_of_each(
         assert torch.equal(found, expected)
 
 
-class ChainOperators(TorchOperators):
+class ChainOperators(TorchOperators, AcceptsChains):
     """Accepts chains one by one, in the words of the contract."""
-
-    accepts_chains = True
 
     def accept_chains(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         accepted, tokens = torch.tensor(Chains(*arguments).expected()).unbind(1)
         return accepted, tokens
 
 
+class Separate(TargetView):
+    """The rows of one request, computed by themselves."""
+
+    def __init__(self, view: TargetView):
+        self._view = view
+
+    def probs(self) -> torch.Tensor:
+        return self._view.probs()
+
+    def tokens(self) -> Sequence[int]:
+        return self._view.tokens()
+
+    def joined(self, views: Sequence[TargetView]) -> torch.Tensor:
+        return torch.cat([view.probs() for view in views])
+
+
 class ByRequest(RejectionRule):
-    """Is not told that rows can be had together."""
+    """Has rows request by request."""
 
     def verify(self, requests: Sequence[Any]) -> Sequence[Any]:
-        return super().verify([replace(request, compute_rows=None) for request in requests])
+        return super().verify([replace(request, target=Separate(request.target)) for request in requests])
 
 
 def drawn_drafts(num_requests: int, seed: int, *, trees: bool) -> list[DraftedRequest]:

@@ -164,7 +164,7 @@ class AsksForOperators(NoVerdict):
     def verify(self, requests):
         (operators,) = self._given
         assert operators.rms_norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist() == [[1.0] * 4]
-        return [Verdict([], request.target_tokens[0]) for request in requests]
+        return [Verdict([], request.target.tokens()[0]) for request in requests]
 
 
 class NestedLlama(LlamaFamily):
