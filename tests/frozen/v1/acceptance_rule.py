@@ -15,7 +15,7 @@ class Frozen(AcceptanceRule):
 
 
 def verdict(request: VerifyRequest) -> Verdict:
-    drafts, wanted = request.draft.token_ids, request.target_tokens
+    drafts, wanted = request.draft.token_ids, request.target.tokens()
     count = 0
     while count < len(drafts) and drafts[count] == wanted[count]:
         count += 1

@@ -3,7 +3,13 @@
 import torch
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationCapabilities, QuantizationMethod
+from dovetail.contracts.quantization import (
+    LayerSupport,
+    LinearKernel,
+    LinearShape,
+    QuantizationCapabilities,
+    QuantizationMethod,
+)
 
 
 class Options(PluginOptions):
@@ -31,8 +37,10 @@ class Frozen(QuantizationMethod):
     Options = Options
     capabilities = QuantizationCapabilities(device_types=frozenset({"cpu"}), dtypes=None)
 
-    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel | None:
-        return None if shape.name in self.options.skip else Kernel(shape, device)
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        if shape.name in self.options.skip:
+            return LayerSupport()
+        return LayerSupport(is_served=True, bytes_per_weight=1.0 + 4.0 / shape.in_features)
 
-    def bytes_per_weight(self) -> float:
-        return 1.0
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        return Kernel(shape, device)
