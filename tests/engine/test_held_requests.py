@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from hypothesis import strategies as st
 
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, SamplingParams
 from dovetail.contracts.errors import PluginError, RequestError, WorkerError
+from dovetail.contracts.scheduler import RequestStatus, Schedule
+from dovetail.contracts.step import StepPlan
 from dovetail.contracts.telemetry import RequestStats, TelemetrySink
+from dovetail.engine.flight import Flight, may_follow
 from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.sequence import Sequence
 from dovetail.testing.local_plugins import write_distribution
 
 MakeLLM = Callable[..., LLM]
@@ -253,33 +258,22 @@ def test_whatever_is_held_and_resumed_the_tokens_are_the_same(
     check()
 
 
-DEEP = """
-from dovetail.executors.gpu.executor import GPUExecutor
+def flight(*sequences: Sequence) -> Flight:
+    counts = [1] * len(sequences)
+    plan = StepPlan(step_id=1, keys=[sequence.key for sequence in sequences], num_tokens=counts)
+    return Flight(Schedule(list(sequences), counts), plan, Future(), [], 0.0)
 
 
-class Deep(GPUExecutor):
-    max_in_flight = 5
-"""
-
-
-def test_a_request_that_single_steps_pass_over_while_several_are_in_flight(
-    make_llm: MakeLLM, hf_greedy: Greedy, tmp_path: Path
-) -> None:
-    """Its last token is known to the workers alone when it is resumed."""
-    (tmp_path / "deep.py").write_text(DEEP)
-    executor = {"name": f"{tmp_path}/deep.py:Deep", "device": "null", "null_order": "late"}
-    engine = make_llm(executor=executor, attention="reference", model={"operators": None}).engine
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    for index, prompt in enumerate(PROMPTS):
-        engine.add_request(str(index), prompt, params)
-    outputs: dict[str, RequestOutput] = {}
-    for turn in range(20):
-        (engine.hold if turn % 2 else engine.resume)("1")
-        outputs |= {output.request_id: output for output in engine.step()}
-    engine.resume("1")
-    outputs |= run(engine)
-    for index, prompt in enumerate(PROMPTS):
-        assert tokens_of(outputs[str(index)]) == [hf_greedy(prompt, 40)]
+def test_no_step_follows_several_of_which_the_last_passed_a_request_over() -> None:
+    """Its last token is known neither to the host nor, after a step without it, to the workers."""
+    first, second = (Sequence(key, str(key), PROMPTS[0], GREEDY) for key in range(2))
+    for sequence in (first, second):
+        sequence.status = RequestStatus.RUNNING
+    assert may_follow(deque([flight(first, second), flight(first, second)]))
+    assert may_follow(deque([flight(first), flight(first, second)]))
+    assert not may_follow(deque([flight(first, second), flight(first)]))
+    second.status = RequestStatus.FINISHED
+    assert may_follow(deque([flight(first, second), flight(first)]))
 
 
 GATE = """

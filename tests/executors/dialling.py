@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from dovetail.contracts.executor import ExecutorNeed, Placement, WorkerLayout
-from dovetail.contracts.plugin import Environment
+from dovetail.contracts.executor import ExecutorCapabilities, Placement, WorkerLayout
 from dovetail.executors.processes import ChildProcess, ProcessExecutor
 
 WORKER = """\
@@ -72,12 +71,9 @@ class DiallingExecutor(ProcessExecutor):
     """Starts workers that dial."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
-
-    @classmethod
-    def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
-        """CPUs only."""
-        reasons = [] if need.device_type == "cpu" else [f"it runs on cpu, and the device is {need.device_type}"]
-        return reasons + (["it has no pipeline stages"] if need.pipeline_parallel > 1 else [])
+    capabilities: ClassVar[ExecutorCapabilities] = ExecutorCapabilities(
+        device_types=frozenset({"cpu"}), tensor_parallel=None, enforce_eager=True
+    )
 
     def placements(self, scratch: Path) -> list[Placement]:
         """Backwards, on as many nodes as there are ranks, for all that the layout knows."""

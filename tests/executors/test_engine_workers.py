@@ -16,18 +16,15 @@ Start = Callable[[str, int], None]
 EXECUTORS = '''\
 from concurrent.futures import Future
 
-from dovetail.contracts.executor import Executor, Placement, WorkerLayout
+from dovetail.contracts.executor import Executor, ExecutorCapabilities, Placement, WorkerLayout
 
 
 class OneWorker(Executor):
-    """One worker, whatever it is asked for."""
+    """One worker, whatever it says of itself."""
 
     contract = (1, 0)
+    capabilities = ExecutorCapabilities(device_types=frozenset({"cpu"}), tensor_parallel=None)
     worker = None
-
-    @classmethod
-    def check(cls, need, options, environment):
-        return []
 
     def placement(self):
         return Placement(device="cpu")
