@@ -146,13 +146,20 @@ class EngineCore:
         """
         if sequence.status is RequestStatus.FINISHED:
             return
+        is_parked = self._drop_parked(sequence)
         try:
-            if not self._drop_parked(sequence):
-                self._unpark(sequence)
-                if sequence.key in self._live:
-                    self._remove(sequence)
+            # First of all: a scheduler must not keep a sequence that has ended, whatever its siblings meet.
+            if not is_parked and sequence.key in self._live:
+                self._remove(sequence)
         finally:
-            self._forget(sequence)
+            try:
+                refused = self._unpark(sequence)
+            finally:
+                self._forget(sequence)
+        if refused:
+            for sibling, _ in refused:
+                self.finish(sibling)
+            raise refused[0][1]
 
     def finish_all(self, sequences: Iterable[Sequence]) -> None:
         """Ends each of `sequences`, and then raises the first error of `finish`."""
@@ -447,12 +454,20 @@ class EngineCore:
             if sequence.key in self._awaiting_first and sequence.num_tokens > sequence.num_prompt_tokens:
                 self._awaiting_first.remove(sequence.key)
                 outcome.first_tokens.append(sequence)
-                self._unpark(sequence)
+                for sibling, error in self._unpark(sequence):
+                    outcome.endings.append((sibling, Ending("error", error=str(error))))
+                    self.finish(sibling)
 
-    def _unpark(self, sequence: Sequence) -> None:
-        """The siblings of a sequence enter the queue: its prompt is computed, or it is gone."""
+    def _unpark(self, sequence: Sequence) -> list[tuple[Sequence, PluginError]]:
+        """The siblings of a sequence enter the queue: its prompt is computed, or it is gone. Returns those that the
+        scheduler refuses, which are not in it."""
+        refused = []
         for sibling in self._parked.pop(sequence.key, ()):
-            self._enqueue(sibling)
+            try:
+                self._enqueue(sibling)
+            except PluginError as error:
+                refused.append((sibling, error))
+        return refused
 
     def _note_fork(self, sequence: Sequence) -> None:
         """A sibling was admitted or dropped; after the last one, the first need not keep its blocks."""

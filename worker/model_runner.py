@@ -76,12 +76,10 @@ class ModelRunner:
         """Hands one step over. Waits for its result if the host has to see its logits or its drafts."""
         started = time.perf_counter()
         self._begin(plan)
-        if self._lets_steps_overlap and not self._prompt_scored:
+        if self._lets_steps_overlap and not self._prompt_scored and self._sampler.can_defer(plan.keys):
             inputs = self._batch.prepare(plan)
             indices = np.flatnonzero(inputs.reaches_end)
-            seq_ids = [plan.keys[index] for index in indices.tolist()]
-            if self._sampler.can_defer(seq_ids):
-                return self._deferred.start(plan, inputs, indices, seq_ids)
+            return self._deferred.start(plan, inputs, indices, [plan.keys[index] for index in indices.tolist()])
         return self._run_alone(plan, started)
 
     def _run_alone(self, plan: StepPlan, started: float) -> StepResult:

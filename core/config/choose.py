@@ -139,7 +139,7 @@ class Question(Generic[P]):
         """Whether the named plugin, or for `auto` some candidate, can serve the need. Decides nothing."""
         if self._is_auto:
             return any(not against for _, _, against in self._ask_all()[0])
-        return not self._reasons(self.section.name, self._load())
+        return not self._reasons(self.section.name, self._load_named())
 
     @property
     def _is_auto(self) -> bool:
@@ -150,13 +150,18 @@ class Question(Generic[P]):
         # The registry has checked that it derives from the kind's base class.
         return cast(type[P], self._state.registry.load(self._slot.kind, self.section.name, base_dir))
 
+    def _load_named(self) -> type[P]:
+        """As `_load`. Raises `PluginError` with the key and its origin."""
+        try:
+            return self._load()
+        except PluginError as error:
+            origin = self._state.layered.origin(self._name_path)
+            raise PluginError(f"{dotted(self._name_path)} ({origin}): {error}") from error
+
     def _named(self) -> Chosen[P]:
         name, layered = self.section.name, self._state.layered
         origin, base_dir = layered.origin(self._name_path), layered.base_dir(self._name_path)
-        try:
-            plugin = self._load()
-        except PluginError as error:
-            raise PluginError(f"{dotted(self._name_path)} ({origin}): {error}") from error
+        plugin = self._load_named()
         self._refuse_unknown_options([plugin], f" for {name!r}")
         try:
             chosen = self._chosen(name, plugin, base_dir)

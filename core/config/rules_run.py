@@ -275,7 +275,10 @@ def _noting_machine(state: Resolution, chosen: Chosen[Executor], environment: En
 
 def _decide_device(state: Resolution, environment: Environment) -> None:
     none = f"no accelerator: {environment.no_devices}" if environment.no_devices else "no accelerator"
-    reason = "an accelerator that torch sees" if environment.devices else none
+    if environment.device_type == "cpu":
+        reason = none
+    else:
+        reason = "an accelerator that torch sees" if environment.devices else "the device of the executor's workers"
     state.decide("device", environment.device_type, reason)
     if state.config.device == AUTO and isinstance(environment.no_devices, FixableReason):
         state.fixable.setdefault(str(environment.no_devices), []).append("device cuda")

@@ -205,3 +205,47 @@ def test_what_is_no_request_id_is_refused_where_it_comes_in(make_llm: Callable[.
     with pytest.raises(RequestError, match="a request id is a string that is not empty"):
         engine.add_request(request_id, [1, 2], LONG)
     assert engine.request_ids == []
+
+
+CHOOSY = """
+from dovetail.schedulers.fcfs import FCFSScheduler
+
+
+class Choosy(FCFSScheduler):
+    def add(self, request):
+        if request.num_prompt_tokens == 3 and any(r.num_prompt_tokens == 3 for r in self._ranks):
+            raise ValueError("one of three is enough")
+        super().add(request)
+"""
+
+
+@pytest.fixture
+def choosy(make_llm: Callable[..., LLM], tmp_path: Path) -> LLMEngine:
+    """Its scheduler refuses a second prompt of three tokens."""
+    (tmp_path / "choosy.py").write_text(CHOOSY)
+    return make_llm(scheduler=f"{tmp_path}/choosy.py:Choosy").engine
+
+
+def test_a_sibling_that_the_scheduler_refuses_ends_alone(choosy: LLMEngine) -> None:
+    choosy.add_request("a", [1, 2, 3], SamplingParams(temperature=1, max_tokens=4, ignore_eos=True, n=2))
+    choosy.add_request("b", [1, 2], LONG)
+    outputs = {}
+    while choosy.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in choosy.step()}
+    assert len(outputs["b"].outputs[0].token_ids) == 9
+    assert outputs["a"].finished
+    assert sorted(len(one.token_ids) for one in outputs["a"].outputs) == [0, 4]
+    assert "one of three is enough" in str(outputs["a"].error)
+
+
+def test_a_request_whose_sibling_is_refused_at_its_end_leaves_the_scheduler(choosy: LLMEngine) -> None:
+    choosy.add_request("c", [4, 5, 6], LONG)
+    choosy.step()
+    choosy.abort_request("c")
+    choosy.add_request("a", [1, 2, 3], SamplingParams(temperature=1, max_tokens=4, ignore_eos=True, n=3))
+    choosy.abort_request("a")
+    assert (choosy.core.num_running, choosy.core.num_waiting) == (0, 0)
+    choosy.add_request("b", [1, 2, 3], LONG)
+    while choosy.has_unfinished_requests():
+        [output] = choosy.step()
+    assert len(output.outputs[0].token_ids) == 9

@@ -267,8 +267,9 @@ class CopiesForCalls(EightBitMethod):
 
     class Copying(GroupedLinear):
         def finish(self) -> None:
+            # Recorded calls still read the former ones, whose memory must not be that of the new ones by chance.
+            self.__dict__.setdefault("former", []).append((self._segments, self._parts))
             self._parts = {first: replace(part, data=part.data.clone()) for first, part in self._parts.items()}
-            self.__dict__.setdefault("former", []).append(self._segments)  # which calls that were recorded still read
             self._segments = (_Segment * 0)()
             super().finish()
 

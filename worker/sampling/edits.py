@@ -116,8 +116,8 @@ class _Row:
     """Drafts that lead to the row."""
 
     def output_token_ids(self) -> list[int]:
-        """The output that the row follows; not to be changed."""
-        return [*self.edits.output_token_ids, *self.path] if self.path else self.edits.output_token_ids
+        """The output that the row follows; the caller's to keep."""
+        return [*self.edits.output_token_ids, *self.path]
 
 
 class Edits:

@@ -57,7 +57,7 @@ class KnownTokens(Sequence[np.ndarray]):
 
 
 class Drafting:
-    """The drafters of an engine, and the requests that have one. Ranks that do not draft know the requests alone."""
+    """The drafters of an engine, and the requests that have one. Ranks that do not draft know neither."""
 
     def __init__(
         self,
@@ -351,7 +351,7 @@ class Drafting:
         """Whether a drafter can see later what this step computed; its states are kept then."""
         bounds = step.inputs.query_start.tolist()
         is_decode = all(bounds[place + 1] - bounds[place] == 1 and step.tokens.counts[place] for place in places)
-        if self._accepted or not is_decode:
+        if not is_decode:  # a request of which drafts were verified has more rows than one
             return False
         rows = [bounds[place] for place in places]
         positions: list[int] = step.inputs.positions[rows].tolist()
