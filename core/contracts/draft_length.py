@@ -176,7 +176,7 @@ class StepReport:
 class DraftLength(Plugin):
     """Decides how many drafts are asked for and verified.
 
-    A request is known by its key, which may name another one once the first has ended.
+    A request is known by its key. Once it ended, nothing may follow from a key that comes again.
 
     A policy that does not adapt (`AdaptiveDraftLength`) answers for each request from its `most` and its draft alone:
     where drafts are drawn, their number decides which tokens a seeded request gets, so neighbours and what came before
@@ -204,7 +204,7 @@ class DraftLength(Plugin):
 class AdaptiveDraftLength(DraftLength):
     """A policy that learns from what steps cost and which drafts are accepted.
 
-    Since its answers hang on the clock, drafts of requests that promise the same tokens again (a seed, or
+    Since its answers follow from reported seconds, drafts of requests that promise the same tokens again (a seed, or
     `reproducibility: strict`) are not drawn from a distribution: another number of drawn drafts would give other
     tokens.
     """

@@ -260,7 +260,8 @@ class ModelFamily(Plugin):
 
     @abstractmethod
     def size(self, config: Mapping[str, Any]) -> ModelSize:
-        """Size estimates, for explanations and memory planning. Raises `ModelError` for a config that lacks keys."""
+        """Sizes of the module that `create` builds, from the config alone; the host refuses a family whose sizes
+        differ. Raises `ModelError` for a config that lacks keys."""
 
     @abstractmethod
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:

@@ -33,7 +33,7 @@ class QuantizationCapabilities:
     """dtypes of activations, in torch's spelling ("float32", "bfloat16", ...); None: any."""
     packed_formats: frozenset[str] = frozenset()
     """Formats (`PackedTensor.format`) whose blocks the kernels take as they are, without rounding anew. Empty: the
-    kernels get full-precision weights only, and the config has to name the method."""
+    kernels get full-precision weights only, and the config has to name the method, except `for_drafters`."""
     embeddings: bool = False
     """`describe` and `create_linear` may be asked about token embeddings too. Their kernels are `LooksUpRows`, and are
     shared with the output layer where the model ties the two. Otherwise embeddings stay in full precision."""

@@ -36,7 +36,8 @@ What a scheduler must do, whatever its policy:
 - It uses what the config gives. Where tokens and memory suffice, `max_num_seqs` requests come to run at a time, and a
   request that has the step to itself computes all its wanted tokens, drafts included, as far as they are granted:
   otherwise speculation that the config asks for would be silently off.
-- It preempts a request only where another one needs its blocks or its place among the `max_num_seqs` that run.
+- It preempts a request only where blocks are short (for another one, or for its own next tokens), or where another one
+  needs its place among the `max_num_seqs` that run.
 
 What is the policy's own: the order of requests (the last to arrive may be first), which ones are preempted, when those
 come back (preempted and swapped requests may be behind all that wait), and how tokens are shared out among requests
@@ -113,6 +114,7 @@ class RequestState:
         extra: Mapping[str, Any] = _NOTHING,
     ):
         self.request_id = request_id
+        """For messages: completions of one request (n > 1) share it."""
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         """Output tokens at which the request ends at the latest: `SamplingParams.max_tokens`, or fewer where
@@ -174,7 +176,7 @@ class KVMemory(Protocol):
         """Finds the longest cached prefix of a request without blocks, takes those blocks for it, and returns
         their tokens, a number below `request.num_tokens` so that there is something left to compute.
 
-        The engine's `num_computed_tokens` is set to it. Call before the first `grant` of a request; undo with
+        `request.num_computed_tokens` is set to it. Call before the first `grant` of a request; undo with
         `release` where the request is not admitted after all.
         """
 
@@ -207,7 +209,8 @@ class KVMemory(Protocol):
         space is configured, or nothing was written to the blocks yet."""
 
     def swap_in(self, request: Any) -> bool:
-        """Brings swapped blocks back. False: not enough free blocks on the device."""
+        """Brings swapped blocks back. The request computes in this step only if it is then granted tokens too. False:
+        not enough free blocks on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -304,7 +304,7 @@ class DraftWorker(Plugin):
     there are no proposals for it, its last draft may go without verdict, and positions that were computed before may
     be computed again. So there may be state of more than `max_num_seqs` requests at a time. A step after which no draft
     is wanted may pass without a proposal, so more tokens may have come since the last one than were drafted. Once a
-    request ended, its key may name another one.
+    request ended, forget its key: nothing may follow from a key that comes again.
 
     A draft follows from its own request, and from requests that ended where the drafter learns from them; requests of
     the same batch, and others under way, change nothing.
@@ -312,7 +312,7 @@ class DraftWorker(Plugin):
     Whatever else a drafter does is a class of its own to derive from as well, which the host asks for by isinstance:
     `TreesByOption`, `LearnsFromRequests`, `ReadsHiddenLayers`, `BuildsLayers`, `LoadsModel`, `KeepsLayers`.
 
-    Order of calls: `check`, `model_section` (before it), `quantization`, `caches`, `hidden_layers` before any weight is
+    Order of calls: `model_section`, `check`, `quantization`, `caches`, `hidden_layers` before any weight is
     read; then on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`.
     """
 

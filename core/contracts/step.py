@@ -46,7 +46,7 @@ class NewRequest:
     """
 
     key: int
-    """Engine-wide number of the sequence; never used again for another."""
+    """Engine-wide number of the sequence; the engine gives it to no other."""
     request_id: str
     token_ids: list[int]
     """All known tokens: the prompt and, after a preemption, the output so far."""
