@@ -89,27 +89,27 @@ def by_rule(rule: Rule) -> Mapping[str, Rule]:
 
 
 def among(has: frozenset[Any] | None, asked: Any) -> Any:
-    """`asked` is one of `has`; None: any."""
+    """What is missing: nothing (None) if `asked` is one of `has`, or if `has` is None (any)."""
     return None if has is None or asked in has else asked
 
 
 def within(has: frozenset[Any] | None, asked: frozenset[Any]) -> frozenset[Any] | None:
-    """All of `asked` are in `has`; None: any."""
+    """What is missing: those of `asked` that are not in `has`; nothing (None) if `has` is None (any)."""
     return None if has is None else (asked - has) or None
 
 
 def at_most(has: int | None, asked: int) -> int | None:
-    """`asked` is no more than `has`; None: any number."""
+    """What is missing: nothing (None) if `asked` is no more than `has`, or if `has` is None (any number)."""
     return None if has is None or asked <= has else asked
 
 
 def multiple_of(has: int, asked: int) -> int | None:
-    """`asked` is a multiple of `has`."""
+    """What is missing: nothing (None) if `asked` is a multiple of `has`."""
     return asked if asked % has else None
 
 
 def flag(has: bool, asked: bool) -> bool | None:
-    """What is asked for is there."""
+    """What is missing: True if it is asked for and not there, else nothing (None)."""
     return True if asked and not has else None
 
 
