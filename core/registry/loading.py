@@ -60,12 +60,13 @@ def base_class(kind: str) -> type[Plugin]:
 
 def class_facts(base: type[Plugin]) -> list[str]:
     """Names of the class variables that a kind's plugins declare, in the order of the contract."""
-    return [
+    declared = (
         name
         for owner in reversed(base.__mro__)
         for name, annotation in inspect.get_annotations(owner).items()
         if str(annotation).startswith("ClassVar")
-    ]
+    )
+    return list(dict.fromkeys(declared))
 
 
 def infer_kind(entry: Entry) -> str:

@@ -195,8 +195,10 @@ def _rows_of(name: str, value: Any) -> list[tuple[str, str]]:
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "any"
     if isinstance(value, (frozenset, set)):
-        return ", ".join(sorted(map(str, value)))
+        return ", ".join(sorted(map(str, value))) or "none"
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value)) or "none"
     return str(value)
