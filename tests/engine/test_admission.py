@@ -66,14 +66,22 @@ def test_a_scheduler_that_raises(
     engine.sleep()
 
 
-def test_a_scheduler_that_refuses_a_sibling_ends_everything_loudly(
-    make_llm: Callable[..., LLM], check_nothing_is_held: Callable[[LLMEngine], None], tmp_path: Path
+def test_a_scheduler_that_refuses_a_sibling_ends_its_request_and_no_other(
+    make_llm: Callable[..., LLM],
+    check_nothing_is_held: Callable[[LLMEngine], None],
+    hf_greedy: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "refusing.py").write_text(REFUSING)
     engine = make_llm(scheduler={"name": f"{tmp_path}/refusing.py:Refusing"}).engine
     engine.add_request("late", [5, 6], SEVERAL)
-    with pytest.raises(PluginError, match="no more of these"):
-        engine.step()
+    engine.add_request("a", [7, 8], GREEDY)
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step()}
+    assert "no more of these" in str(outputs["late"].error)
+    tokens = outputs["a"].outputs[0].token_ids
+    assert tokens == hf_greedy([7, 8], len(tokens))
     check_nothing_is_held(engine)
     engine.sleep()
 

@@ -267,11 +267,13 @@ class CopiesForCalls(EightBitMethod):
 
     class Copying(GroupedLinear):
         def finish(self) -> None:
-            # Recorded calls still read the former ones, whose memory must not be that of the new ones by chance.
-            self.__dict__.setdefault("former", []).append((self._segments, self._parts))
-            self._parts = {first: replace(part, data=part.data.clone()) for first, part in self._parts.items()}
-            self._segments = (_Segment * 0)()
+            own = self._parts  # what later rounds write into
+            copies = {first: replace(part, data=part.data.clone()) for first, part in own.items()}
+            self._parts, self._segments = copies, (_Segment * 0)()
             super().finish()
+            self._parts = own
+            # Recorded calls still read the former ones, whose memory must not be that of the new ones by chance.
+            self.__dict__.setdefault("former", []).append((self._segments, copies))
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
         return self.Copying(shape, self.memory)
