@@ -12,6 +12,7 @@ are held and resumed, and steps overlap.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -20,6 +21,7 @@ import pytest
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestStatus, Scheduler, SchedulerLimits
+from dovetail.engine.sequence import Sequence
 from dovetail.testing.granting import GrantRule, Multiples, Refusals, Spans
 from dovetail.testing.scheduler_simulation import SchedulerSimulation
 from dovetail.testing.scheduler_traffic import random_simulation, run_random_traffic
@@ -170,17 +172,7 @@ class SchedulerSuite(ABC):
         simulation = SchedulerSimulation(
             self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
         )
-        seen: set[RequestStatus] = set()
-        for _ in range(40):
-            while len(simulation.live) < 3:
-                simulation.add([len(seen) % 3, 1, 2, 0], 12)
-            simulation.step()
-            fresh = [sequence for sequence in simulation.live if sequence.status not in seen]
-            if fresh:
-                seen.add(fresh[0].status)
-                simulation.abort(fresh[0])
-        simulation.run()
-        assert RequestStatus.RUNNING in seen
+        seen = _end_one_of_each_status(simulation, simulation.abort)
         assert not simulation.num_preemptions or seen & {RequestStatus.PREEMPTED, RequestStatus.SWAPPED}
 
     @pytest.mark.parametrize("rule", [Multiples(5), Spans(5, 7), Refusals(3)], ids=lambda rule: type(rule).__name__)
@@ -304,19 +296,13 @@ class SchedulerSuite(ABC):
         simulation = SchedulerSimulation(
             self.create_scheduler(LIMITS), LIMITS, num_blocks=11, num_host_blocks=num_host_blocks
         )
-        seen: set[RequestStatus] = set()
-        for _ in range(40):
-            while len(simulation.live) < 3:
-                simulation.add([len(seen) % 3, 1, 2, 0], 12)
+
+        def end(sequence: Sequence) -> None:
+            simulation.hold(sequence)
             simulation.step()
-            fresh = [sequence for sequence in simulation.live if sequence.status not in seen]
-            if fresh:
-                seen.add(fresh[0].status)
-                simulation.hold(fresh[0])
-                simulation.step()
-                simulation.abort(fresh[0])
-        simulation.run()
-        assert RequestStatus.RUNNING in seen
+            simulation.abort(sequence)
+
+        _end_one_of_each_status(simulation, end)
 
     def test_reads_what_the_user_says_of_requests_without_writing_it(self) -> None:
         """Values of any kind: those that it does not know, it leaves alone."""
@@ -332,3 +318,20 @@ class SchedulerSuite(ABC):
     def test_random_traffic(self, seed: int) -> None:
         rng = Random(seed)
         run_random_traffic(random_simulation(self.create_scheduler, rng), rng)
+
+
+def _end_one_of_each_status(simulation: SchedulerSimulation, end: Callable[[Sequence], None]) -> set[RequestStatus]:
+    """Ends one request in each of the statuses that the scheduler puts three requests into, runs the rest, and returns
+    these statuses: running ones at least."""
+    seen: set[RequestStatus] = set()
+    for _ in range(40):
+        while len(simulation.live) < 3:
+            simulation.add([len(seen) % 3, 1, 2, 0], 12)
+        simulation.step()
+        fresh = [sequence for sequence in simulation.live if sequence.status not in seen]
+        if fresh:
+            seen.add(fresh[0].status)
+            end(fresh[0])
+    simulation.run()
+    assert RequestStatus.RUNNING in seen
+    return seen

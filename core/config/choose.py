@@ -25,10 +25,10 @@ Answers = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True)
 class Slot(Generic[P]):
-    """A place of the config where one plugin stands, and what is particular about choosing it."""
+    """A place of the config that names one plugin, and what is particular about choosing it."""
 
     path: KeyPath
-    """"*" stands for a label of the config's."""
+    """"*" is a label of the config's."""
     kind: str
     passes_over: Callable[[type[P], Any], str | None] | None = None
     """The rule of `auto`: why it does not ask a candidate about a need; a plugin that is named may be used."""
@@ -111,7 +111,7 @@ class Question(Generic[P]):
     def choose_or_none(self, otherwise: str) -> Chosen[P] | None:
         """As `choose`, for a component that a run can do without: where `auto` finds none, the section becomes null,
         for the reason `otherwise`, with every candidate's reasons."""
-        chosen = self._first() if self._is_auto else self._named()
+        chosen = self._find()
         if isinstance(chosen, Chosen):
             self.settle(chosen)
             return chosen
@@ -120,7 +120,7 @@ class Question(Generic[P]):
 
     def pick(self) -> Chosen[P]:
         """As `choose`, and decides nothing yet."""
-        chosen = self._first() if self._is_auto else self._named()
+        chosen = self._find()
         if isinstance(chosen, Chosen):
             return chosen
         listed = "\n".join(f"  - {name}: {'; '.join(against)}" for name, against in chosen)
@@ -140,6 +140,10 @@ class Question(Generic[P]):
         if self._is_auto:
             return any(not against for _, _, against in self._ask_all()[0])
         return not self._reasons(self.section.name, self._load_named())
+
+    def _find(self) -> Chosen[P] | Answers:
+        """The plugin, or what speaks against all that `auto` may take."""
+        return self._first() if self._is_auto else self._named()
 
     @property
     def _is_auto(self) -> bool:

@@ -1,4 +1,4 @@
-"""Every place of the config where a plugin stands: one row each. The rules make the need, `choose` does the rest."""
+"""Every place of the config that names a plugin: one row each. The rules make the need, `choose` does the rest."""
 
 from __future__ import annotations
 

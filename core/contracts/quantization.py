@@ -116,7 +116,7 @@ class Findings:
     """Why it cannot be used, `check` aside: an option that names a layer which the model does not have."""
     warnings: tuple[str, ...] = ()
     """What a user who chose it should know though it works, each as the rest of a sentence that begins with its name
-    ("is slower than no quantization on CPUs: ..."): told at start, and in `dovetail explain`."""
+    ("is slower than no quantization on CPUs: ..."): a warning at start, and in `dovetail explain`."""
 
 
 class LinearKernel(ABC):

@@ -397,7 +397,7 @@ class LoadsModel(DraftWorker):
 
 
 class KeepsLayers(DraftWorker):
-    """Has attention layers, whose keys and values lie in further lanes of the requests' KV blocks.
+    """Has attention layers, whose keys and values lie in further KV tensors of the requests' KV blocks.
 
     Blocks of finished and running requests are found by their content and shared, so it keeps this promise: when
     `propose` returns, its pages are right for every position that the target computed, below `first_position +
@@ -417,7 +417,7 @@ class KeepsLayers(DraftWorker):
     @classmethod
     @abstractmethod
     def caches(cls, options: Any, need: SpeculationNeed) -> Sequence[KVSpec]:
-        """What its attention layers will cache, one entry per layer, told from configs alone: for memory estimates and
+        """What its attention layers will cache, one entry per layer, from configs alone: for memory estimates and
         the choice of its attention backend. Asked after `check` had nothing against `need`."""
 
     @abstractmethod

@@ -179,7 +179,7 @@ def test_rows_of_a_step_are_computed_together(
     assert sum(calls) == num_rows * (1 + drawn)
 
 
-def test_rules_of_an_older_host_get_rows_request_by_request() -> None:
+def test_rows_that_are_given_request_by_request_are_joined() -> None:
     random = np.random.default_rng(0)
     targets = [torch.rand(count + 1, 5) for count in (2, 0, 3)]
     requests = [verify_request(Draft([0] * (len(target) - 1)), target, random, SamplingParams()) for target in targets]
