@@ -10,10 +10,10 @@ from itertools import zip_longest
 
 from dovetail.commands.errors import create_console
 from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.contracts.outputs import RequestMetrics, RequestOutput
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.engine import LLMEngine
-from dovetail.engine.input_processor import Prompt
-from dovetail.engine.outputs import RequestMetrics, RequestOutput
 from dovetail.engine.progress import PromptProgress
 
 

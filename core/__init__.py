@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.config.schema import EngineConfig
+    from dovetail.contracts.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
     from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
     from dovetail.engine.async_engine import AsyncLLMEngine
     from dovetail.engine.engine import LLMEngine
     from dovetail.engine.llm import LLM
-    from dovetail.engine.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 
     __version__: str
 
@@ -37,13 +37,13 @@ __all__ = [  # noqa: RUF022
 _HOMES = {
     "AsyncLLMEngine": "dovetail.engine.async_engine",
     "BeamSearchParams": "dovetail.contracts.sampling",
-    "CompletionOutput": "dovetail.engine.outputs",
+    "CompletionOutput": "dovetail.contracts.outputs",
     "EngineConfig": "dovetail.config.schema",
     "LLM": "dovetail.engine.llm",
     "LLMEngine": "dovetail.engine.engine",
-    "PositionLogprobs": "dovetail.engine.outputs",
-    "RequestMetrics": "dovetail.engine.outputs",
-    "RequestOutput": "dovetail.engine.outputs",
+    "PositionLogprobs": "dovetail.contracts.outputs",
+    "RequestMetrics": "dovetail.contracts.outputs",
+    "RequestOutput": "dovetail.contracts.outputs",
     "SamplingParams": "dovetail.contracts.sampling",
 }
 

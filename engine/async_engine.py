@@ -7,24 +7,24 @@ import asyncio
 import itertools
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.engine.engine import SHUTDOWN_S, LLMEngine
-from dovetail.engine.input_processor import Prompt
+from dovetail.engine.engine import LLMEngine
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
-from dovetail.engine.output_stream import OutputStream
-from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.output_stream import OutputReader, OutputStream
 from dovetail.engine.request_fields import check_request_id
 from dovetail.engine.step_thread import StepThread
+from dovetail.engine.token_engine import SHUTDOWN_S
 from dovetail.engine.tokenization import Tokenizer
 
 
@@ -39,8 +39,7 @@ class AsyncLLMEngine:
     def __init__(self, engine: LLMEngine):
         self._engine = engine
         self._ids = itertools.count()
-        # One thread: tokenizing must not hold the event loop, nor take cores from the model.
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="dovetail-input")
+        self._text = engine.create_client_text()
         self._steps = StepThread(engine)
         weakref.finalize(self, self._steps.stop).atexit = False  # the thread looks after that itself
 
@@ -59,6 +58,11 @@ class AsyncLLMEngine:
     def config(self) -> ResolvedConfig:
         """What the configuration came to."""
         return self._engine.config
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `EngineClient.facts`."""
+        return self._engine.facts
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -96,26 +100,49 @@ class AsyncLLMEngine:
         Raises `RequestError` for a request that is refused or that failed, `WorkerError` when the engine died.
         Leaving the loop early, or cancelling the task, aborts the request and frees its memory.
         """
+        stream = await self.submit(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> OutputReader:
+        """See `EngineClient.submit`."""
         self._steps.check_running()
         loop = asyncio.get_running_loop()
         request_id = request_id if request_id is not None else f"async-{next(self._ids)}"
         check_request_id(request_id)
         arrival = time.monotonic()
-        processed = await loop.run_in_executor(self._tokenizing, self._engine.process_input, prompt, sampling_params)
+        processed = await self._text.process(prompt, sampling_params)
         stream = OutputStream(request_id, loop, are_deltas=processed.params.output_kind == "delta")
         add = partial(self._engine.add_request, request_id, processed, priority=priority)
-        self._steps.stream(stream, partial(add, arrival_time=arrival, cache_salt=cache_salt))
-        finished = False
-        try:
-            while not finished:
-                output = await stream.get()
-                finished = output.finished
-                if output.error is not None:
-                    raise RequestError(f"request {request_id} failed: {output.error}")
-                yield output
-        finally:
-            if not finished:
-                self._steps.close_stream(stream)
+        await self._steps.open_stream(stream, partial(add, arrival_time=arrival, cache_salt=cache_salt))
+        return OutputReader(stream, self._steps.close_stream)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `EngineClient.tokenize`."""
+        return await self._text.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `EngineClient.detokenize`."""
+        return await self._text.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+        """See `EngineClient.render_chat`."""
+        return await self._text.render_chat(messages, **options)
+
+    def token_texts(self, token_ids: Iterable[int]) -> list[str]:
+        """See `EngineClient.token_texts`."""
+        return self._text.token_texts(token_ids)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are passed over."""
@@ -156,7 +183,7 @@ class AsyncLLMEngine:
         this process goes on in its thread; a warning is logged, and the engine is closed once the step is done.
         """
         self._steps.end(timeout_s)
-        self._tokenizing.shutdown(wait=False)
+        self._text.close()
 
     def __enter__(self) -> AsyncLLMEngine:
         return self

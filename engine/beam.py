@@ -7,11 +7,12 @@ import heapq
 from dataclasses import dataclass, replace
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.outputs import BeamSearchOutput, BeamSearchSequence
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.engine.engine import LLMEngine
-from dovetail.engine.input_processor import ProcessedInput, Prompt
-from dovetail.engine.outputs import BeamSearchOutput, BeamSearchSequence
+from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.sequence import Sequence
 
 

@@ -1,49 +1,32 @@
-"""`LLMEngine`: requests in, outputs out, one step at a time. `LLM` and `AsyncLLMEngine` stand on it."""
+"""`LLMEngine`: requests in, outputs with text out, one step at a time. `LLM` and `AsyncLLMEngine` stand on it."""
 
 from __future__ import annotations
 
-import itertools
-import logging
-import random
 import threading
-import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.outputs import RequestOutput, SpeculationTotals, TokenProgress
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.engine.client_text import ClientText
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
-from dovetail.engine.holds import Holds
-from dovetail.engine.idle_drafters import IdleDrafters
-from dovetail.engine.idle_memory import IdleMemory
-from dovetail.engine.input_processor import InputProcessor, ProcessedInput, Prompt
-from dovetail.engine.kv.hashing import drafter_seed, prefix_seed
+from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.output_processor import OutputProcessor
-from dovetail.engine.outputs import RequestOutput, SpeculationTotals, TokenProgress
-from dovetail.engine.request_fields import as_request_ids, check_order, check_request_id, check_salt
 from dovetail.engine.resolving import resolve
-from dovetail.engine.sequence import DraftBlocks, Sequence
-from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts, pages_identity
-from dovetail.engine.step import Ending
-from dovetail.engine.telemetry import Telemetry
+from dovetail.engine.sequence import Sequence
+from dovetail.engine.token_engine import SHUTDOWN_S, TokenEngine
+from dovetail.engine.tokenization import Tokenizer
 from dovetail.worker.machine.collector import collector_paused
-
-logger = logging.getLogger(__name__)
-
-SHUTDOWN_S = 30.0
-"""How long `shutdown` waits for a step that runs in another thread, unless it is told otherwise."""
-_SEED_MASK = (1 << 64) - 1
-_SIBLING_STRIDE = 0x9E3779B97F4A7C15  # odd, so that siblings' seeds never meet
 
 
 class LLMEngine:
@@ -56,25 +39,12 @@ class LLMEngine:
 
     def __init__(self, config: ResolvedConfig):
         self.config = config
-        self.use = ExclusiveUse()
-        """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
+        self.tokens = TokenEngine(config)
+        """The engine without text."""
+        self.tokenizer: Tokenizer | None = self.tokens.tokenizer
         self._input_lock = threading.Lock()
-        parts: EngineParts = create_parts(config)
-        self._parts = parts
-        self.tokenizer = parts.tokenizer
-        self._core = self._create_core()
-        self._inputs = InputProcessor(config, parts.tokenizer, parts.processors, parts.acceptance)
-        self._outputs = OutputProcessor(parts.tokenizer)
-        self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
-        self._seq_ids = itertools.count(1)
-        self._seeds = random.Random(config.model.seed)
-        self._idle_drafters = IdleDrafters()
-        self._idle_memory = IdleMemory()
-        self._holds = Holds()
-        self._pages = pages_identity(config, parts.kv.layout, weight_version=0)
-        self._telemetry.engine_started(config, self._holds)
-        self._closed = False
-        self._is_asleep = False
+        self._inputs = InputProcessor(self.tokens.facts, self.tokenizer)
+        self._outputs = OutputProcessor(self.tokenizer)
 
     @classmethod
     def from_config(
@@ -92,22 +62,29 @@ class LLMEngine:
         with collector_paused():
             return cls(resolve(load_config(config, keywords=keywords, overrides=options)))
 
+    @property
+    def facts(self) -> EngineFacts:
+        """What clients know of the engine."""
+        return self.tokens.facts
+
+    @property
+    def use(self) -> ExclusiveUse:
+        """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
+        return self.tokens.use
+
     def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput:
         """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from any thread."""
         self.use.check_process()
         with self._input_lock:
-            return self._inputs.process(prompt, params if params is not None else self.default_sampling_params())
+            return self._inputs.process(prompt, params)
+
+    def create_client_text(self) -> ClientText:
+        """What coroutines tokenize and decode with."""
+        return ClientText(InputProcessor(self.facts, self.tokenizer), self.tokenizer)
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends; used where a request gives no parameters."""
-        defaults = self.config.model.hf_config.get("generation_config") or {}
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        known = {name: defaults[name] for name in names if defaults.get(name) is not None}
-        if defaults.get("max_new_tokens") is not None:
-            known["max_tokens"] = defaults["max_new_tokens"]
-        if defaults.get("do_sample") is False:
-            known["temperature"] = 0.0
-        return SamplingParams(**known)
+        return self._inputs.default_sampling_params()
 
     @exclusive
     def add_request(
@@ -125,29 +102,12 @@ class LLMEngine:
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
         `priority` runs first; a scheduler that does not look at it takes 0 only.
         """
-        check_request_id(request_id)
-        if request_id in self._outputs:
-            raise RequestError(f"request id {request_id!r} is in use")
-        if priority != 0 and not self._parts.scheduler.capabilities.priorities:
-            raise RequestError(
-                f"priority is {priority}, but scheduler {self.config.scheduler.name!r} ignores it: leave"
-                " priority at 0, or configure a scheduler whose capabilities have priorities=True"
-            )
-        check_order(priority, arrival_time)
-        check_salt(cache_salt)
         processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
-        arrival = time.monotonic() if arrival_time is None else arrival_time
-        salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
-        sequences = self._create_sequences(request_id, processed, priority, arrival, salt)
-        self._outputs.add(request_id, processed, arrival, sequences, self._pages.weight_version)
-        try:
-            self._core.add_siblings(sequences[0], sequences[1:], processed.bad_word_ids)
-        except BaseException:
-            self._outputs.end(request_id, Ending("error"), arrival)
-            raise
-        self._telemetry.request_added(request_id, processed.params, self._holds)
-        self._idle_memory.work()
-        self._holds.notify()
+        entry = self.tokens.add_request(
+            request_id, processed, priority=priority, arrival_time=arrival_time, cache_salt=cache_salt
+        )
+        seq_ids = [sequence.seq_id for sequence in entry.sequences]
+        self._outputs.add(request_id, processed, seq_ids, entry.metrics, entry.weight_version)
 
     @exclusive
     def step(self) -> list[RequestOutput]:
@@ -159,119 +119,96 @@ class LLMEngine:
         go on.
         """
         try:
-            if self._holds.asked:
-                self._holds.apply(self._outputs.sequences)
-            step = self._core.step()
-            if step is None:
+            update = self.tokens.step()
+            if update is None:
                 return []
-            outputs, stopped = self._outputs.process(step)
-            if stopped:
-                self._core.finish_all(stopped)
+            outputs, stops = self._outputs.process(update)
+            if stops:
+                ended = self.tokens.stop(stops)
+                outputs = self._outputs.add_ends(ended, outputs)
         except BaseException as error:
-            # Nobody knows how far the step came, so nothing that is half done may go on.
-            with suppress(PluginError):  # a scheduler's that cannot let go either: the first error is told
-                self._end_requests(self.request_ids, Ending("error", error=str(error) or type(error).__name__))
+            self.tokens.end_all(error)
+            self._outputs.clear()
             raise
-        if self._telemetry.sinks:
-            self._telemetry.step_done(step, outputs, self._core.num_running, self._core.num_waiting)
-        self._note_rest()
         return outputs
 
     @exclusive
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
-        """Ends requests at once, in whatever state they are, and frees what they held. Unknown ids are passed over.
+        """Ends requests at once, in whatever state they are, and frees what they held. Unknown ids are ignored.
 
         Returns the last output of each, with finish_reason "abort". Raises `RequestError` for what is no id, and
         `PluginError` where the scheduler raises, once all have ended.
         """
         try:
-            outputs = self._end_requests(as_request_ids(request_ids), Ending("abort"))
-        finally:
-            self._holds.notify()
-        self._note_rest()
-        return outputs
+            update = self.tokens.abort_request(request_ids)
+        except BaseException:
+            self._outputs.keep_only(self.request_ids)
+            raise
+        return self._outputs.process(update)[0]
 
     def hold(self, request_ids: str | Iterable[str]) -> None:
         """Requests compute nothing from the next step on until they are resumed; tokens of steps in flight still come.
 
         They keep their KV blocks, unless others need these, and their drafts; they can be aborted. From any thread,
-        also during a step; unknown ids are passed over. Raises `RequestError` for what is no id.
+        also during a step; unknown ids are ignored. Raises `RequestError` for what is no id.
         """
-        self._holds.hold(request_ids)
+        self.tokens.hold(request_ids)
 
     def resume(self, request_ids: str | Iterable[str]) -> None:
-        """Held requests go on from where they are. From any thread; unknown ids are passed over. Raises `RequestError`
-        for what is no id."""
-        self._holds.resume(request_ids)
+        """Held requests go on from where they are. From any thread; unknown ids are ignored. Raises `RequestError` for
+        what is no id."""
+        self.tokens.resume(request_ids)
 
     @property
     def is_runnable(self) -> bool:
         """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
-        return bool(self._holds.asked) or self._core.is_runnable
+        return self.tokens.is_runnable
 
     @property
     def wakeup(self) -> threading.Condition:
         """Notified when requests are added, held, resumed or aborted, and at `shutdown`: what a driver waits on while
         not `is_runnable`, without being in the engine."""
-        return self._holds.wakeup
+        return self.tokens.wakeup
 
     def has_unfinished_requests(self) -> bool:
         """Whether some request is not finished, those that are held included, or a step is in flight."""
-        return self._core.has_work
+        return self.tokens.has_unfinished_requests()
 
     def get_num_unfinished_requests(self) -> int:
         """How many requests are not finished."""
-        return len(self._outputs.request_ids)
+        return self.tokens.get_num_unfinished_requests()
 
     @property
     def request_ids(self) -> list[str]:
         """Requests that are not finished, in order of arrival."""
-        return self._outputs.request_ids
+        return self.tokens.request_ids
 
-    @exclusive
     def token_progress(self, request_ids: Iterable[str]) -> TokenProgress:
         """How far those of `request_ids` are that have not finished; the others count nothing. O(requests)."""
-        num_prompt = num_output = 0
-        for request_id in request_ids:
-            sequences = self._outputs.sequences(request_id)
-            # Siblings share one prompt.
-            num_prompt += max((min(s.num_computed_tokens, s.num_prompt_tokens) for s in sequences), default=0)
-            num_output += sum(sequence.num_output_tokens for sequence in sequences)
-        return TokenProgress(num_prompt, num_output)
+        return self.tokens.token_progress(request_ids)
 
     @property
     def core(self) -> EngineCore:
         """The step loop, for drivers such as beam search that work on sequences."""
-        return self._core
+        return self.tokens.core
 
-    @exclusive
     def create_sequence(self, request_id: str, processed: ProcessedInput, fork_parent: Sequence | None) -> Sequence:
         """A sequence outside of any request: its tokens are the caller's to read."""
-        sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), processed.cache_salt)[0]
-        sequence.fork_parent = fork_parent
-        return sequence
+        return self.tokens.create_sequence(request_id, processed, fork_parent)
 
-    @exclusive
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
-        return self._parts.kv.reset_prefix_cache()
+        return self.tokens.reset_prefix_cache()
 
-    @exclusive
     def forget_finished(self) -> None:
-        """Drafters forget what requests taught them that ended (`LearnsFromRequests.forget_finished`), so that a
-        measurement does not meet answers of the one before. Raises `RequestError` while requests are unfinished."""
-        if self.request_ids:
-            raise RequestError("drafters cannot forget while requests are unfinished: let them end, or abort them")
-        self._core.settle()
-        self._parts.workers.call("forget_finished")
+        """See `TokenEngine.forget_finished`."""
+        self.tokens.forget_finished()
 
-    @exclusive
     def add_telemetry_sink(self, sink: TelemetrySink) -> None:
-        """Tells `sink` of every step and request from now on, beside the sinks of the config; it is closed with the
+        """Tells `sink` of every step and request from now on, with the sinks of the config; it is closed with the
         engine."""
-        self._telemetry.add_sink(sink)
+        self.tokens.add_telemetry_sink(sink)
 
-    @exclusive
     def sleep(self, level: int = 1) -> int:
         """Gives device memory back while nothing runs; returns the bytes. Level 1 keeps the weights in host memory,
         level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost.
@@ -279,66 +216,35 @@ class LLMEngine:
         Raises `RequestError` while requests are unfinished, `ConfigError` for another level, or one that the weights
         cannot do.
         """
-        if self.request_ids:
-            raise RequestError(
-                "the engine cannot sleep while requests are unfinished, held ones included: let them end, or abort them"
-            )
-        self._core.settle()
-        given_back = sum(self._parts.workers.call("sleep", level))
-        self.reset_prefix_cache()
-        self._is_asleep = True
-        return given_back
+        return self.tokens.sleep(level)
 
-    @exclusive
     def wake_up(self, *, new_weights: bool = False) -> None:
         """Takes memory again. Raises `ConfigError` for an engine that is awake.
 
         After level 2 the checkpoint must be the one that was loaded, by size and time of its files, or `ModelError` is
         raised and the engine sleeps on; `new_weights` takes whatever is there now.
         """
-        self._parts.workers.call("wake_up", *([True] if new_weights else []))
-        if new_weights:
-            self._pages = pages_identity(self.config, self._parts.kv.layout, self._pages.weight_version + 1)
-            self._telemetry.weights_changed(self._pages.weight_version)
-        self._is_asleep = False
+        self.tokens.wake_up(new_weights=new_weights)
 
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
-        return self._is_asleep
+        return self.tokens.is_sleeping()
 
-    @exclusive
     def determine_num_available_blocks(self) -> tuple[int, int]:
-        """KV blocks on the device and on the host: as many as memory and config gave room for at the start, or as
-        `initialize_cache` made since. The device's include one that no request gets."""
-        return self._parts.kv.num_blocks, self._parts.kv.host_pool.num_blocks
+        """See `TokenEngine.determine_num_available_blocks`."""
+        return self.tokens.determine_num_available_blocks()
 
-    @exclusive
     def initialize_cache(self, num_device_blocks: int, num_host_blocks: int = 0) -> None:
-        """Replaces the KV memory by one of so many blocks; cached prefixes are lost. For a moment both take memory.
+        """See `TokenEngine.initialize_cache`."""
+        self.tokens.initialize_cache(num_device_blocks, num_host_blocks)
 
-        Raises `RequestError` while requests are unfinished or the engine sleeps, `ConfigError` for what is no number of
-        blocks, `CapacityError` for fewer than a sequence of full length takes or more than host memory holds; each
-        leaves everything as it was.
-        """
-        if self.request_ids or self._is_asleep:
-            raise RequestError("the KV memory cannot be replaced while requests are unfinished or the engine sleeps")
-        check_block_counts(num_device_blocks=num_device_blocks, num_host_blocks=num_host_blocks)
-        self._core.settle()
-        parts = self._parts
-        kv = allocate_kv(self.config, parts.workers, parts.kv.layout, num_device_blocks, num_host_blocks)
-        self._parts = replace(parts, kv=kv)
-        self._core = self._create_core()
-        self._telemetry = Telemetry(parts.sinks, parts.hooks, kv)
-
-    @exclusive
     def cache_statistics(self) -> KVStatistics:
         """Blocks used, cached and in all; prefix tokens looked up and found."""
-        return self._parts.kv.statistics()
+        return self.tokens.cache_statistics()
 
-    @exclusive
     def speculation_totals(self) -> dict[str, SpeculationTotals]:
         """What became of each drafter's guesses since the engine started; empty before the first round."""
-        return self._outputs.speculation_totals()
+        return self.tokens.speculation_totals()
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Stops workers and sinks. Idempotent; pending requests are dropped.
@@ -347,113 +253,15 @@ class LLMEngine:
         processes are ended all the same, and the step raises `WorkerError`. A step in this process cannot be ended:
         a warning is logged, and the engine is closed when the step has come to its end.
         """
-        if not self.use.is_in_this_process or self._closed:
-            return
-        self.use.share()
-        if not self.use.acquire(timeout_s) and not self._interrupt():
-            logger.warning(
-                "a step still runs in this process and cannot be ended: the engine is closed when it is done"
-            )
-            threading.Thread(target=self._close_in_turn, name="dovetail-shutdown", daemon=True).start()
-            return
-        try:
-            self._close()
-        finally:
-            self.use.release()
+        self.tokens.shutdown(timeout_s)
 
     @property
     def is_closed(self) -> bool:
         """Whether it was shut down and all is stopped."""
-        return self._closed
+        return self.tokens.is_closed
 
     def __enter__(self) -> LLMEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    def _interrupt(self) -> bool:
-        """Ends the step that another thread runs, and enters; False where that cannot be."""
-        executor = self._parts.executor
-        if executor.is_interruptible:
-            executor.shutdown()
-        return executor.is_interruptible and self.use.acquire(SHUTDOWN_S)
-
-    def _close_in_turn(self) -> None:
-        with self.use:
-            self._close()
-
-    def _close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._holds.notify()
-            self._idle_memory.close()
-            self._telemetry.close()
-            self._parts.executor.shutdown()
-
-    def _note_rest(self) -> None:
-        if not self._core.has_work:
-            self._idle_memory.rest()
-
-    def _create_core(self) -> EngineCore:
-        parts = self._parts
-        # How many tokens a request with drafts gets is known only when they are judged.
-        max_in_flight = parts.executor.max_in_flight if self.config.speculation is None else 1
-        return EngineCore(parts.scheduler, self.config.limits, parts.kv, parts.executor, max_in_flight)
-
-    def _end_requests(self, request_ids: list[str], ending: Ending) -> list[RequestOutput]:
-        """Ends those of `request_ids` that are known; their last outputs. Errors of the scheduler are raised when all
-        have ended."""
-        outputs = []
-        errors = []
-        for request_id in request_ids:
-            try:
-                # The first last: siblings that wait for its prompt would otherwise enter the queue.
-                self._core.finish_all(reversed(self._outputs.sequences(request_id)))
-            except BaseException as error:
-                errors.append(error)
-            output = self._outputs.end(request_id, ending, time.monotonic())
-            if output is not None:
-                outputs.append(output)
-                self._telemetry.request_finished(output)
-        if errors:
-            raise errors[0]
-        return outputs
-
-    def _create_sequences(
-        self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None
-    ) -> list[Sequence]:
-        if self._is_asleep:
-            raise RequestError("the engine sleeps: call wake_up first")
-        params = processed.params
-        seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
-        hash_seed = prefix_seed(self._pages, None, cache_salt)
-        drafter = self._idle_drafters.drafter_for(processed.drafter, self._core.idle_drafters)
-        draft_blocks = self._draft_blocks(drafter, hash_seed)
-        return [
-            Sequence(
-                next(self._seq_ids),
-                request_id,
-                processed.token_ids,
-                params,
-                priority=priority,
-                arrival_time=arrival,
-                hash_seed=hash_seed,
-                max_total_tokens=processed.max_total_tokens,
-                stop_ids=processed.stop_ids,
-                eos_token_ids=processed.eos_token_ids,
-                seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
-                drafter=drafter,
-                draft_blocks=draft_blocks,
-            )
-            for index in range(params.num_sequences)
-        ]
-
-    def _draft_blocks(self, name: str | None, hash_seed: bytes) -> DraftBlocks | None:
-        """Blocks also hold pages of a drafter's own layers, if it has any, which only its requests fill."""
-        if name is None or self.config.speculation is None:
-            return None
-        drafter = self.config.speculation.drafters[name]
-        if not drafter.kv_cache:
-            return None
-        return DraftBlocks(drafter_seed(hash_seed, name), int(drafter.reads_next_token), drafter.num_tokens)

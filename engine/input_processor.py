@@ -6,35 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, cast
 
-from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
-from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.engine.request_fields import check_salt
 from dovetail.engine.tokenization import Tokenizer
-
-
-class TextPrompt(TypedDict):
-    """A prompt as text."""
-
-    prompt: str
-    cache_salt: NotRequired[str]
-    """Only requests with the same salt share prefix-cache entries."""
-
-
-class TokensPrompt(TypedDict):
-    """A prompt as token ids; a `prompt` beside them is what outputs show."""
-
-    prompt_token_ids: list[int]
-    prompt: NotRequired[str]
-    cache_salt: NotRequired[str]
-
-
-Prompt = str | list[int] | TextPrompt | TokensPrompt
-"""What `generate` takes as one prompt."""
 
 
 def as_prompts(given: object) -> list[Prompt]:
@@ -82,26 +61,32 @@ class ProcessedInput:
     shows_logprobs: bool
     """Whether outputs carry log probabilities; they may be computed for ranking alone."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether there are outputs before the last. Of `best_of` completions none can be shown before all are done."""
+        return self.params.output_kind != "final_only" and self.params.num_sequences == self.params.n
+
+    @property
+    def streams_tokens(self) -> bool:
+        """Whether tokens are wanted after every step: to show them, or to look for stop strings."""
+        return self.streams or bool(self.params.stop)
+
 
 class InputProcessor:
     """Validates and tokenizes requests for one engine."""
 
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        tokenizer: Tokenizer | None,
-        processors: Mapping[str, LogitsProcessor],
-        acceptance: type[AcceptanceRule] | None,
-    ):
-        self._model = config.model
-        self._speculation = config.speculation
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None):
+        self._facts = facts
         self._tokenizer = tokenizer
-        self._processors = processors
-        self._acceptance = acceptance
 
-    def process(self, prompt: Prompt, params: SamplingParams) -> ProcessedInput:
-        """Raises `RequestError` for whatever cannot be served, saying what to change."""
-        params = params.snapshot()
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's generation config recommends."""
+        return SamplingParams(**self._facts.default_sampling)
+
+    def process(self, prompt: Prompt, params: SamplingParams | None) -> ProcessedInput:
+        """`params`: None takes the default ones. Raises `RequestError` for whatever cannot be served, saying what to
+        change."""
+        params = params.snapshot() if params is not None else self.default_sampling_params()
         text, token_ids = self._tokens(prompt)
         cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
         check_salt(cache_salt)
@@ -114,10 +99,10 @@ class InputProcessor:
         self._check_min_tokens(params.min_tokens, len(token_ids))
         if params.best_of is not None and params.best_of > params.n and params.logprobs is None:
             params = replace(params, logprobs=0)  # ranking needs the cumulative log probability
-        limit = self._model.max_model_len
+        limit = self._facts.max_model_len
         if params.max_tokens is not None:
             limit = min(limit, len(token_ids) + params.max_tokens)
-        eos = () if params.ignore_eos else self._model.eos_token_ids
+        eos = () if params.ignore_eos else self._facts.eos_token_ids
         return ProcessedInput(
             prompt=text,
             token_ids=token_ids,
@@ -157,59 +142,61 @@ class InputProcessor:
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty: it needs at least one token")
-        self._check_ids("prompt_token_ids", token_ids)
-        longest = self._model.max_model_len - 1
+        self.check_ids("prompt_token_ids", token_ids)
+        longest = self._facts.max_model_len - 1
         if len(token_ids) > longest:
             raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._model.max_model_len} and one is"
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._facts.max_model_len} and one is"
                 f" needed for the output: shorten it to {longest} tokens, set truncate_prompt_tokens, or raise"
                 " model.max_model_len"
             )
 
-    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+    def check_ids(self, what: str, ids: Sequence[int]) -> None:
+        """Raises `RequestError` where one of `ids` is no token id; `what` names them in the message."""
+        if not ids or (min(ids) >= 0 and max(ids) < self._facts.vocab_size):
+            return
         for token in ids:
-            if not 0 <= token < self._model.vocab_size:
+            if not 0 <= token < self._facts.vocab_size:
                 raise RequestError(
                     f"{what} holds {token!r}, which is no token id: they are integers of 0 to"
-                    f" {self._model.vocab_size - 1}"
+                    f" {self._facts.vocab_size - 1}"
                 )
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.num_sequences > self._model.max_completions:
+        if params.num_sequences > self._facts.max_completions:
             raise RequestError(
                 f"{params.num_sequences} completions of one prompt were asked for (n, best_of), and"
-                f" model.max_completions allows {self._model.max_completions}: ask for fewer, or raise it"
+                f" model.max_completions allows {self._facts.max_completions}: ask for fewer, or raise it"
             )
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("logit_bias", list(params.logit_bias or ()))
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self.check_ids("logit_bias", list(params.logit_bias or ()))
         for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if value is None:
                 continue
-            if value > self._model.vocab_size:
+            if value > self._facts.vocab_size:
                 raise RequestError(
-                    f"{name} is {value}, but the vocabulary has {self._model.vocab_size} tokens: ask for fewer, or -1"
+                    f"{name} is {value}, but the vocabulary has {self._facts.vocab_size} tokens: ask for fewer, or -1"
                     " for all"
                 )
-            asked = self._model.vocab_size if value == -1 else value
-            limit = self._model.max_logprobs
+            asked = self._facts.vocab_size if value == -1 else value
+            limit = self._facts.max_logprobs
             if 0 <= limit < asked:
                 raise RequestError(
                     f"{name} is {value}, but model.max_logprobs allows {limit}: ask for fewer, or raise it (-1: all)"
                 )
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
-        for name, options in params.processors.items():
-            if name not in self._processors:
-                known = ", ".join(sorted(self._processors)) or "none"
+        for name in params.processors:
+            if name not in self._facts.processors:
+                known = ", ".join(sorted(self._facts.processors)) or "none"
                 raise RequestError(f"no logits processor {name!r} is configured (configured: {known})")
-            self._processors[name].validate(options)
 
     def _check_min_tokens(self, min_tokens: int, num_prompt_tokens: int) -> None:
-        room = self._model.max_model_len - num_prompt_tokens
+        room = self._facts.max_model_len - num_prompt_tokens
         if min_tokens > room:
             raise RequestError(
-                f"min_tokens is {min_tokens}, but max_model_len is {self._model.max_model_len} and the prompt has"
+                f"min_tokens is {min_tokens}, but max_model_len is {self._facts.max_model_len} and the prompt has"
                 f" {num_prompt_tokens} tokens: ask for at most {room}, shorten the prompt, or raise"
                 " model.max_model_len"
             )
@@ -229,25 +216,24 @@ class InputProcessor:
         return tuple(spellings)
 
     def _drafter(self, params: SamplingParams) -> str | None:
-        speculation = self._speculation
-        asked = params.speculation
-        if speculation is None:
+        facts, asked = self._facts, params.speculation
+        if facts.acceptance is None:
             if asked not in (None, "off"):
                 raise RequestError(f"speculation {asked!r} was asked for, but the config has no speculative section")
             return None
-        name = speculation.default if asked is None else (None if asked == "off" else asked)
+        name = facts.default_drafter if asked is None else (None if asked == "off" else asked)
         if name is None:
             return None
-        if name not in speculation.drafters:
-            known = ", ".join(sorted(speculation.drafters))
+        if name not in facts.drafters:
+            known = ", ".join(sorted(facts.drafters))
             raise RequestError(f"no drafter {name!r} is configured (configured: {known}, or off)")
-        if self._acceptance is not None and not self._acceptance.capabilities.sampling and not params.is_greedy:
+        if not facts.accepts_sampling and not params.is_greedy:
             raise RequestError(
-                f"acceptance rule {speculation.acceptance.name!r} serves temperature 0 only: set temperature=0,"
+                f"acceptance rule {facts.acceptance!r} serves temperature 0 only: set temperature=0,"
                 " speculation='off', or another speculative.acceptance"
             )
         ranks = params.best_of is not None and params.best_of > params.n
-        if speculation.disable_logprobs and (params.logprobs is not None or ranks):
+        if facts.drafts_without_logprobs and (params.logprobs is not None or ranks):
             what = "logprobs were asked for" if params.logprobs is not None else "best_of ranks by log probabilities"
             raise RequestError(
                 f"{what}, and speculative.disable_logprobs leaves them out: set speculation='off', or"

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.outputs import RequestOutput
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.failure import raised_elsewhere
-from dovetail.engine.outputs import RequestOutput
 from dovetail.engine.progress import GenerationProgress
 
 

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, NoReturn, cast
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import GenerationError, RequestError
+from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine.beam import BeamSearch
 from dovetail.engine.engine import LLMEngine
-from dovetail.engine.input_processor import Prompt, as_prompts
+from dovetail.engine.input_processor import as_prompts
 from dovetail.engine.joint_run import JointCall, JointRun
 from dovetail.engine.kv.pool import PrefixCacheReset
-from dovetail.engine.outputs import BeamSearchOutput, RequestOutput
 from dovetail.engine.progress import GenerationProgress
 from dovetail.engine.tokenization import Tokenizer
 

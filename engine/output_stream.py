@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
-from dovetail.engine.outputs import CompletionOutput, RequestOutput
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.outputs import CompletionOutput, RequestOutput
 
 
 class OutputStream:
@@ -55,6 +56,39 @@ class OutputStream:
                     self._news.clear()
                     self._is_waking = False
             await self._news.wait()
+
+
+class OutputReader:
+    """What reads an `OutputStream`; a `RequestStream` of the contract `EngineClient`."""
+
+    def __init__(self, stream: OutputStream, close: Callable[[OutputStream], None]):
+        """`close` aborts the request of a stream that nobody reads any more."""
+        self.request_id = stream.request_id
+        self._stream = stream
+        self._close = close
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            output = await self._stream.get()
+        except Exception:
+            self._is_over = True
+            raise
+        self._is_over = output.finished
+        if output.error is not None:
+            raise RequestError(f"request {self.request_id} failed: {output.error}")
+        return output
+
+    def close(self) -> None:
+        """Aborts the request, unless its last output was read. Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self._close(self._stream)
 
 
 def put_all(items: Iterable[tuple[OutputStream, RequestOutput | Exception]]) -> list[OutputStream]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
-from dovetail.engine.outputs import BeamSearchOutput, RequestOutput, TokenProgress
+from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput, TokenProgress
 
 _INTERVAL = 0.2
 """Seconds between two looks at requests that run."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dovetail.contracts.errors import RequestError, WorkerError
-from dovetail.engine.engine import SHUTDOWN_S, LLMEngine
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.engine.engine import LLMEngine
 from dovetail.engine.failure import raised_elsewhere
 from dovetail.engine.output_stream import OutputStream, put_all
-from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.token_engine import SHUTDOWN_S
 
 Value = TypeVar("Value")
 
@@ -67,18 +68,19 @@ class StepThread:
         if self._is_stopping:
             raise shut_down()
 
-    def stream(self, stream: OutputStream, add: Callable[[], None]) -> None:
-        """Runs `add`, which adds a request, and has its outputs go to `stream` from then on; so do errors."""
+    async def open_stream(self, stream: OutputStream, add: Callable[[], None]) -> None:
+        """Runs `add`, which adds a request, and has its outputs go to `stream` from then on. Raises what `add`
+        raises."""
 
         def run() -> None:
-            try:
-                add()
-            except BaseException as error:  # this request's, not the engine's
-                put_all([(stream, _told(error))])
-            else:
-                self._streams[stream.request_id] = stream
+            add()
+            self._streams[stream.request_id] = stream
 
-        self._submit(_Command(run, lambda end: put_all([(stream, raised_elsewhere(end))])))
+        try:
+            await self.call(run)
+        except asyncio.CancelledError:
+            self.close_stream(stream)
+            raise
 
     def close_stream(self, stream: OutputStream) -> None:
         """Nobody reads it any more: aborts its request."""

@@ -11,7 +11,7 @@ from dovetail.contracts.hooks import RequestControl
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
 from dovetail.engine.kv.manager import KVCacheManager
-from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.request_table import RequestEntry
 from dovetail.engine.step import Step
 from dovetail.registry.hooks import HookCaller
 
@@ -44,18 +44,15 @@ class Telemetry:
         """The weights were replaced, so many times by now."""
         self._hooks.call("dovetail_weights_changed", version=version)
 
-    def step_done(self, step: Step, outputs: list[RequestOutput], num_running: int, num_waiting: int) -> None:
-        """A step's tokens are committed and its outputs made."""
-        for output in outputs:
-            if output.finished:
-                self.request_finished(output)
+    def step_done(self, step: Step, num_running: int, num_waiting: int) -> None:
+        """A step's tokens are committed."""
         stats = self._step_stats(step, num_running, num_waiting)
         self._tell(lambda sink: sink.on_step(stats))
 
-    def request_finished(self, output: RequestOutput) -> None:
+    def request_finished(self, entry: RequestEntry) -> None:
         """A request ended."""
         if self.sinks:
-            stats = _request_stats(output, output.outputs[0].finish_reason or "abort")
+            stats = _request_stats(entry)
             self._tell(lambda sink: sink.on_request(stats))
 
     def close(self) -> None:
@@ -96,16 +93,16 @@ class Telemetry:
         )
 
 
-def _request_stats(output: RequestOutput, finish_reason: str) -> RequestStats:
-    metrics = output.metrics
+def _request_stats(entry: RequestEntry) -> RequestStats:
+    metrics = entry.metrics
     return RequestStats(
-        request_id=output.request_id,
+        request_id=entry.request_id,
         arrival_time=metrics.arrival_time,
         first_scheduled_time=metrics.first_scheduled_time or metrics.arrival_time,
         first_token_time=metrics.first_token_time,
         finish_time=metrics.finished_time or metrics.arrival_time,
-        finish_reason=finish_reason,
-        num_prompt_tokens=len(output.prompt_token_ids),
+        finish_reason=entry.finish_reason,
+        num_prompt_tokens=entry.num_prompt_tokens,
         num_cached_tokens=metrics.num_cached_tokens,
         num_generated_tokens=metrics.num_generated_tokens,
         num_preemptions=metrics.num_preemptions,

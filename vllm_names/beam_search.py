@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dovetail.engine.outputs import BeamSearchOutput, BeamSearchSequence
+from dovetail.contracts.outputs import BeamSearchOutput, BeamSearchSequence
 
 __all__ = ["BeamSearchOutput", "BeamSearchSequence"]

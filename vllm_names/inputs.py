@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.engine.input_processor import Prompt, TextPrompt, TokensPrompt
+from dovetail.contracts.prompts import Prompt, TextPrompt, TokensPrompt
 from dovetail.vllm.missing import answering
 
 PromptType = Prompt

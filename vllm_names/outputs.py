@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.engine.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from dovetail.contracts.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from dovetail.vllm.missing import answering
 
 __all__ = ["BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestOutput"]

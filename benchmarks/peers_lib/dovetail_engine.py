@@ -36,7 +36,7 @@ class DovetailEngine(ScoringEngine):
 
         Reaches into the worker, because the public log probabilities are the top few only.
         """
-        worker: Any = self._llm.engine._parts.executor._worker  # type: ignore[attr-defined]
+        worker: Any = self._llm.engine.tokens._parts.executor._worker  # type: ignore[attr-defined]
         model, forward = worker._loaded.model, worker._running.forward
         recorded: list[torch.Tensor] = []
         run = forward.run

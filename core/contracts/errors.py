@@ -25,6 +25,15 @@ class RequestError(DovetailError, ValueError):
     """One request is invalid. The engine is unharmed and other requests go on."""
 
 
+class QueueFull(RequestError):
+    """The engine has as many requests as it takes. This one may be sent again later."""
+
+    def __init__(self, message: str, *, retry_after_s: float):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Seconds after which to try again."""
+
+
 class GenerationError(RequestError):
     """Some requests of one call failed while they ran. Carries the outputs of all requests."""
 

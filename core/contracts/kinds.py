@@ -105,6 +105,7 @@ KINDS: dict[str, Kind] = {
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),
+        Kind("route", "dovetail.contracts.route:Route", _V1, "endpoints of the server"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1, "where measurements go"),
     )

@@ -11,7 +11,7 @@ from dovetail.engine.input_processor import ProcessedInput, Prompt
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.llm import Message
-from dovetail.engine.outputs import BeamSearchOutput, Logprob, SpeculationTotals, TokenProgress
+from dovetail.contracts.outputs import BeamSearchOutput, Logprob, SpeculationTotals, TokenProgress
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.tokenization import Tokenizer
 from pathlib import Path

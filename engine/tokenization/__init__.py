@@ -3,6 +3,14 @@
 from dovetail.engine.tokenization.detokenizer import Detokenizer, create_detokenizer
 from dovetail.engine.tokenization.load import load_tokenizer, load_tokenizer_of
 from dovetail.engine.tokenization.stop_strings import StopChecker
-from dovetail.engine.tokenization.tokenizer import Tokenizer
+from dovetail.engine.tokenization.tokenizer import FastTokenizer, Tokenizer
 
-__all__ = ["Detokenizer", "StopChecker", "Tokenizer", "create_detokenizer", "load_tokenizer", "load_tokenizer_of"]
+__all__ = [
+    "Detokenizer",
+    "FastTokenizer",
+    "StopChecker",
+    "Tokenizer",
+    "create_detokenizer",
+    "load_tokenizer",
+    "load_tokenizer_of",
+]

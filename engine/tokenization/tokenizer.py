@@ -146,6 +146,13 @@ class Tokenizer(ABC):
         """Bytes per token, None where tokens do not decode one by one."""
         return None
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, special ones included; bytes that are no UTF-8 become U+FFFD."""
+        pieces = self.pieces(skip_special_tokens=False)
+        if pieces is None:
+            return self.decode([token_id], skip_special_tokens=False)
+        return pieces.of(token_id).decode("utf-8", errors="replace")
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

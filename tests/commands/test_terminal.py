@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.outputs import TokenProgress
+from dovetail.contracts.outputs import TokenProgress
 from dovetail.engine.progress import GenerationProgress, PromptProgress
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 from dovetail import LLM, AsyncLLMEngine, SamplingParams
 from dovetail.contracts.errors import PluginError, RequestError, WorkerError
-from dovetail.engine.outputs import RequestOutput
+from dovetail.contracts.outputs import RequestOutput
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)

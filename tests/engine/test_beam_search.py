@@ -10,7 +10,7 @@ import pytest
 
 from dovetail import LLM, BeamSearchParams, LLMEngine, SamplingParams
 from dovetail.contracts.errors import RequestError
-from dovetail.engine.outputs import BeamSearchOutput
+from dovetail.contracts.outputs import BeamSearchOutput
 
 LogProbs = Callable[[list[int]], Any]
 PROMPT = [5, 17, 99, 42, 8, 61, 23]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, LLMEngine, SamplingParams
-from dovetail.engine.outputs import CompletionOutput, RequestOutput
+from dovetail.contracts.outputs import CompletionOutput, RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 PROMPT = "Once upon a time"

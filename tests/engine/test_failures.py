@@ -13,8 +13,8 @@ import pytest
 
 from dovetail import LLM, LLMEngine, SamplingParams
 from dovetail.contracts.errors import GenerationError, PluginError, RequestError, WorkerError
+from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.step import StepPlan
-from dovetail.engine.outputs import RequestOutput
 from dovetail.testing.local_plugins import write_distribution
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -319,7 +319,7 @@ def test_pages_that_a_failed_step_was_to_bring_back_reach_nobody(
     for _ in range(3):
         engine.step()  # a part of the prompt, which gives way
     engine.add_request("high", LONG_PROMPT[::-1] * 2, SamplingParams(temperature=0, max_tokens=2))
-    execute, failed = engine._parts.executor.execute, []
+    execute, failed = engine.tokens._parts.executor.execute, []
 
     def fail_once(plan: StepPlan) -> Any:
         if plan.swap_in and not failed:
@@ -327,7 +327,7 @@ def test_pages_that_a_failed_step_was_to_bring_back_reach_nobody(
             raise error
         return execute(plan)
 
-    monkeypatch.setattr(engine._parts.executor, "execute", fail_once)
+    monkeypatch.setattr(engine.tokens._parts.executor, "execute", fail_once)
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             run(engine)
@@ -491,7 +491,7 @@ def test_a_drafter_that_raised_does_not_come_back_after_a_preemption(
 
 def fail_once(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, which: Callable[[StepPlan], bool]) -> list[StepPlan]:
     """The first plan that `which` names fails before a worker sees it; it is in the list then."""
-    execute, failed = engine._parts.executor.execute, []
+    execute, failed = engine.tokens._parts.executor.execute, []
 
     def fail(plan: StepPlan) -> Any:
         if not failed and which(plan):
@@ -499,7 +499,7 @@ def fail_once(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, which: Callabl
             raise RuntimeError("lost")
         return execute(plan)
 
-    monkeypatch.setattr(engine._parts.executor, "execute", fail)
+    monkeypatch.setattr(engine.tokens._parts.executor, "execute", fail)
     return failed
 
 
@@ -578,7 +578,7 @@ def test_a_step_behind_one_that_was_to_tell_of_blocks_fails_with_it(
     """It wrote where no block of its requests is."""
     scheduler = {"name": write_plugin(LEAVES_OUT_SCHEDULER, "LeavesOut")}
     engine = make_llm(scheduler=scheduler, executor={"name": "gpu", "device": "null"}).engine
-    execute = engine._parts.executor.execute
+    execute = engine.tokens._parts.executor.execute
     lost: Future[Any] = Future()
 
     def lose_once(plan: StepPlan) -> Future[Any]:
@@ -589,7 +589,7 @@ def test_a_step_behind_one_that_was_to_tell_of_blocks_fails_with_it(
             lost.set_exception(RuntimeError("lost"))
         return execute(plan)
 
-    monkeypatch.setattr(engine._parts.executor, "execute", lose_once)
+    monkeypatch.setattr(engine.tokens._parts.executor, "execute", lose_once)
     for request_id, prompt in LEFT_OUT.items():
         engine.add_request(request_id, prompt, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     last = run(engine)
@@ -613,7 +613,7 @@ def test_an_interrupted_wait_leaves_no_step_behind(
     interrupted: Future[Any] = Future()
     interrupted.set_exception(KeyboardInterrupt())
     with monkeypatch.context() as patch:
-        patch.setattr(engine._parts.executor, "execute", lambda plan: interrupted)
+        patch.setattr(engine.tokens._parts.executor, "execute", lambda plan: interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     check_nothing_is_held(engine)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, SamplingParams
 from dovetail.contracts.errors import PluginError, RequestError, WorkerError
+from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.scheduler import RequestStatus, Schedule
 from dovetail.contracts.step import StepPlan
 from dovetail.contracts.telemetry import RequestStats, TelemetrySink
-from dovetail.engine.outputs import RequestOutput
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.step import Step, may_follow
 from dovetail.testing.local_plugins import write_distribution
@@ -77,7 +77,7 @@ def test_a_held_request_is_passed_over_and_goes_on(make_llm: MakeLLM, hf_greedy:
         engine.add_request(str(index), prompt, GREEDY)
     steps_until(engine, "1", 3)
     engine.hold("1")
-    (sequence,) = engine._outputs.sequences("1")
+    (sequence,) = engine.tokens._requests.sequences("1")
     outputs = run(engine)
     assert set(outputs) == {"0", "2"}
     assert sequence.num_output_tokens == 3
@@ -93,7 +93,7 @@ def test_nothing_is_computed_while_all_are_held(make_llm: MakeLLM, monkeypatch: 
     engine = make_llm().engine
     engine.add_request("a", PROMPTS[0], GREEDY)
     engine.hold(["a", "unknown"])
-    monkeypatch.setattr(engine._parts.executor, "execute", lambda plan: pytest.fail("a step was handed over"))
+    monkeypatch.setattr(engine.tokens._parts.executor, "execute", lambda plan: pytest.fail("a step was handed over"))
     assert engine.is_runnable  # to take note of the hold
     assert [engine.step(), engine.step()] == [[], []]
     assert not engine.is_runnable
@@ -180,7 +180,7 @@ def test_a_held_request_keeps_its_draft(make_llm: MakeLLM, hf_greedy: Greedy) ->
     engine = make_llm(speculative=NGRAM).engine
     engine.add_request("held", prompt, params)
     engine.add_request("other", PROMPTS[0], GREEDY)
-    (sequence,) = engine._outputs.sequences("held")
+    (sequence,) = engine.tokens._requests.sequences("held")
     while not sequence.num_draft_tokens:
         engine.step()
     engine.hold("held")

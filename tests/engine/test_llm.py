@@ -11,7 +11,7 @@ import pytest
 
 from dovetail import LLM, LLMEngine, SamplingParams
 from dovetail.contracts.errors import RequestError
-from dovetail.engine.outputs import RequestOutput
+from dovetail.contracts.outputs import RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 TEMPLATE = (

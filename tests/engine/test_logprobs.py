@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.outputs import PositionLogprobs
+from dovetail.contracts.outputs import PositionLogprobs
 
 LogProbs = Callable[[list[int]], Any]
 DRAW = random.Random(11)

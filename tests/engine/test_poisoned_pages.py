@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, LLMEngine, SamplingParams
-from dovetail.engine.outputs import RequestOutput
+from dovetail.contracts.outputs import RequestOutput
 
 POISONING = """
 from dovetail.attention_backends.sdpa import SDPABackend

@@ -18,7 +18,7 @@ import pytest
 
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, SamplingParams
 from dovetail.contracts.errors import RequestError, WorkerError
-from dovetail.engine.outputs import RequestOutput
+from dovetail.contracts.outputs import RequestOutput
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60))]

@@ -11,9 +11,9 @@ import pytest
 from dovetail.config.load import load_config
 from dovetail.config.schema import place_at
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.outputs import CompletionOutput, RequestOutput
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.explanation import explain
-from dovetail.engine.outputs import CompletionOutput, RequestOutput
 from dovetail.vllm import LLM
 from dovetail.vllm.settings import VLLM_NAMES
 from dovetail.vllm.settings_doc import with_table

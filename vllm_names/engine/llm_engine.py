@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, Self
 
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine import engine
-from dovetail.engine.input_processor import ProcessedInput, Prompt
-from dovetail.engine.outputs import RequestOutput
+from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.tokenization import Tokenizer
 from dovetail.vllm import missing
 from dovetail.vllm.engine.arg_utils import EngineArgs

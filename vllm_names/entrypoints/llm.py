@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, cast
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine import llm
-from dovetail.engine.input_processor import Prompt
 from dovetail.engine.llm import Message
-from dovetail.engine.outputs import BeamSearchOutput, RequestOutput
 from dovetail.vllm import missing
 from dovetail.vllm.engine.llm_engine import LLMEngine
 from dovetail.vllm.sampling_params import SamplingParams as MutableSamplingParams

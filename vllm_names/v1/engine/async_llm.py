@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, NoReturn, Self
 
 from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.async_engine import AsyncLLMEngine
-from dovetail.engine.input_processor import Prompt
-from dovetail.engine.outputs import RequestOutput
 from dovetail.engine.tokenization import Tokenizer
 from dovetail.vllm import missing
 from dovetail.vllm.engine.arg_utils import EngineArgs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter as Tally
 from typing import Protocol
 
+from dovetail.contracts.outputs import SpeculationTotals
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
-from dovetail.engine.outputs import SpeculationTotals
 from dovetail.vllm.v1.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -1,0 +1,124 @@
+"""EngineClient: an engine as coroutines see it, in this process or in another.
+
+`AsyncLLMEngine` runs the engine in a thread of this process. `RemoteEngine` speaks to an engine in a process of its
+own: prompts are tokenized and text is made where the client is, token ids travel. Both raise the same errors:
+
+    RequestError    the request is refused, or failed; the engine and other requests are unharmed
+    QueueFull       the engine takes no more requests for now
+    WorkerError     the engine died; a remote one may come back (`is_running`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.sampling import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """What clients know of an engine. It travels between processes, so everything in it is plain data."""
+
+    model: str
+    """The config's `model.path`."""
+    max_model_len: int
+    """Most tokens of a sequence, prompt and output."""
+    vocab_size: int
+    """Logits of a token."""
+    eos_token_ids: tuple[int, ...]
+    max_logprobs: int
+    """Most alternatives a request may ask for; -1: the vocabulary."""
+    max_completions: int
+    """Most completions (n, best_of) of a request."""
+    scheduler: str
+    """Name of the scheduler."""
+    has_priorities: bool
+    """Whether the scheduler reads a request's priority."""
+    processors: tuple[str, ...] = ()
+    """Labels of the configured logits processors."""
+    drafters: tuple[str, ...] = ()
+    """Labels of the configured drafters."""
+    default_drafter: str | None = None
+    acceptance: str | None = None
+    """Name of the acceptance rule."""
+    accepts_sampling: bool = True
+    """Whether the acceptance rule serves temperatures other than 0."""
+    drafts_without_logprobs: bool = False
+    """Requests with a drafter may not ask for log probabilities."""
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `SamplingParams` that the model's generation config recommends."""
+    architecture: str = ""
+    """First of `architectures` in the model's config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """Metrics as a scraper reads them."""
+
+    content_type: str
+    body: bytes
+
+
+class RequestStream(Protocol):
+    """The outputs of one request that was accepted."""
+
+    request_id: str
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """Outputs as they come; those that nobody read yet are merged. The last has `finished` set. Raises
+        `RequestError` where the request failed, `WorkerError` where the engine died."""
+
+    def close(self) -> None:
+        """Nobody reads any more: the request is aborted, unless it is finished. Idempotent; does not wait."""
+
+
+class EngineClient(Protocol):
+    """Requests in, outputs out. Coroutines of any number may use it at once."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """About the engine."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are accepted."""
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> RequestStream:
+        """Returns once the prompt is tokenized and the engine has the request. Raises `RequestError` for one that is
+        refused. Lower `priority` runs first; requests with the same `cache_salt` share prefix-cache entries;
+        `trace_headers` is the W3C trace context that the request belongs to."""
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are ignored."""
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Raises `RequestError` where the engine has no tokenizer."""
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`. Raises `RequestError` for what is no token id."""
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+        """The prompt of a conversation, by the model's chat template. `options`: chat_template,
+        add_generation_prompt, continue_final_message, tools, and variables of the template. Raises `RequestError`."""
+
+    def token_texts(self, token_ids: Iterable[int]) -> list[str]:
+        """The text of each token, special ones included; bytes that are no UTF-8 become U+FFFD."""
+
+    async def metrics(self) -> Exposition:
+        """Everything that was counted since the engine started."""
+
+    async def check_health(self) -> None:
+        """Returns where the engine answers; raises `WorkerError` with what ended it."""

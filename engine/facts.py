@@ -1,0 +1,49 @@
+"""What clients know of an engine, taken from its resolved config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.scheduler import Scheduler
+from dovetail.contracts.speculation import AcceptanceRule
+
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Keys of generation_config.json that are fields of `SamplingParams` as they are."""
+
+
+def engine_facts(
+    config: ResolvedConfig, scheduler: type[Scheduler], acceptance: type[AcceptanceRule] | None
+) -> EngineFacts:
+    """The facts of an engine with these components."""
+    model, speculation = config.model, config.speculation
+    architectures = model.hf_config.get("architectures") or [""]
+    return EngineFacts(
+        model=str(config.values["model"]["path"]),
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        max_logprobs=model.max_logprobs,
+        max_completions=model.max_completions,
+        scheduler=config.scheduler.name,
+        has_priorities=scheduler.capabilities.priorities,
+        processors=tuple(config.logits_processors),
+        drafters=tuple(speculation.drafters) if speculation is not None else (),
+        default_drafter=speculation.default if speculation is not None else None,
+        acceptance=speculation.acceptance.name if speculation is not None else None,
+        accepts_sampling=acceptance is None or acceptance.capabilities.sampling,
+        drafts_without_logprobs=speculation is not None and speculation.disable_logprobs,
+        default_sampling=_default_sampling(model.hf_config.get("generation_config") or {}),
+        architecture=str(architectures[0]),
+    )
+
+
+def _default_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: recommended[name] for name in _RECOMMENDED if recommended.get(name) is not None}
+    if recommended.get("max_new_tokens") is not None:
+        known["max_tokens"] = recommended["max_new_tokens"]
+    if recommended.get("do_sample") is False:
+        known["temperature"] = 0.0
+    return known

@@ -1,0 +1,218 @@
+"""The requests of one engine as the step loop sees them: sequences, counts and times, no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.step import DraftCounts
+from dovetail.engine.sequence import Sequence
+from dovetail.engine.step import Ending, Step
+from dovetail.engine.step_update import SequenceEnd, StepUpdate, TextStop
+
+
+@dataclass(slots=True)
+class RequestEntry:
+    """One request, from its acceptance to its end."""
+
+    request_id: str
+    params: SamplingParams
+    num_prompt_tokens: int
+    weight_version: int
+    """Of the weights that compute it."""
+    sequences: list[Sequence]
+    """One for each completion; in order."""
+    metrics: RequestMetrics
+    num_open: int
+    """Sequences that have not ended."""
+    finish_reason: str = "abort"
+    """Of the first sequence, once it has ended."""
+
+
+class RequestTable:
+    """Makes a `StepUpdate` of each step, and keeps the counts of each request."""
+
+    def __init__(self, on_finished: Callable[[RequestEntry], None]):
+        """`on_finished` gets each request once all its sequences have ended."""
+        self._on_finished = on_finished
+        self._entries: dict[str, RequestEntry] = {}
+        self._by_seq_id: dict[int, RequestEntry] = {}
+        self._streaming: set[int] = set()
+        """seq_ids of sequences whose tokens are reported after every step."""
+        self._totals: dict[str, SpeculationTotals] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that are not finished, in order of arrival."""
+        return list(self._entries)
+
+    def add(self, entry: RequestEntry, *, streams: bool) -> None:
+        """Takes in an accepted request. `streams`: its tokens are wanted after every step."""
+        self._entries[entry.request_id] = entry
+        for sequence in entry.sequences:
+            self._by_seq_id[sequence.seq_id] = entry
+            if streams:
+                self._streaming.add(sequence.seq_id)
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request that was not queued after all."""
+        entry = self._entries.pop(request_id)
+        for sequence in entry.sequences:
+            self._forget(sequence.seq_id)
+
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """The sequences of a request that have not ended."""
+        entry = self._entries.get(request_id)
+        return [s for s in entry.sequences if s.seq_id in self._by_seq_id] if entry is not None else []
+
+    def sequence(self, seq_id: int) -> Sequence | None:
+        """The sequence of this id; None where it has ended."""
+        entry = self._by_seq_id.get(seq_id)
+        return None if entry is None else next(s for s in entry.sequences if s.seq_id == seq_id)
+
+    def speculation_totals(self) -> dict[str, SpeculationTotals]:
+        """By drafter, a copy of what was counted so far."""
+        return {
+            name: replace(
+                totals,
+                drafted_per_position=totals.drafted_per_position[:],
+                accepted_per_position=totals.accepted_per_position[:],
+            )
+            for name, totals in self._totals.items()
+        }
+
+    def update(self, step: Step) -> StepUpdate:
+        """What the step brought."""
+        update = StepUpdate()
+        self._take_notes(step, update)
+        if self._streaming:
+            self._report_tokens(step, update)
+        for sequence, ending in step.endings:
+            self._end(sequence, ending, step.ended, update)
+        return update
+
+    def end(self, request_id: str, ending: Ending, now: float, update: StepUpdate) -> None:
+        """Ends what is left of a request from outside (abort, failure)."""
+        for sequence in self.sequences(request_id):
+            self._end(sequence, ending, now, update)
+
+    def stop(self, stop: TextStop, now: float, update: StepUpdate) -> Sequence | None:
+        """Ends a sequence whose text has a stop string; the sequence, or None where it has ended already."""
+        sequence = self.sequence(stop.seq_id)
+        if sequence is not None:
+            self._end(sequence, Ending("stop", stop.stop), now, update, stop.num_output_tokens)
+        return sequence
+
+    def _take_notes(self, step: Step, update: StepUpdate) -> None:
+        """Times, counts and log probabilities of the step; usually there are none to take."""
+        result = step.result
+        for sequence in step.first_tokens:
+            entry = self._by_seq_id[sequence.seq_id]
+            if entry.metrics.first_token_time is None:
+                entry.metrics.first_token_time = step.ended
+                entry.metrics.num_cached_tokens = sequence.num_cached_tokens
+                update.metrics[entry.request_id] = entry.metrics
+        for sequence in step.entered:
+            metrics = self._by_seq_id[sequence.seq_id].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = step.started
+        if not (result.logprobs or result.prompt_logprobs or result.draft_counts or result.drafter_errors):
+            return
+        requests = step.schedule.requests
+        for index, logprobs in result.logprobs.items():
+            update.logprobs[requests[index].seq_id] = logprobs
+        for index, entries in result.prompt_logprobs.items():
+            update.prompt_logprobs[self._by_seq_id[requests[index].seq_id].request_id] = entries
+        for index, counts in result.draft_counts.items():
+            _count_drafts(self._by_seq_id[requests[index].seq_id].metrics, counts)
+            _count_drafts(self._totals.setdefault(counts.drafter, SpeculationTotals()), counts)
+        for index, message in result.drafter_errors.items():
+            metrics = self._by_seq_id[requests[index].seq_id].metrics
+            metrics.drafter_error = message
+            if metrics.drafter is not None:
+                self._totals.setdefault(metrics.drafter, SpeculationTotals()).num_drafter_errors += 1
+
+    def _report_tokens(self, step: Step, update: StepUpdate) -> None:
+        seq_ids, result = step.plan.seq_ids, step.result
+        counts = result.counts
+        if result.failed and counts is not None:
+            counts = [0 if index in result.failed else count for index, count in enumerate(counts)]
+        elif result.failed:
+            counts = [int(index not in result.failed) for index in range(len(seq_ids))]
+        if not result.token_ids:
+            return
+        if self._streaming.issuperset(seq_ids):
+            update.seq_ids, update.token_ids, update.counts = seq_ids, result.token_ids, counts
+            return
+        start = 0
+        update.counts = None if counts is None else []
+        for index, seq_id in enumerate(seq_ids):
+            count = 1 if counts is None else counts[index]
+            if seq_id in self._streaming:
+                update.seq_ids.append(seq_id)
+                update.token_ids += result.token_ids[start : start + count]
+                if update.counts is not None:
+                    update.counts.append(count)
+            start += count
+
+    def _end(
+        self, sequence: Sequence, ending: Ending, now: float, update: StepUpdate, num_tokens: int | None = None
+    ) -> None:
+        """`num_tokens`: output tokens that count, where text says so."""
+        entry, streams = self._by_seq_id[sequence.seq_id], sequence.seq_id in self._streaming
+        if num_tokens is None:
+            num_tokens = sequence.num_output_tokens
+        update.ends.append(
+            SequenceEnd(
+                sequence.seq_id,
+                ending.finish_reason,
+                ending.stop_reason,
+                ending.error,
+                num_tokens,
+                None if streams else sequence.token_ids[sequence.num_prompt_tokens :],
+            )
+        )
+        self._forget(sequence.seq_id)
+        metrics = entry.metrics
+        metrics.num_generated_tokens += num_tokens
+        metrics.num_preemptions += sequence.num_preemptions
+        if sequence is entry.sequences[0]:
+            entry.finish_reason = ending.finish_reason
+        entry.num_open -= 1
+        if entry.num_open == 0:
+            metrics.finished_time = now
+            # Its own from here on: nothing changes what the last output shows.
+            update.metrics[entry.request_id] = entry.metrics = replace(
+                metrics,
+                drafted_per_position=metrics.drafted_per_position[:],
+                accepted_per_position=metrics.accepted_per_position[:],
+            )
+            del self._entries[entry.request_id]
+            self._on_finished(entry)
+
+    def _forget(self, seq_id: int) -> None:
+        self._by_seq_id.pop(seq_id, None)
+        self._streaming.discard(seq_id)
+
+
+def _count_drafts(sums: RequestMetrics | SpeculationTotals, counts: DraftCounts) -> None:
+    sums.num_draft_rounds += 1
+    sums.num_drafted += counts.drafted
+    sums.num_accepted += counts.accepted
+    _count_positions(sums.drafted_per_position, counts.depth, counts.depth)
+    _count_positions(sums.accepted_per_position, counts.accepted, counts.depth)
+
+
+def _count_positions(rounds: list[int], count: int, depth: int) -> None:
+    """Both lists are as long as the deepest draft, so that they can be compared entry by entry."""
+    rounds += [0] * (max(count, depth) - len(rounds))
+    for position in range(count):
+        rounds[position] += 1

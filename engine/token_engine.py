@@ -1,0 +1,450 @@
+"""`TokenEngine`: token ids in, token ids out, one step at a time. It knows no text: whoever gives it requests tokenizes
+them before, and makes text of what comes, in this process (`LLMEngine`) or in another (`RemoteEngine`)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals, TokenProgress
+from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.engine.core import EngineCore
+from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
+from dovetail.engine.facts import engine_facts
+from dovetail.engine.holds import Holds
+from dovetail.engine.idle_drafters import IdleDrafters
+from dovetail.engine.idle_memory import IdleMemory
+from dovetail.engine.input_processor import ProcessedInput
+from dovetail.engine.kv.hashing import drafter_seed, prefix_seed
+from dovetail.engine.kv.manager import KVStatistics
+from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.request_fields import as_request_ids, check_order, check_request_id, check_salt
+from dovetail.engine.request_table import RequestEntry, RequestTable
+from dovetail.engine.sequence import DraftBlocks, Sequence
+from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts, pages_identity
+from dovetail.engine.step import Ending
+from dovetail.engine.step_update import StepUpdate, TextStop
+from dovetail.engine.telemetry import Telemetry
+from dovetail.engine.tokenization import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 30.0
+"""How long `shutdown` waits for a step that runs in another thread, unless it is told otherwise."""
+_SEED_MASK = (1 << 64) - 1
+_SIBLING_STRIDE = 0x9E3779B97F4A7C15  # odd, so that siblings' seeds never meet
+
+
+class TokenEngine:
+    """The engine behind a step loop that the caller drives.
+
+    One thread at a time drives it, any thread: a call that finds another thread in the engine raises `RequestError`.
+    In a process that was forked off the one that made the engine every call raises `WorkerError`, and `shutdown` does
+    nothing.
+    """
+
+    def __init__(self, config: ResolvedConfig):
+        self.config = config
+        self.use = ExclusiveUse()
+        """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
+        parts: EngineParts = create_parts(config)
+        self._parts = parts
+        self.facts: EngineFacts = engine_facts(config, type(parts.scheduler), parts.acceptance)
+        self._core = self._create_core()
+        self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
+        self._requests = RequestTable(self._note_finished)
+        self._seq_ids = itertools.count(1)
+        self._seeds = random.Random(config.model.seed)
+        self._idle_drafters = IdleDrafters()
+        self._idle_memory = IdleMemory()
+        self._holds = Holds()
+        self._pages = pages_identity(config, parts.kv.layout, weight_version=0)
+        self._telemetry.engine_started(config, self._holds)
+        self._closed = False
+        self._is_asleep = False
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, which the engine itself does not use; None with tokenizer_mode none."""
+        return self._parts.tokenizer
+
+    @exclusive
+    def add_request(
+        self,
+        request_id: str,
+        processed: ProcessedInput,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        cache_salt: str | None = None,
+    ) -> RequestEntry:
+        """Queues a request. Raises `RequestError` if it cannot be served.
+
+        `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
+        `priority` runs first; a scheduler that does not look at it takes 0 only.
+        """
+        check_request_id(request_id)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use")
+        if priority != 0 and not self.facts.has_priorities:
+            raise RequestError(
+                f"priority is {priority}, but scheduler {self.config.scheduler.name!r} ignores it: leave"
+                " priority at 0, or configure a scheduler whose capabilities have priorities=True"
+            )
+        check_order(priority, arrival_time)
+        check_salt(cache_salt)
+        params = processed.params
+        for name, options in params.processors.items():
+            self._parts.processors[name].validate(options)
+        arrival = time.monotonic() if arrival_time is None else arrival_time
+        salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
+        sequences = self._create_sequences(request_id, processed, priority, arrival, salt)
+        entry = RequestEntry(
+            request_id,
+            params,
+            len(processed.token_ids),
+            self._pages.weight_version,
+            sequences,
+            RequestMetrics(arrival, drafter=processed.drafter),
+            num_open=len(sequences),
+        )
+        self._requests.add(entry, streams=processed.streams_tokens)
+        try:
+            self._core.add_siblings(sequences[0], sequences[1:], processed.bad_word_ids)
+        except BaseException:
+            self._requests.drop(request_id)
+            raise
+        self._telemetry.request_added(request_id, params, self._holds)
+        self._idle_memory.work()
+        self._holds.notify()
+        return entry
+
+    @exclusive
+    def step(self) -> StepUpdate | None:
+        """Runs one step and returns what it brought; None where all requests are held, or there are none.
+
+        What fails in a step ends the requests that took part, with finish_reason "error". What is raised from here ends
+        all pending requests, without an update: `WorkerError` when a worker died, and a new engine is needed;
+        `PluginError` of a broken scheduler, or whatever else a plugin raises, `KeyboardInterrupt`: after these it can
+        go on.
+        """
+        try:
+            if self._holds.asked:
+                self._holds.apply(self._requests.sequences)
+            step = self._core.step()
+            if step is None:
+                return None
+            update = self._requests.update(step)
+        except BaseException as error:
+            self.end_all(error)
+            raise
+        if self._telemetry.sinks:
+            self._telemetry.step_done(step, self._core.num_running, self._core.num_waiting)
+        self._note_rest()
+        return update
+
+    @exclusive
+    def end_all(self, error: BaseException) -> None:
+        """Ends all pending requests because of `error`, where nobody knows how far a step came: nothing that is half
+        done may go on."""
+        with suppress(PluginError):  # a scheduler's that cannot let go either: the first error is reported
+            self._end_requests(self.request_ids, Ending("error", error=str(error) or type(error).__name__))
+
+    @exclusive
+    def stop(self, stops: Iterable[TextStop]) -> StepUpdate:
+        """Ends sequences whose text has a stop string; those that have ended are ignored. Raises `PluginError` where
+        the scheduler raises."""
+        update, now = StepUpdate(), time.monotonic()
+        ended = [sequence for stop in stops if (sequence := self._requests.stop(stop, now, update)) is not None]
+        self._core.finish_all(ended)
+        self._note_rest()
+        return update
+
+    @exclusive
+    def abort_request(self, request_ids: str | Iterable[str]) -> StepUpdate:
+        """Ends requests at once, in whatever state they are, and frees what they held. Unknown ids are ignored.
+
+        The update has their ends, with finish_reason "abort". Raises `RequestError` for what is no id, and
+        `PluginError` where the scheduler raises, once all have ended.
+        """
+        try:
+            update = self._end_requests(as_request_ids(request_ids), Ending("abort"))
+        finally:
+            self._holds.notify()
+        self._note_rest()
+        return update
+
+    def hold(self, request_ids: str | Iterable[str]) -> None:
+        """Requests compute nothing from the next step on until they are resumed; tokens of steps in flight still come.
+
+        They keep their KV blocks, unless others need these, and their drafts; they can be aborted. From any thread,
+        also during a step; unknown ids are passed over. Raises `RequestError` for what is no id.
+        """
+        self._holds.hold(request_ids)
+
+    def resume(self, request_ids: str | Iterable[str]) -> None:
+        """Held requests go on from where they are. From any thread; unknown ids are passed over. Raises `RequestError`
+        for what is no id."""
+        self._holds.resume(request_ids)
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
+        return bool(self._holds.asked) or self._core.is_runnable
+
+    @property
+    def wakeup(self) -> threading.Condition:
+        """Notified when requests are added, held, resumed or aborted, and at `shutdown`: what a driver waits on while
+        not `is_runnable`, without being in the engine."""
+        return self._holds.wakeup
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether some request is not finished, those that are held included, or a step is in flight."""
+        return self._core.has_work
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests are not finished."""
+        return len(self._requests)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that are not finished, in order of arrival."""
+        return self._requests.request_ids
+
+    @exclusive
+    def token_progress(self, request_ids: Iterable[str]) -> TokenProgress:
+        """How far those of `request_ids` are that have not finished; the others count nothing. O(requests)."""
+        num_prompt = num_output = 0
+        for request_id in request_ids:
+            sequences = self._requests.sequences(request_id)
+            # Siblings share one prompt.
+            num_prompt += max((min(s.num_computed_tokens, s.num_prompt_tokens) for s in sequences), default=0)
+            num_output += sum(sequence.num_output_tokens for sequence in sequences)
+        return TokenProgress(num_prompt, num_output)
+
+    @property
+    def core(self) -> EngineCore:
+        """The step loop, for drivers such as beam search that work on sequences."""
+        return self._core
+
+    @exclusive
+    def create_sequence(self, request_id: str, processed: ProcessedInput, fork_parent: Sequence | None) -> Sequence:
+        """A sequence outside of any request: its tokens are the caller's to read."""
+        sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), processed.cache_salt)[0]
+        sequence.fork_parent = fork_parent
+        return sequence
+
+    @exclusive
+    def reset_prefix_cache(self) -> PrefixCacheReset:
+        """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
+        return self._parts.kv.reset_prefix_cache()
+
+    @exclusive
+    def forget_finished(self) -> None:
+        """Drafters forget what requests taught them that ended (`LearnsFromRequests.forget_finished`), so that a
+        measurement does not meet answers of the one before. Raises `RequestError` while requests are unfinished."""
+        if self.request_ids:
+            raise RequestError("drafters cannot forget while requests are unfinished: let them end, or abort them")
+        self._core.settle()
+        self._parts.workers.call("forget_finished")
+
+    @exclusive
+    def add_telemetry_sink(self, sink: TelemetrySink) -> None:
+        """Tells `sink` of every step and request from now on, beside the sinks of the config; it is closed with the
+        engine."""
+        self._telemetry.add_sink(sink)
+
+    @exclusive
+    def sleep(self, level: int = 1) -> int:
+        """Gives device memory back while nothing runs; returns the bytes. Level 1 keeps the weights in host memory,
+        level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost.
+
+        Raises `RequestError` while requests are unfinished, `ConfigError` for another level, or one that the weights
+        cannot do.
+        """
+        if self.request_ids:
+            raise RequestError(
+                "the engine cannot sleep while requests are unfinished, held ones included: let them end, or abort them"
+            )
+        self._core.settle()
+        given_back = sum(self._parts.workers.call("sleep", level))
+        self.reset_prefix_cache()
+        self._is_asleep = True
+        return given_back
+
+    @exclusive
+    def wake_up(self, *, new_weights: bool = False) -> None:
+        """Takes memory again. Raises `ConfigError` for an engine that is awake.
+
+        After level 2 the checkpoint must be the one that was loaded, by size and time of its files, or `ModelError` is
+        raised and the engine sleeps on; `new_weights` takes whatever is there now.
+        """
+        self._parts.workers.call("wake_up", *([True] if new_weights else []))
+        if new_weights:
+            self._pages = pages_identity(self.config, self._parts.kv.layout, self._pages.weight_version + 1)
+            self._telemetry.weights_changed(self._pages.weight_version)
+        self._is_asleep = False
+
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` must come before requests."""
+        return self._is_asleep
+
+    @exclusive
+    def determine_num_available_blocks(self) -> tuple[int, int]:
+        """KV blocks on the device and on the host: as many as memory and config gave room for at the start, or as
+        `initialize_cache` made since. The device's include one that no request gets."""
+        return self._parts.kv.num_blocks, self._parts.kv.host_pool.num_blocks
+
+    @exclusive
+    def initialize_cache(self, num_device_blocks: int, num_host_blocks: int = 0) -> None:
+        """Replaces the KV memory by one of so many blocks; cached prefixes are lost. For a moment both take memory.
+
+        Raises `RequestError` while requests are unfinished or the engine sleeps, `ConfigError` for what is no number of
+        blocks, `CapacityError` for fewer than a sequence of full length takes or more than host memory holds; each
+        leaves everything as it was.
+        """
+        if self.request_ids or self._is_asleep:
+            raise RequestError("the KV memory cannot be replaced while requests are unfinished or the engine sleeps")
+        check_block_counts(num_device_blocks=num_device_blocks, num_host_blocks=num_host_blocks)
+        self._core.settle()
+        parts = self._parts
+        kv = allocate_kv(self.config, parts.workers, parts.kv.layout, num_device_blocks, num_host_blocks)
+        self._parts = replace(parts, kv=kv)
+        self._core = self._create_core()
+        self._telemetry = Telemetry(parts.sinks, parts.hooks, kv)
+
+    @exclusive
+    def cache_statistics(self) -> KVStatistics:
+        """Blocks used, cached and in all; prefix tokens looked up and found."""
+        return self._parts.kv.statistics()
+
+    @exclusive
+    def speculation_totals(self) -> dict[str, SpeculationTotals]:
+        """What became of each drafter's guesses since the engine started; empty before the first round."""
+        return self._requests.speculation_totals()
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """Stops workers and sinks. Idempotent; pending requests are dropped.
+
+        While a step runs in another thread, this waits for its end, at most `timeout_s` seconds. Then workers that are
+        processes are ended all the same, and the step raises `WorkerError`. A step in this process cannot be ended:
+        a warning is logged, and the engine is closed when the step has come to its end.
+        """
+        if not self.use.is_in_this_process or self._closed:
+            return
+        self.use.share()
+        if not self.use.acquire(timeout_s) and not self._interrupt():
+            logger.warning(
+                "a step still runs in this process and cannot be ended: the engine is closed when it is done"
+            )
+            threading.Thread(target=self._close_in_turn, name="dovetail-shutdown", daemon=True).start()
+            return
+        try:
+            self._close()
+        finally:
+            self.use.release()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was shut down and all is stopped."""
+        return self._closed
+
+    def __enter__(self) -> TokenEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _interrupt(self) -> bool:
+        """Ends the step that another thread runs, and enters; False where that cannot be."""
+        executor = self._parts.executor
+        if executor.is_interruptible:
+            executor.shutdown()
+        return executor.is_interruptible and self.use.acquire(SHUTDOWN_S)
+
+    def _close_in_turn(self) -> None:
+        with self.use:
+            self._close()
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._holds.notify()
+            self._idle_memory.close()
+            self._telemetry.close()
+            self._parts.executor.shutdown()
+
+    def _note_rest(self) -> None:
+        if not self._core.has_work:
+            self._idle_memory.rest()
+
+    def _create_core(self) -> EngineCore:
+        parts = self._parts
+        # How many tokens a request with drafts gets is known only when they are judged.
+        max_in_flight = parts.executor.max_in_flight if self.config.speculation is None else 1
+        return EngineCore(parts.scheduler, self.config.limits, parts.kv, parts.executor, max_in_flight)
+
+    def _end_requests(self, request_ids: list[str], ending: Ending) -> StepUpdate:
+        """Ends those of `request_ids` that are known. Errors of the scheduler are raised when all have ended."""
+        update = StepUpdate()
+        errors = []
+        for request_id in request_ids:
+            try:
+                # The first last: siblings that wait for its prompt would otherwise enter the queue.
+                self._core.finish_all(reversed(self._requests.sequences(request_id)))
+            except BaseException as error:
+                errors.append(error)
+            self._requests.end(request_id, ending, time.monotonic(), update)
+        if errors:
+            raise errors[0]
+        return update
+
+    def _note_finished(self, entry: RequestEntry) -> None:
+        self._telemetry.request_finished(entry)
+
+    def _create_sequences(
+        self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None
+    ) -> list[Sequence]:
+        if self._is_asleep:
+            raise RequestError("the engine sleeps: call wake_up first")
+        params = processed.params
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
+        hash_seed = prefix_seed(self._pages, None, cache_salt)
+        drafter = self._idle_drafters.drafter_for(processed.drafter, self._core.idle_drafters)
+        draft_blocks = self._draft_blocks(drafter, hash_seed)
+        return [
+            Sequence(
+                next(self._seq_ids),
+                request_id,
+                processed.token_ids,
+                params,
+                priority=priority,
+                arrival_time=arrival,
+                hash_seed=hash_seed,
+                max_total_tokens=processed.max_total_tokens,
+                stop_ids=processed.stop_ids,
+                eos_token_ids=processed.eos_token_ids,
+                seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
+                drafter=drafter,
+                draft_blocks=draft_blocks,
+            )
+            for index in range(params.num_sequences)
+        ]
+
+    def _draft_blocks(self, name: str | None, hash_seed: bytes) -> DraftBlocks | None:
+        """Blocks also hold pages of a drafter's own layers, if it has any, which only its requests fill."""
+        if name is None or self.config.speculation is None:
+            return None
+        drafter = self.config.speculation.drafters[name]
+        if not drafter.kv_cache:
+            return None
+        return DraftBlocks(drafter_seed(hash_seed, name), int(drafter.reads_next_token), drafter.num_tokens)
