@@ -104,11 +104,16 @@ class OutputProcessor:
             record.prompt_logprobs = [None]
         self._requests[request_id] = record
 
+    def drop(self, request_id: str) -> None:
+        """Forgets a request: it gets no last output. Unknown ids are ignored."""
+        record = self._requests.pop(request_id, None)
+        for completion in record.completions if record is not None else ():
+            self._by_seq_id.pop(completion.seq_id, None)
+
     def keep_only(self, request_ids: Iterable[str]) -> None:
         """Forgets all other requests: they ended without a last output."""
         for request_id in self._requests.keys() - set(request_ids):
-            for completion in self._requests.pop(request_id).completions:
-                self._by_seq_id.pop(completion.seq_id, None)
+            self.drop(request_id)
 
     def clear(self) -> None:
         """Forgets all requests."""

@@ -9,6 +9,7 @@ import tokenizers
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.weights import ModelFiles, TokenizerFiles, WeightFormat
 from dovetail.engine.tokenization.directory import TokenizerSettings, read_settings, read_text
+from dovetail.engine.tokenization.form import TokenizerForm
 from dovetail.engine.tokenization.sentencepiece_file import convert
 from dovetail.engine.tokenization.tokenizer import FastTokenizer, Tokenizer
 
@@ -55,6 +56,20 @@ def load_tokenizer(files: TokenizerFiles | None, mode: str, override_directory: 
     if files.directory is None:
         raise ModelError("the weight format gave neither a tokenizer's directory nor its JSON")
     return _from_directory(files, files.directory, mode)
+
+
+def tokenizer_from_form(form: TokenizerForm) -> Tokenizer:
+    """The same tokenizer in another process. Raises `ModelError`."""
+    if form.json is not None:
+        backend = _parse(form.json, "the tokenizer of the engine")
+        return FastTokenizer(backend, form.json, form.special_tokens, form.chat_templates, form.first_token)
+    if form.mode == "mistral":
+        from dovetail.engine.tokenization.mistral import load_with_mistral_common
+
+        return load_with_mistral_common(form.path)
+    from dovetail.engine.tokenization.slow import load_with_transformers
+
+    return load_with_transformers(form.path, form.special_tokens, form.chat_templates, keep_class=True)
 
 
 def _from_json(files: TokenizerFiles, source: str) -> Tokenizer:

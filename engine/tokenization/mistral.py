@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.errors import ModelError, RequestError
+from dovetail.engine.tokenization.form import TokenizerForm
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 _FILES = ("tekken.json", "tokenizer.model.v*", "tokenizer.model")
@@ -27,7 +28,7 @@ def load_with_mistral_common(directory: Path) -> Tokenizer:
             f"tokenizer_mode mistral needs the package mistral-common ({error}): pip install 'dovetail[mistral]'"
         ) from error
     try:
-        return MistralTokenizer(Library.from_file(str(found[0])))
+        return MistralTokenizer(Library.from_file(str(found[0])), directory)
     except Exception as error:
         # The library fails in many ways on a file that is not right; the user needs to know which, and why.
         raise ModelError(f"mistral-common cannot read {found[0]}: {error}") from error
@@ -37,11 +38,12 @@ class MistralTokenizer(Tokenizer):
     """A tokenizer of mistral-common. What conversations look like is the library's to know, so there are no templates;
     the text of control tokens in a prompt stays text."""
 
-    def __init__(self, library: Any):
+    def __init__(self, library: Any, directory: Path):
         backend = library.instruct_tokenizer.tokenizer
         roles = {"bos_token": backend.bos_id, "eos_token": backend.eos_id, "unk_token": backend.unk_id}
         super().__init__({role: backend.id_to_piece(token_id) for role, token_id in roles.items()}, {})
         self._library = library
+        self._directory = directory
         self._backend = backend
 
     @property
@@ -53,6 +55,11 @@ class MistralTokenizer(Tokenizer):
     def tokenizer_json(self) -> str | None:
         """None: the library has no such form."""
         return None
+
+    @property
+    def form(self) -> TokenizerForm:
+        """See `Tokenizer.form`."""
+        return TokenizerForm(directory=str(self._directory), mode="mistral")
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:

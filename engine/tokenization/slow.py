@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.engine.tokenization.directory import read_json
+from dovetail.engine.tokenization.form import TokenizerForm
 from dovetail.engine.tokenization.tokenizer import FastTokenizer, Tokenizer
 
 _SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
@@ -39,7 +40,7 @@ def load_with_transformers(
     if isinstance(found, PreTrainedTokenizerFast) and not keep_class:
         backend = found.backend_tokenizer
         return FastTokenizer(backend, backend.to_str(), special, chat_templates)
-    return TransformersTokenizer(found, special, chat_templates)
+    return TransformersTokenizer(found, special, chat_templates, directory)
 
 
 def _why_not(directory: Path) -> str | None:
@@ -80,9 +81,12 @@ def _own_code(directory: Path) -> str | None:
 class TransformersTokenizer(Tokenizer):
     """A tokenizer class of transformers, as it is."""
 
-    def __init__(self, backend: Any, special_tokens: Mapping[str, str], chat_templates: Mapping[str, str]):
+    def __init__(
+        self, backend: Any, special_tokens: Mapping[str, str], chat_templates: Mapping[str, str], directory: Path
+    ):
         super().__init__(special_tokens, chat_templates)
         self._backend = backend
+        self._directory = directory
 
     @property
     def vocab_size(self) -> int:
@@ -93,6 +97,16 @@ class TransformersTokenizer(Tokenizer):
     def tokenizer_json(self) -> str | None:
         """See `Tokenizer.tokenizer_json`."""
         return self._backend.backend_tokenizer.to_str() if isinstance(self._backend, PreTrainedTokenizerFast) else None
+
+    @property
+    def form(self) -> TokenizerForm:
+        """See `Tokenizer.form`."""
+        return TokenizerForm(
+            special_tokens=self.special_tokens,
+            chat_templates=self.chat_templates,
+            directory=str(self._directory),
+            mode="slow",
+        )
 
     @property
     def special_token_ids(self) -> frozenset[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import tokenizers
 
 from dovetail.contracts.errors import RequestError
+from dovetail.engine.tokenization.form import TokenizerForm
 from dovetail.engine.tokenization.pieces import Pieces, decode_utf8, find_pieces
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def tokenizer_json(self) -> str | None:
         """The tokenizer as JSON of the `tokenizers` library, as the checkpoint has it; None where there is none."""
+
+    @property
+    @abstractmethod
+    def form(self) -> TokenizerForm:
+        """The tokenizer as plain data, for another process."""
 
     @property
     @abstractmethod
@@ -270,6 +276,16 @@ class FastTokenizer(Tokenizer):
     def tokenizer_json(self) -> str | None:
         """See `Tokenizer.tokenizer_json`."""
         return self._json
+
+    @property
+    def form(self) -> TokenizerForm:
+        """See `Tokenizer.form`."""
+        return TokenizerForm(
+            json=self._backend.to_str(),
+            special_tokens=self.special_tokens,
+            chat_templates=self.chat_templates,
+            first_token=self._prefix[0] if self._prefix else None,
+        )
 
     @property
     def special_token_ids(self) -> frozenset[int]:

@@ -1,0 +1,367 @@
+"""`RemoteEngine`: an engine in another process, as an `EngineClient` of this one. It never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from dovetail.contracts.engine_client import EngineFacts, Exposition
+from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.client_text import ClientText
+from dovetail.engine.input_processor import InputProcessor, ProcessedInput
+from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.output_stream import OutputReader, OutputStream
+from dovetail.engine.remote.messages import (
+    Abort,
+    Accepted,
+    Ask,
+    Call,
+    Hello,
+    Message,
+    Refused,
+    Reply,
+    Stop,
+    Update,
+    Welcome,
+    decode_to_client,
+    encode,
+    error_of,
+    submit_message,
+)
+from dovetail.engine.request_fields import check_order, check_request_id, check_salt
+from dovetail.engine.tokenization import tokenizer_from_form
+
+HEALTH_S = 5.0
+"""An engine that does not answer for so long counts as dead."""
+
+
+class RemoteEngine:
+    """Requests from coroutines of one event loop to the engine at an address. Make one with `connect`."""
+
+    def __init__(self, address: str):
+        self._address = address
+        self._context = zmq.asyncio.Context()
+        self._to_engine = self._context.socket(zmq.DEALER)
+        self._to_engine.set(zmq.LINGER, 0)
+        self._to_engine.set(zmq.SNDHWM, 0)
+        self._updates = self._context.socket(zmq.PULL)
+        self._directory = tempfile.TemporaryDirectory(prefix="dovetail-client-")
+        self._my_address = f"ipc://{self._directory.name}/updates"
+        self._name = uuid.uuid4().hex[:12]
+        self._ids = itertools.count()
+        self._call_ids = itertools.count()
+        self._welcome: Welcome | None = None
+        self._is_up = asyncio.Event()
+        """Set while there is an engine."""
+        self._text: ClientText | None = None
+        self._outputs = OutputProcessor(None)
+        self._submitted: dict[str, tuple[ProcessedInput, OutputStream, asyncio.Future[None]]] = {}
+        """By request id, what the engine has not answered yet."""
+        self._streams: dict[str, OutputStream] = {}
+        """By request id, of requests that the engine has."""
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closed = False
+
+    @classmethod
+    async def connect(cls, address: str, timeout_s: float | None = None) -> Self:
+        """A client of the engine at `address` ("ipc:///path"), once that answers. Raises `WorkerError` where it does
+        not within `timeout_s` seconds."""
+        client = cls(address)
+        monitor = client._to_engine.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        client._updates.bind(client._my_address)
+        client._to_engine.connect(address)
+        client._tasks = [
+            asyncio.create_task(client._watch(monitor)),
+            asyncio.create_task(client._read_replies()),
+            asyncio.create_task(client._read_updates()),
+        ]
+        try:
+            await asyncio.wait_for(client._is_up.wait(), timeout_s)
+        except TimeoutError:
+            await client.close()
+            raise WorkerError(f"no engine answers at {address} within {timeout_s} seconds") from None
+        return client
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `EngineClient.facts`."""
+        assert self._welcome is not None, "connect has not returned"
+        return self._welcome.facts
+
+    @property
+    def is_running(self) -> bool:
+        """See `EngineClient.is_running`."""
+        return self._is_up.is_set() and not self._is_closed
+
+    async def wait_until_running(self) -> None:
+        """Returns once there is an engine."""
+        await self._is_up.wait()
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> OutputReader:
+        """See `EngineClient.submit`."""
+        text = self._running()
+        request_id = request_id if request_id is not None else f"{self._name}-{next(self._ids)}"
+        check_request_id(request_id)
+        if request_id in self._streams or request_id in self._submitted:
+            raise RequestError(f"request id {request_id!r} is in use")
+        arrival = time.monotonic()
+        check_order(priority, arrival)
+        check_salt(cache_salt)
+        processed = await text.process(prompt, sampling_params)
+        self._running()  # the engine may have died meanwhile
+        loop = asyncio.get_running_loop()
+        stream = OutputStream(request_id, loop, are_deltas=processed.params.output_kind == "delta")
+        answered: asyncio.Future[None] = loop.create_future()
+        self._submitted[request_id] = processed, stream, answered
+        self._send(
+            submit_message(
+                request_id,
+                processed,
+                priority=priority,
+                cache_salt=cache_salt,
+                arrival_time=arrival,
+                trace_headers=trace_headers,
+            )
+        )
+        try:
+            await answered
+        except asyncio.CancelledError:
+            self._abandon(stream)
+            raise
+        return OutputReader(stream, self._abandon)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """As `AsyncLLMEngine.generate`."""
+        stream = await self.submit(
+            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, trace_headers=trace_headers
+        )
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`."""
+        self._running()
+        self._send(Abort([request_id]))
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `EngineClient.tokenize`."""
+        return await self._known_text().tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `EngineClient.detokenize`."""
+        return await self._known_text().detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+        """See `EngineClient.render_chat`."""
+        return await self._known_text().render_chat(messages, **options)
+
+    def token_texts(self, token_ids: Iterable[int]) -> list[str]:
+        """See `EngineClient.token_texts`."""
+        return self._known_text().token_texts(token_ids)
+
+    async def metrics(self) -> Exposition:
+        """See `EngineClient.metrics`."""
+        content_type, body = await self._ask("metrics")
+        return Exposition(content_type, body)
+
+    async def check_health(self) -> None:
+        """See `EngineClient.check_health`."""
+        await self._ask("health")
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """What the engine's method `name` returns, as plain data; it runs between two steps. One of
+        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, hold and resume."""
+        self._running()
+        return await self._answer(lambda call_id: Call(call_id, name, arguments))
+
+    async def close(self) -> None:
+        """Ends the client; requests that are open are aborted by the engine. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._lose_all(WorkerError("the client of the engine is closed"))
+        if self._text is not None:
+            self._text.close()
+        self._context.destroy(linger=0)
+        self._directory.cleanup()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _running(self) -> ClientText:
+        if not self.is_running:
+            raise WorkerError("the engine is not running: it ended, or is being started again")
+        return self._known_text()
+
+    def _known_text(self) -> ClientText:
+        assert self._text is not None, "connect has not returned"
+        return self._text
+
+    def _send(self, message: Message) -> None:
+        # The socket has no high-water mark, so this does not wait.
+        self._to_engine.send(encode(message), zmq.NOBLOCK)
+
+    async def _ask(self, name: str) -> Any:
+        self._running()
+        try:
+            return await asyncio.wait_for(self._answer(lambda call_id: Ask(call_id, name)), HEALTH_S)
+        except TimeoutError:
+            raise WorkerError(f"the engine has not answered for {HEALTH_S:g} seconds") from None
+
+    async def _answer(self, message: Any) -> Any:
+        call_id = next(self._call_ids)
+        self._calls[call_id] = answer = asyncio.get_running_loop().create_future()
+        self._send(message(call_id))
+        try:
+            return await answer
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        """Greets each engine that appears at the address, and notices when it is gone."""
+        while True:
+            event = parse_monitor_message(await monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_CONNECTED:
+                self._send(Hello(self._my_address))
+            else:
+                self._is_up.clear()
+                self._lose_all(WorkerError("the engine's process ended while the request was under way"))
+
+    async def _read_replies(self) -> None:
+        while True:
+            message = decode_to_client(await self._to_engine.recv())
+            if isinstance(message, Welcome):
+                await self._meet(message)
+            elif isinstance(message, Reply):
+                answer = self._calls.get(message.call_id)
+                if answer is None or answer.done():
+                    continue
+                if message.failure is None:
+                    answer.set_result(message.value)
+                else:
+                    answer.set_exception(error_of(message.failure))
+
+    async def _meet(self, welcome: Welcome) -> None:
+        """Another engine, or the first."""
+        if self._text is not None:
+            self._text.close()
+        form = welcome.tokenizer
+        # Building a large vocabulary takes a while, and streams of other engines may run on this loop.
+        tokenizer = await asyncio.to_thread(tokenizer_from_form, form) if form is not None else None
+        self._welcome = welcome
+        self._text = ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
+        self._outputs = OutputProcessor(tokenizer)
+        self._is_up.set()
+
+    async def _read_updates(self) -> None:
+        while True:
+            data = await self._updates.recv()
+            while True:
+                self._take(decode_to_client(data))
+                try:
+                    data = await self._updates.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Update):
+            outputs, stops = self._outputs.process(message.update)
+            if stops:
+                self._send(Stop(stops))
+            for output in outputs:
+                stream = self._streams.get(output.request_id)
+                if stream is not None:
+                    put(stream, output)
+                    if output.finished:
+                        del self._streams[output.request_id]
+        elif isinstance(message, Accepted):
+            self._accept(message)
+        elif isinstance(message, Refused):
+            self._refuse(message)
+
+    def _accept(self, message: Accepted) -> None:
+        if message.request_id not in self._submitted:
+            self._send(Abort([message.request_id]))  # given up before the engine answered
+            return
+        processed, stream, answered = self._submitted.pop(message.request_id)
+        self._outputs.add(message.request_id, processed, message.seq_ids, message.metrics, message.weight_version)
+        self._streams[message.request_id] = stream
+        if not answered.done():
+            answered.set_result(None)
+
+    def _refuse(self, message: Refused) -> None:
+        error = error_of(message.failure)
+        if message.request_id in self._submitted:
+            _, _, answered = self._submitted.pop(message.request_id)
+            if not answered.done():
+                answered.set_exception(error)
+        elif message.request_id in self._streams:
+            self._outputs.drop(message.request_id)
+            put(self._streams.pop(message.request_id), error)
+
+    def _abandon(self, stream: OutputStream) -> None:
+        """Nobody reads the stream any more: its request is aborted."""
+        self._submitted.pop(stream.request_id, None)
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+            self._outputs.drop(stream.request_id)
+            if self.is_running:
+                self._send(Abort([stream.request_id]))
+
+    def _lose_all(self, error: WorkerError) -> None:
+        """Ends everything that waits for the engine."""
+        self._outputs.clear()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            put(stream, error)
+        submitted, self._submitted = self._submitted, {}
+        waiting: list[asyncio.Future[Any]] = [answered for _, _, answered in submitted.values()]
+        for answer in [*waiting, *self._calls.values()]:
+            if not answer.done():
+                answer.set_exception(error)
+
+
+def put(stream: OutputStream, item: RequestOutput | Exception) -> None:
+    """Puts an output, or the error that ends the stream, from the loop that reads it."""
+    if stream.put(item):
+        stream.wake()

@@ -1,0 +1,149 @@
+"""An engine's process: `EngineProcess` starts one and watches it; run as a module, this is what runs in it.
+
+The configuration comes over standard input. What became of the start goes over standard output, one message:
+`Started` or `Failed`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import msgspec
+
+from dovetail.config.layers import LayeredConfig
+from dovetail.contracts.errors import DovetailError, WorkerError
+from dovetail.engine.remote.engine_server import EngineServer
+from dovetail.engine.remote.messages import Failure, error_of, failure_of
+from dovetail.engine.resolving import resolve
+from dovetail.engine.token_engine import TokenEngine
+from dovetail.worker.machine.collector import collector_paused
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 30.0
+"""How long an engine's process may take to end before it is killed."""
+_SWITCH_S = 0.0005
+
+
+class Started(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """The engine is ready."""
+
+
+class Failed(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """It is not."""
+
+    failure: Failure
+
+
+class EngineProcess:
+    """An engine in a process of its own. It ends with this object's process, however that ends."""
+
+    def __init__(self, config: LayeredConfig, directory: str | Path | None = None):
+        """Starts the process; `wait` says when it serves. `directory`: where its socket is, private to the user."""
+        self._temporary = tempfile.TemporaryDirectory(prefix="dovetail-engine-") if directory is None else None
+        self.directory = Path(directory if directory is not None else self._temporary.name)  # type: ignore[union-attr]
+        self.address = f"ipc://{self.directory}/engine"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dovetail.engine.remote.engine_process", self.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdin is not None
+        # It stays open: the process ends when it is closed.
+        pickle.dump(config, self._process.stdin)
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Returns once the engine serves. Raises what kept it from starting, `WorkerError` where the process died."""
+        assert self._process.stdout is not None
+        data = self._process.stdout.read()
+        if not data:
+            code = self._process.wait()
+            raise WorkerError(f"the engine's process ended while it started, {_ending(code)}")
+        answer = msgspec.msgpack.decode(data, type=Started | Failed)
+        if isinstance(answer, Failed):
+            self._process.wait()
+            raise error_of(answer.failure)
+
+    def join(self) -> int:
+        """Waits for the end of the process; its exit code, negative for a signal."""
+        return self._process.wait()
+
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Has the engine end after the step that runs; kills the process where that takes longer. Idempotent."""
+        if self.is_alive:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _ending(code: int) -> str:
+    return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def main() -> None:
+    """What runs in the process."""
+    address = sys.argv[1]
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+        try:
+            server = _start(pickle.load(sys.stdin.buffer), address)
+        except Exception as error:
+            answers.write(msgspec.msgpack.encode(Failed(failure_of(error))))
+            if not isinstance(error, DovetailError):
+                logger.exception("the engine did not start")
+            sys.exit(1)
+        signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        answers.write(msgspec.msgpack.encode(Started()))
+    threading.Thread(target=_end_with_parent, args=[server], daemon=True).start()
+    server.run()
+
+
+def _start(config: LayeredConfig, address: str) -> EngineServer:
+    # Another thread listens to clients, and must not wait for the interpreter's lock as long as by default.
+    sys.setswitchinterval(_SWITCH_S)
+    with collector_paused():
+        return EngineServer(TokenEngine(resolve(config)), address)
+
+
+def _end_with_parent(server: EngineServer) -> None:
+    """The parent holds the other end of standard input, and lets go of it when it ends, however it ends."""
+    sys.stdin.buffer.read()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The step loop of an engine in a process of its own: commands of clients between steps, an update to each after."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import zmq
+
+from dovetail.contracts.errors import DovetailError, WorkerError
+from dovetail.engine.remote.io_thread import IOThread
+from dovetail.engine.remote.messages import (
+    Abort,
+    Accepted,
+    Call,
+    Refused,
+    Reply,
+    Stop,
+    Submit,
+    Update,
+    Welcome,
+    encode,
+    failure_of,
+    processed_input,
+)
+from dovetail.engine.remote.outbox import Outbox
+from dovetail.engine.step_update import StepUpdate
+from dovetail.engine.token_engine import TokenEngine
+
+logger = logging.getLogger(__name__)
+
+
+class EngineServer:
+    """Serves an engine to clients until it is stopped. `run` is the step loop, in the thread that calls it."""
+
+    def __init__(self, engine: TokenEngine, address: str):
+        """`address`: of the ROUTER socket, which clients connect to ("ipc:///path")."""
+        self._engine = engine
+        self._commands: deque[Callable[[], None]] = deque()
+        self._is_stopping = False
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._clients: dict[int, bytes] = {}
+        """By seq_id, of sequences that have not ended."""
+        self._requests: dict[bytes, set[str]] = {}
+        """By client, those that are not finished."""
+        self._owners: dict[str, tuple[bytes, list[int]]] = {}
+        """By request id: its client and its seq_ids."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        tokenizer = engine.tokenizer.form if engine.tokenizer is not None else None
+        welcome = Welcome(uuid.uuid4().hex, engine.facts, tokenizer)
+        self._io = IOThread(self._context, address, welcome, self._answers(), self)
+        self._reply = self._io.reply_socket()
+        self._calls: dict[str, Callable[..., Any]] = {
+            "cache_statistics": engine.cache_statistics,
+            "reset_prefix_cache": engine.reset_prefix_cache,
+            "sleep": engine.sleep,
+            "wake_up": engine.wake_up,
+            "is_sleeping": engine.is_sleeping,
+            "hold": engine.hold,
+            "resume": engine.resume,
+        }
+
+    def run(self) -> None:
+        """Returns after `stop`. Raises `WorkerError` where a worker died."""
+        self._io.start()
+        try:
+            while self._wait_for_work():
+                while self._commands:
+                    self._commands.popleft()()
+                if self._engine.is_runnable:
+                    self._step()
+                for outbox in self._outboxes.values():
+                    if outbox.is_behind:
+                        outbox.flush()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ends `run` after the step that runs. From any thread, and from a signal handler."""
+        self._is_stopping = True
+        self._notify()
+
+    # What the I/O thread hands on; each becomes a command between two steps.
+
+    def client_came(self, client: bytes, outbox: Outbox) -> None:
+        """See `Receiver`."""
+        self._do(partial(self._outboxes.__setitem__, client, outbox))
+
+    def client_said(self, client: bytes, message: Submit | Stop | Abort | Call) -> None:
+        """See `Receiver`."""
+        if isinstance(message, Submit):
+            self._do(partial(self._submit, client, message))
+        elif isinstance(message, Stop):
+            self._do(partial(self._end, partial(self._engine.stop, message.stops)))
+        elif isinstance(message, Abort):
+            self._do(partial(self._end, partial(self._engine.abort_request, message.request_ids)))
+        else:
+            self._do(partial(self._call, client, message))
+
+    def client_went(self, client: bytes) -> None:
+        """See `Receiver`."""
+        self._do(partial(self._drop, client))
+
+    def _answers(self) -> dict[str, Callable[[], Any]]:
+        return {"health": lambda: True, "metrics": self._engine.metrics}
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._engine.wakeup:
+            self._engine.wakeup.notify_all()
+
+    def _wait_for_work(self) -> bool:
+        """Sleeps until there is something to do; False when it is time to stop."""
+        is_behind = any(outbox.is_behind for outbox in self._outboxes.values())
+        with self._engine.wakeup:
+            self._engine.wakeup.wait_for(
+                lambda: self._is_stopping or self._commands or self._engine.is_runnable,
+                # A client that is behind takes more without notice.
+                timeout=_FLUSH_S if is_behind else None,
+            )
+            return not self._is_stopping
+
+    def _step(self) -> None:
+        try:
+            update = self._engine.step()
+        except WorkerError:
+            raise
+        except BaseException as error:
+            # A plugin's. The engine has ended all requests and can go on; only one whose workers are gone cannot.
+            logger.exception("a step failed")
+            self._fail_ended(error)
+        else:
+            if update is not None:
+                self._publish(update)
+
+    def _submit(self, client: bytes, message: Submit) -> None:
+        if client not in self._outboxes:
+            return
+        try:
+            entry = self._engine.add_request(
+                message.request_id,
+                processed_input(message),
+                priority=message.priority,
+                arrival_time=message.arrival_time,
+                cache_salt=message.cache_salt,
+            )
+        except Exception as error:
+            if not isinstance(error, DovetailError):
+                logger.exception("request %s could not be added", message.request_id)
+            self._outboxes[client].send(Refused(message.request_id, failure_of(error)))
+            return
+        seq_ids = [sequence.seq_id for sequence in entry.sequences]
+        for seq_id in seq_ids:
+            self._clients[seq_id] = client
+        self._requests.setdefault(client, set()).add(message.request_id)
+        self._owners[message.request_id] = client, seq_ids
+        self._outboxes[client].send(Accepted(message.request_id, seq_ids, entry.metrics, entry.weight_version))
+
+    def _end(self, end: Callable[[], StepUpdate]) -> None:
+        try:
+            update = end()
+        except Exception as error:
+            logger.exception("requests could not be ended as they should")
+            self._fail_ended(error)
+        else:
+            self._publish(update)
+
+    def _call(self, client: bytes, message: Call) -> None:
+        try:
+            reply = Reply(message.call_id, msgspec.to_builtins(self._calls[message.name](**message.arguments)), None)
+        except Exception as error:
+            if not isinstance(error, DovetailError):
+                logger.exception("call of %s failed", message.name)
+            reply = Reply(message.call_id, None, failure_of(error))
+        self._reply.send_multipart([client, encode(reply)])
+
+    def _drop(self, client: bytes) -> None:
+        """Nobody reads the client's requests any more."""
+        outbox = self._outboxes.pop(client, None)
+        if outbox is not None:
+            outbox.close()
+        request_ids = list(self._requests.pop(client, ()))
+        if request_ids:
+            logger.warning("a client is gone: its %d requests are aborted", len(request_ids))
+            self._end(partial(self._engine.abort_request, request_ids))
+
+    def _publish(self, update: StepUpdate) -> None:
+        if not update.has_news:
+            return
+        if len(self._outboxes) == 1:
+            next(iter(self._outboxes.values())).send(Update(update))
+        else:
+            for client, part in self._parts(update).items():
+                if client in self._outboxes:
+                    self._outboxes[client].send(Update(part))
+        for request_id, metrics in update.metrics.items():
+            if metrics.finished_time is not None:
+                self._forget(request_id)
+
+    def _parts(self, update: StepUpdate) -> dict[bytes, StepUpdate]:
+        """By client, what concerns its requests."""
+        parts: dict[bytes, StepUpdate] = {}
+
+        def part(client: bytes) -> StepUpdate:
+            if client not in parts:
+                parts[client] = StepUpdate(counts=None if update.counts is None else [])
+            return parts[client]
+
+        start = 0
+        for index, seq_id in enumerate(update.seq_ids):
+            count = 1 if update.counts is None else update.counts[index]
+            mine = part(self._clients[seq_id])
+            mine.seq_ids.append(seq_id)
+            mine.token_ids += update.token_ids[start : start + count]
+            if mine.counts is not None:
+                mine.counts.append(count)
+            start += count
+        for end in update.ends:
+            part(self._clients[end.seq_id]).ends.append(end)
+        for seq_id, logprobs in update.logprobs.items():
+            part(self._clients[seq_id]).logprobs[seq_id] = logprobs
+        for request_id, entries in update.prompt_logprobs.items():
+            part(self._owners[request_id][0]).prompt_logprobs[request_id] = entries
+        for request_id, metrics in update.metrics.items():
+            part(self._owners[request_id][0]).metrics[request_id] = metrics
+        return parts
+
+    def _fail_ended(self, error: BaseException) -> None:
+        """Reports requests that ended without an update."""
+        running = set(self._engine.request_ids)
+        for request_id in self._owners.keys() - running:
+            client = self._owners[request_id][0]
+            self._forget(request_id)
+            if client in self._outboxes:
+                self._outboxes[client].send(Refused(request_id, failure_of(error)))
+
+    def _forget(self, request_id: str) -> None:
+        client, seq_ids = self._owners.pop(request_id)
+        self._requests.get(client, set()).discard(request_id)
+        for seq_id in seq_ids:
+            self._clients.pop(seq_id, None)
+
+    def _close(self) -> None:
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._reply.send(b"")
+        self._reply.close()
+        self._io.join()
+        self._context.destroy(linger=0)
+        self._engine.shutdown()
+
+
+_FLUSH_S = 0.01
+"""Seconds between looks at clients that are behind, while there are no steps."""

@@ -1,0 +1,226 @@
+"""What travels between an engine's process and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.errors import (
+    CapacityError,
+    ConfigError,
+    DovetailError,
+    ModelError,
+    PluginError,
+    QueueFull,
+    RequestError,
+    WorkerError,
+)
+from dovetail.contracts.outputs import RequestMetrics
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.engine.input_processor import ProcessedInput
+from dovetail.engine.step_update import StepUpdate, TextStop
+from dovetail.engine.tokenization.form import TokenizerForm
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """Base of all messages: an array with the class's name in front."""
+
+
+# From clients, to the ROUTER socket.
+
+
+class Hello(Message):
+    """A client is there: updates go to its address."""
+
+    address: str
+
+
+class Submit(Message):
+    """A request. Answered by `Accepted` or `Refused`, in order with the updates."""
+
+    request_id: str
+    token_ids: list[int]
+    params: dict[str, Any]
+    max_total_tokens: int
+    eos_token_ids: list[int]
+    bad_word_ids: list[list[int]]
+    drafter: str | None
+    cache_salt: str | None
+    priority: int
+    arrival_time: float
+    """time.monotonic(), which all processes of a machine share."""
+    trace_headers: dict[str, str] | None
+
+
+class Stop(Message):
+    """Stop strings ended these sequences."""
+
+    stops: list[TextStop]
+
+
+class Abort(Message):
+    """These requests are to end."""
+
+    request_ids: list[str]
+
+
+class Call(Message):
+    """Something to do between two steps; answered by `Reply`."""
+
+    call_id: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class Ask(Message):
+    """A question that is answered at once, during a step too; answered by `Reply`. Names: "metrics", "health"."""
+
+    call_id: int
+    name: str
+
+
+# To clients: `Welcome` and `Reply` from the ROUTER socket, the others from the client's PUSH socket.
+
+
+class Welcome(Message):
+    """The answer to `Hello`."""
+
+    engine_id: str
+    """Another one after each start of the engine."""
+    facts: EngineFacts
+    tokenizer: TokenizerForm | None
+
+
+class Failure(msgspec.Struct, array_like=True, frozen=True):
+    """An error."""
+
+    kind: str
+    """Name of its class."""
+    message: str
+    retry_after_s: float = 0.0
+
+
+class Reply(Message):
+    """The answer to `Call` or `Ask`."""
+
+    call_id: int
+    value: Any
+    failure: Failure | None
+
+
+class Accepted(Message):
+    """The engine has the request."""
+
+    request_id: str
+    seq_ids: list[int]
+    metrics: RequestMetrics
+    weight_version: int
+
+
+class Refused(Message):
+    """The engine does not take the request, or it ended without a last update."""
+
+    request_id: str
+    failure: Failure
+
+
+class Update(Message):
+    """What steps brought the client's requests."""
+
+    update: StepUpdate
+
+
+ToEngine = Hello | Submit | Stop | Abort | Call | Ask
+ToClient = Welcome | Reply | Accepted | Refused | Update
+
+_ERRORS: dict[str, type[DovetailError]] = {
+    cls.__name__: cls for cls in (ConfigError, PluginError, ModelError, RequestError, CapacityError, WorkerError)
+}
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The error as it travels."""
+    retry_after_s = error.retry_after_s if isinstance(error, QueueFull) else 0.0
+    return Failure(type(error).__name__, str(error) or type(error).__name__, retry_after_s)
+
+
+def error_of(failure: Failure) -> DovetailError:
+    """The error as it is raised in the client: of the same class where that is one of Dovetail's."""
+    if failure.kind == QueueFull.__name__:
+        return QueueFull(failure.message, retry_after_s=failure.retry_after_s)
+    cls = _ERRORS.get(failure.kind)
+    return cls(failure.message) if cls is not None else PluginError(f"{failure.kind}: {failure.message}")
+
+
+_DEFAULTS = SamplingParams()
+
+
+def params_to_plain(params: SamplingParams) -> dict[str, Any]:
+    """The fields that are not the default, as plain data."""
+    plain = {}
+    for each in fields(SamplingParams):
+        value = getattr(params, each.name)
+        if value != getattr(_DEFAULTS, each.name):
+            plain[each.name] = dict(value) if isinstance(value, Mapping) else value
+    return plain
+
+
+def params_from_plain(plain: Mapping[str, Any]) -> SamplingParams:
+    """Raises `RequestError` as `SamplingParams` does."""
+    return SamplingParams(**plain)
+
+
+def submit_message(
+    request_id: str,
+    processed: ProcessedInput,
+    *,
+    priority: int,
+    cache_salt: str | None,
+    arrival_time: float,
+    trace_headers: Mapping[str, str] | None,
+) -> Submit:
+    """The message that asks for a request."""
+    return Submit(
+        request_id=request_id,
+        token_ids=processed.token_ids,
+        params=params_to_plain(processed.params),
+        max_total_tokens=processed.max_total_tokens,
+        eos_token_ids=list(processed.eos_token_ids),
+        bad_word_ids=[list(ids) for ids in processed.bad_word_ids],
+        drafter=processed.drafter,
+        cache_salt=processed.cache_salt if processed.cache_salt is not None else cache_salt,
+        priority=priority,
+        arrival_time=arrival_time,
+        trace_headers=dict(trace_headers) if trace_headers is not None else None,
+    )
+
+
+def processed_input(message: Submit) -> ProcessedInput:
+    """The request of a message, without its text, which stays with the client."""
+    params = params_from_plain(message.params)
+    eos = tuple(message.eos_token_ids)
+    return ProcessedInput(
+        prompt=None,
+        token_ids=message.token_ids,
+        params=params,
+        max_total_tokens=message.max_total_tokens,
+        eos_token_ids=eos,
+        stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+        bad_word_ids=tuple(tuple(ids) for ids in message.bad_word_ids),
+        drafter=message.drafter,
+        cache_salt=message.cache_salt,
+        shows_logprobs=params.logprobs is not None,
+    )
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+"""Bytes of a message."""
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+"""A message from a client. Raises `msgspec.DecodeError`."""
+decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
+"""A message from the engine. Raises `msgspec.DecodeError`."""
