@@ -18,6 +18,7 @@ from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
@@ -94,13 +95,16 @@ class AsyncLLMEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields outputs as they come; the last one has `finished` set.
+        """Yields outputs as they come; the last one has `finished` set. `trace_headers`: see `LLMEngine.add_request`.
 
         Raises `RequestError` for a request that is refused or that failed, `WorkerError` when the engine died.
         Leaving the loop early, or cancelling the task, aborts the request and frees its memory.
         """
-        stream = await self.submit(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        stream = await self.submit(
+            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, trace_headers=trace_headers
+        )
         try:
             async for output in stream:
                 yield output
@@ -115,6 +119,7 @@ class AsyncLLMEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> OutputReader:
         """See `EngineClient.submit`."""
         self._steps.check_running()
@@ -123,8 +128,8 @@ class AsyncLLMEngine:
         check_request_id(request_id)
         arrival = time.monotonic()
         processed = await self._text.process(prompt, sampling_params)
-        stream = OutputStream(request_id, loop, are_deltas=processed.params.output_kind == "delta")
-        add = partial(self._engine.add_request, request_id, processed, priority=priority)
+        stream = OutputStream(request_id, loop)
+        add = partial(self._engine.add_request, request_id, processed, priority=priority, trace_headers=trace_headers)
         await self._steps.open_stream(stream, partial(add, arrival_time=arrival, cache_salt=cache_salt))
         return OutputReader(stream, self._steps.close_stream)
 
@@ -175,6 +180,10 @@ class AsyncLLMEngine:
     async def cache_statistics(self) -> KVStatistics:
         """See `LLMEngine.cache_statistics`; runs between two steps."""
         return await self._steps.call(self._engine.cache_statistics)
+
+    async def metrics(self) -> Exposition:
+        """See `EngineClient.metrics`; at once, also while a step runs."""
+        return self._engine.metrics()
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Stops after the step that runs, and waits for that; streams that are open end with an error. Idempotent.

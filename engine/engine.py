@@ -14,7 +14,7 @@ from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.outputs import RequestOutput, SpeculationTotals, TokenProgress
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.contracts.telemetry import Exposition, TelemetrySink
 from dovetail.engine.client_text import ClientText
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
@@ -22,6 +22,7 @@ from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.output_stream import joined
 from dovetail.engine.resolving import resolve
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.token_engine import SHUTDOWN_S, TokenEngine
@@ -96,15 +97,22 @@ class LLMEngine:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Queues a request. Raises `RequestError` if it cannot be served.
 
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
-        `priority` runs first; a scheduler that does not look at it takes 0 only.
+        `priority` runs first; a scheduler that does not look at it takes 0 only. `trace_headers`: headers of the
+        request, of which `traceparent` and `tracestate` (W3C Trace Context) go to the telemetry sinks.
         """
         processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
         entry = self.tokens.add_request(
-            request_id, processed, priority=priority, arrival_time=arrival_time, cache_salt=cache_salt
+            request_id,
+            processed,
+            priority=priority,
+            arrival_time=arrival_time,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
         )
         seq_ids = [sequence.seq_id for sequence in entry.sequences]
         self._outputs.add(request_id, processed, seq_ids, entry.metrics, entry.weight_version)
@@ -124,8 +132,7 @@ class LLMEngine:
                 return []
             outputs, stops = self._outputs.process(update)
             if stops:
-                ended = self.tokens.stop(stops)
-                outputs = self._outputs.add_ends(ended, outputs)
+                outputs = joined(outputs, self._outputs.process(self.tokens.stop(stops))[0])
         except BaseException as error:
             self.tokens.end_all(error)
             self._outputs.clear()
@@ -245,6 +252,10 @@ class LLMEngine:
     def speculation_totals(self) -> dict[str, SpeculationTotals]:
         """What became of each drafter's guesses since the engine started; empty before the first round."""
         return self.tokens.speculation_totals()
+
+    def metrics(self) -> Exposition:
+        """See `TokenEngine.metrics`; from any thread, at once."""
+        return self.tokens.metrics()
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Stops workers and sinks. Idempotent; pending requests are dropped.

@@ -40,12 +40,14 @@ class CompletionRecord:
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    is_over: bool = False
+    """The engine has ended it. After a stop string that takes another update."""
     end_sent: bool = False
 
     @property
     def has_news(self) -> bool:
         """Whether there is something that no output carried."""
-        is_over = self.finish_reason is not None and not self.end_sent
+        is_over = self.is_over and not self.end_sent
         return len(self.token_ids) > self.num_sent or len(self.text) > self.chars_sent or is_over
 
 
@@ -136,13 +138,6 @@ class OutputProcessor:
             touched[record.request_id] = record
         return self._outputs(touched.values()), stops
 
-    def add_ends(self, update: StepUpdate, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """`outputs` with the last metrics of requests that stop strings ended."""
-        for output in outputs:
-            if output.request_id in update.metrics:
-                output.metrics = update.metrics[output.request_id]
-        return outputs
-
     def _outputs(self, records: Iterable[RequestRecord]) -> list[RequestOutput]:
         outputs = []
         for record in records:
@@ -176,7 +171,7 @@ class OutputProcessor:
         for index, seq_id in enumerate(update.seq_ids):
             count = 1 if counts is None else counts[index]
             found = by_seq_id.get(seq_id)
-            if found is not None and count:
+            if found is not None and count and found[1].finish_reason is None:
                 record, completion = found
                 if count == 1:
                     completion.token_ids.append(tokens[start])
@@ -185,13 +180,14 @@ class OutputProcessor:
                 if seq_id not in ends:
                     touched[record.request_id] = record
                     if self._advance(completion, record.input, None):
-                        self._stop(record, completion, stops)
+                        num_tokens = len(completion.token_ids)
+                        stops.append(TextStop(seq_id, str(completion.stop_reason), num_tokens))
             start += count
 
     def _take_logprobs(self, update: StepUpdate, ends: dict[int, SequenceEnd]) -> None:
         for seq_id, logprobs in update.logprobs.items():
             found = self._by_seq_id.get(seq_id)
-            if found is None:
+            if found is None or found[1].finish_reason is not None:
                 continue
             record, completion = found
             if completion.logprobs is not None and completion.cumulative_logprob is not None:
@@ -258,25 +254,18 @@ class OutputProcessor:
         completion.text = stop.text if end is not None or match is not None else stop.safe_text
         return match is not None
 
-    def _stop(self, record: RequestRecord, completion: CompletionRecord, stops: list[TextStop]) -> None:
-        """A stop string ended the completion, and the engine does not know yet."""
-        stops.append(TextStop(completion.seq_id, str(completion.stop_reason), len(completion.token_ids)))
-        self._close(record, completion)
-
     def _take_end(self, record: RequestRecord, completion: CompletionRecord, end: SequenceEnd) -> None:
-        if end.token_ids is not None:
-            completion.token_ids = end.token_ids
-        del completion.token_ids[end.num_output_tokens :]
-        self._advance(completion, record.input, end)
+        if completion.finish_reason is None:
+            if end.token_ids is not None:
+                completion.token_ids = end.token_ids
+            del completion.token_ids[end.num_output_tokens :]
+            self._advance(completion, record.input, end)
         if completion.finish_reason is None:
             completion.finish_reason, completion.stop_reason = end.finish_reason, end.stop_reason
+            record.error = record.error or end.error
         record.metrics.num_generated_tokens -= end.num_output_tokens - len(completion.token_ids)
-        if record.error is None and completion.finish_reason == end.finish_reason:
-            record.error = end.error
-        self._close(record, completion)
-
-    def _close(self, record: RequestRecord, completion: CompletionRecord) -> None:
-        self._by_seq_id.pop(completion.seq_id, None)
+        completion.is_over = True
+        del self._by_seq_id[completion.seq_id]
         record.num_open -= 1
 
     def _output(self, record: RequestRecord) -> RequestOutput:
@@ -301,6 +290,7 @@ class OutputProcessor:
             prompt_logprobs=record.prompt_logprobs,
             error=record.error,
             weight_version=record.weight_version,
+            is_delta=is_delta,
         )
 
     def _completion(
@@ -309,24 +299,23 @@ class OutputProcessor:
         first = completion.num_sent if is_delta else 0
         text = completion.text[completion.chars_sent :] if is_delta else completion.text
         positions = completion.logprobs if shows_logprobs else None
-        is_over = completion.finish_reason is not None
         output = CompletionOutput(
             index=index,
             text=text,
             token_ids=[],
             cumulative_logprob=completion.cumulative_logprob,
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
         )
+        if completion.is_over:
+            output.finish_reason, output.stop_reason = completion.finish_reason, completion.stop_reason
         stop = len(completion.token_ids)
-        if is_delta or is_over:
+        if is_delta or completion.is_over:
             output.token_ids = completion.token_ids[first:stop]
             output.logprobs = positions[first:] if positions is not None else None
         else:
             output.defer_tokens(completion.token_ids, first, stop, positions)
         completion.num_sent = stop
         completion.chars_sent = len(completion.text)
-        completion.end_sent = is_over
+        completion.end_sent = completion.is_over
         return output
 
 

@@ -14,11 +14,9 @@ from dovetail.contracts.outputs import CompletionOutput, RequestOutput
 class OutputStream:
     """One request's outputs. `put` and `fail` are the engine's to call, `get` and `wake` the event loop's."""
 
-    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop, *, are_deltas: bool):
-        """`are_deltas`: an output has only what is new, otherwise everything so far."""
+    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop):
         self.request_id = request_id
         self.loop = loop
-        self._are_deltas = are_deltas
         self._news = asyncio.Event()
         self._lock = threading.Lock()
         """Guards the three below."""
@@ -32,10 +30,8 @@ class OutputStream:
         with self._lock:
             if isinstance(item, Exception):
                 self._error = item
-            elif self._unread is not None and self._are_deltas:
-                self._unread = merge_deltas(self._unread, item)
             else:
-                self._unread = item
+                self._unread = item if self._unread is None else merged(self._unread, item)
             asks, self._is_waking = not self._is_waking, True
             return asks
 
@@ -114,8 +110,19 @@ def _wake_all(streams: list[OutputStream]) -> None:
         stream.wake()
 
 
-def merge_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
-    """Two consecutive outputs of kind "delta" as one. Takes both over."""
+def joined(older: list[RequestOutput], newer: list[RequestOutput]) -> list[RequestOutput]:
+    """Outputs of two steps, one of each request. Takes both over."""
+    found = {output.request_id: output for output in older}
+    for output in newer:
+        before = found.get(output.request_id)
+        found[output.request_id] = output if before is None else merged(before, output)
+    return list(found.values())
+
+
+def merged(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
+    """Two consecutive outputs of a request as one. Takes both over."""
+    if not newer.is_delta:
+        return newer
     unread = {completion.index: completion for completion in older.outputs}
     for completion in newer.outputs:
         before = unread.get(completion.index)

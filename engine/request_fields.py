@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -29,6 +29,22 @@ def check_salt(cache_salt: object) -> None:
     """Raises `RequestError` for what keeps no prefixes apart."""
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(f"cache_salt must be text, got {cache_salt!r}")
+
+
+def as_trace_context(trace_headers: object) -> dict[str, str]:
+    """Of a request's headers those of W3C Trace Context, by their names in lower case. Raises `RequestError` for what
+    is no mapping of text to text."""
+    if trace_headers is None:
+        return {}
+    if not isinstance(trace_headers, Mapping):
+        raise RequestError(f"trace_headers must be a mapping of header names to values, got {trace_headers!r}")
+    found = {}
+    for name, value in trace_headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise RequestError(f"trace_headers must map text to text, got {name!r}: {value!r}")
+        if name.lower() in ("traceparent", "tracestate"):
+            found[name.lower()] = value
+    return found
 
 
 def as_request_ids(given: object) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals
 from dovetail.contracts.sampling import SamplingParams
@@ -27,16 +28,29 @@ class RequestEntry:
     metrics: RequestMetrics
     num_open: int
     """Sequences that have not ended."""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """W3C Trace Context: "traceparent" and "tracestate", where they were given."""
     finish_reason: str = "abort"
     """Of the first sequence, once it has ended."""
+    error: str | None = None
+    """Why the first of its sequences that failed did so."""
+
+
+class Telemetry(Protocol):
+    """What measures requests."""
+
+    def first_token(self, entry: RequestEntry, now: float) -> None:
+        """A request got its first token."""
+
+    def request_finished(self, entry: RequestEntry) -> None:
+        """All sequences of a request have ended."""
 
 
 class RequestTable:
     """Makes a `StepUpdate` of each step, and keeps the counts of each request."""
 
-    def __init__(self, on_finished: Callable[[RequestEntry], None]):
-        """`on_finished` gets each request once all its sequences have ended."""
-        self._on_finished = on_finished
+    def __init__(self, telemetry: Telemetry):
+        self._telemetry = telemetry
         self._entries: dict[str, RequestEntry] = {}
         self._by_seq_id: dict[int, RequestEntry] = {}
         self._streaming: set[int] = set()
@@ -86,7 +100,7 @@ class RequestTable:
                 drafted_per_position=totals.drafted_per_position[:],
                 accepted_per_position=totals.accepted_per_position[:],
             )
-            for name, totals in self._totals.items()
+            for name, totals in list(self._totals.items())  # a copy: a step may add one meanwhile
         }
 
     def update(self, step: Step) -> StepUpdate:
@@ -120,6 +134,7 @@ class RequestTable:
                 entry.metrics.first_token_time = step.ended
                 entry.metrics.num_cached_tokens = sequence.num_cached_tokens
                 update.metrics[entry.request_id] = entry.metrics
+                self._telemetry.first_token(entry, step.ended)
         for sequence in step.entered:
             metrics = self._by_seq_id[sequence.seq_id].metrics
             if metrics.first_scheduled_time is None:
@@ -186,6 +201,8 @@ class RequestTable:
         metrics.num_preemptions += sequence.num_preemptions
         if sequence is entry.sequences[0]:
             entry.finish_reason = ending.finish_reason
+        if entry.error is None:
+            entry.error = ending.error
         entry.num_open -= 1
         if entry.num_open == 0:
             metrics.finished_time = now
@@ -196,7 +213,7 @@ class RequestTable:
                 accepted_per_position=metrics.accepted_per_position[:],
             )
             del self._entries[entry.request_id]
-            self._on_finished(entry)
+            self._telemetry.request_finished(entry)
 
     def _forget(self, seq_id: int) -> None:
         self._by_seq_id.pop(seq_id, None)

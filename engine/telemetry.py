@@ -1,15 +1,36 @@
-"""Tells sinks what was measured, and hooks what happened to the engine. One that raises is reported once."""
+"""Reports to sinks what was measured, and to hooks what happened to the engine. A sink that raises is reported once and
+switched off; the seconds that each takes are counted.
+
+All of it happens in the thread that is in the engine, except `exposition`, which any thread may call at any time: it
+reads values that are replaced as a whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.hooks import RequestControl
-from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.telemetry import RequestStats, StepStats, TelemetrySink
+from dovetail.contracts.outputs import SpeculationTotals
+from dovetail.contracts.telemetry import (
+    DrafterTotals,
+    EngineFacts,
+    EngineState,
+    Exposes,
+    Exposition,
+    FirstToken,
+    RequestStats,
+    SinkTotals,
+    StepStats,
+    TelemetrySink,
+)
+from dovetail.engine.core import EngineCore
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.request_table import RequestEntry
 from dovetail.engine.step import Step
@@ -17,68 +38,196 @@ from dovetail.registry.hooks import HookCaller
 
 logger = logging.getLogger(__name__)
 
+_ERROR_CLASS = re.compile(r"[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)(?=:)")
+"""Errors of steps are reported as "ValueError: message"."""
+
+
+@dataclass(slots=True)
+class _Listener:
+    """A sink and what it has cost."""
+
+    sink: TelemetrySink
+    name: str
+    seconds: float = 0.0
+    is_on: bool = True
+
 
 class Telemetry:
     """Fans measurements out."""
 
-    def __init__(self, sinks: list[TelemetrySink], hooks: HookCaller, kv: KVCacheManager):
-        self.sinks = sinks
-        """Those that listen; where there is none, steps need not be told of."""
+    def __init__(self, config: ResolvedConfig, sinks: Iterable[TelemetrySink], hooks: HookCaller):
+        self._config = config
         self._hooks = hooks
-        self._kv = kv
+        self._listeners: list[_Listener] = []
+        for component, sink in zip(config.telemetry, sinks, strict=True):
+            self._listeners.append(_Listener(sink, self._free_name(component.name)))
+        self.listening = tuple(self._listeners)
+        """Those that have not raised; where there are none, steps need not be told of."""
+        self._first_tokens: list[FirstToken] = []
+        """Of the step that is reported next."""
+        self._weight_version = 0
+        self._is_closed = False
+
+    def attach(self, core: EngineCore, kv: KVCacheManager) -> None:
+        """What is measured; called again where the KV memory is replaced."""
+        self._core, self._kv = core, kv
+        self._note_load()
+        facts = self._facts()
+        self._tell(lambda sink: sink.on_start(facts))
 
     def add_sink(self, sink: TelemetrySink) -> None:
         """One more listener, told of what happens from now on."""
-        self.sinks.append(sink)
+        listener = _Listener(sink, self._free_name(type(sink).__name__))
+        self._listeners = [*self._listeners, listener]
+        self.listening = (*self.listening, listener)
+        facts = self._facts()
+        self._call(listener, lambda sink: sink.on_start(facts))
 
-    def engine_started(self, config: ResolvedConfig, control: RequestControl) -> None:
+    def engine_started(self, control: RequestControl) -> None:
         """The engine is ready."""
-        chosen = {path: component.reference for path, component in config.components_by_path().items()}
-        self._hooks.call("dovetail_engine_started", config=dict(config.values), plugins=chosen, control=control)
+        chosen = {path: component.reference for path, component in self._config.components_by_path().items()}
+        self._hooks.call("dovetail_engine_started", config=dict(self._config.values), plugins=chosen, control=control)
 
-    def request_added(self, request_id: str, params: SamplingParams, control: RequestControl) -> None:
+    def request_added(self, entry: RequestEntry, control: RequestControl) -> None:
         """A request was queued."""
-        self._hooks.call("dovetail_request_added", request_id=request_id, params=params, control=control)
+        if self.listening:
+            self._note_load()
+        self._hooks.call("dovetail_request_added", request_id=entry.request_id, params=entry.params, control=control)
 
     def weights_changed(self, version: int) -> None:
         """The weights were replaced, so many times by now."""
+        self._weight_version = version
         self._hooks.call("dovetail_weights_changed", version=version)
 
-    def step_done(self, step: Step, num_running: int, num_waiting: int) -> None:
-        """A step's tokens are committed."""
-        stats = self._step_stats(step, num_running, num_waiting)
+    def first_token(self, entry: RequestEntry, now: float) -> None:
+        """A request got its first token in the step that is reported next."""
+        if self.listening:
+            metrics = entry.metrics
+            self._first_tokens.append(
+                FirstToken(
+                    latency=now - metrics.arrival_time, drafter=metrics.drafter, weight_version=entry.weight_version
+                )
+            )
+
+    def step_done(self, step: Step) -> None:
+        """A step's tokens are committed, and the requests that it ended were reported."""
+        first_tokens, self._first_tokens = tuple(self._first_tokens), []
+        self._note_load()
+        stats = self._step_stats(step, first_tokens)
         self._tell(lambda sink: sink.on_step(stats))
 
     def request_finished(self, entry: RequestEntry) -> None:
-        """A request ended."""
-        if self.sinks:
+        """A request ended, in a step or between two."""
+        if self.listening:
             stats = _request_stats(entry)
             self._tell(lambda sink: sink.on_request(stats))
+            self._note_load()
+
+    def exposition(self, totals: Mapping[str, SpeculationTotals], *, is_asleep: bool) -> Exposition:
+        """What the first sink exposes that can. Raises `ConfigError` where there is none, `PluginError` where it raised
+        before or does now, `RequestError` after `close`."""
+        listener = next((each for each in self._listeners if isinstance(each.sink, Exposes)), None)
+        if listener is None or not isinstance(listener.sink, Exposes):
+            raise ConfigError(
+                "no telemetry sink of this engine exposes metrics: add one to the section `telemetry`, as in"
+                " telemetry: [prometheus]"
+            )
+        if self._is_closed:
+            raise RequestError("the engine is shut down: there are no metrics any more")
+        if not listener.is_on:
+            raise PluginError(f"telemetry sink {listener.name} raised and was switched off: the log has its error")
+        try:
+            return listener.sink.exposition(self._state(totals, is_asleep))
+        except Exception as error:
+            raise PluginError(
+                f"telemetry sink {listener.name} cannot render its metrics: {type(error).__name__}: {error}"
+            ) from error
 
     def close(self) -> None:
         """The engine shuts down."""
         self._tell(lambda sink: sink.close())
-        self.sinks = []
+        self._is_closed = True
+        self.listening = ()
         self._hooks.call("dovetail_engine_stopped")
 
     def _tell(self, call: Callable[[TelemetrySink], None]) -> None:
-        for sink in list(self.sinks):
-            try:
-                call(sink)
-            except Exception:
-                logger.exception("telemetry sink %s raised and is switched off", type(sink).__name__)
-                self.sinks.remove(sink)
-                with contextlib.suppress(Exception):  # one report is enough
-                    sink.close()
+        for listener in self.listening:
+            self._call(listener, call)
 
-    def _step_stats(self, step: Step, num_running: int, num_waiting: int) -> StepStats:
+    def _call(self, listener: _Listener, call: Callable[[TelemetrySink], None]) -> None:
+        started = time.perf_counter()
+        try:
+            call(listener.sink)
+        except Exception:
+            logger.exception("telemetry sink %s raised and is switched off", listener.name)
+            self._switch_off(listener)
+        listener.seconds += time.perf_counter() - started
+
+    def _switch_off(self, listener: _Listener) -> None:
+        listener.is_on = False
+        self.listening = tuple(each for each in self.listening if each is not listener)
+        with contextlib.suppress(Exception):  # one report is enough
+            listener.sink.close()
+
+    def _free_name(self, name: str) -> str:
+        taken = sum(listener.name.partition("#")[0] == name for listener in self._listeners)
+        return f"{name}#{taken + 1}" if taken else name
+
+    def _note_load(self) -> None:
+        """Other threads read the numbers that held when the engine last changed them."""
+        self._load = self._core.num_running, self._core.num_waiting
+
+    def _facts(self) -> EngineFacts:
+        config, kv = self._config, self._kv.statistics()
+        return EngineFacts(
+            model=str(config.values["model"]["path"]),
+            max_model_len=config.model.max_model_len,
+            block_size=config.cache.block_size,
+            num_blocks=kv.num_blocks,
+            num_host_blocks=kv.num_host_blocks,
+            prefix_caching=config.cache.prefix_caching,
+            kv_dtype=config.cache.dtype,
+            drafter=config.speculation.default if config.speculation is not None else None,
+        )
+
+    def _state(self, totals: Mapping[str, SpeculationTotals], is_asleep: bool) -> EngineState:
+        kv = self._kv.statistics()
+        num_running, num_waiting = self._load
+        return EngineState(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            kv_blocks_used=kv.num_used_blocks,
+            kv_blocks_total=kv.num_blocks,
+            prefix_query_tokens=kv.prefix_query_tokens,
+            prefix_hit_tokens=kv.prefix_hit_tokens,
+            weight_version=self._weight_version,
+            is_asleep=is_asleep,
+            drafters={
+                drafter: DrafterTotals(
+                    num_draft_rounds=sums.num_draft_rounds,
+                    num_drafted=sums.num_drafted,
+                    num_accepted=sums.num_accepted,
+                    accepted_per_position=tuple(sums.accepted_per_position),
+                    num_errors=sums.num_drafter_errors,
+                )
+                for drafter, sums in totals.items()
+            },
+            sinks=tuple(
+                SinkTotals(name=listener.name, seconds=listener.seconds, is_on=listener.is_on)
+                for listener in self._listeners
+            ),
+        )
+
+    def _step_stats(self, step: Step, first_tokens: tuple[FirstToken, ...]) -> StepStats:
         result, kv = step.result, self._kv.statistics()
+        counts = result.counts
+        num_rows = len(step.schedule.requests) if counts is None else len(counts) - counts.count(0)
         return StepStats(
             step_id=result.step_id,
             time=step.ended,
             duration=step.ended - step.started,
-            num_running=num_running,
-            num_waiting=num_waiting,
+            num_running=self._load[0],
+            num_waiting=self._load[1],
             num_prompt_tokens=step.num_prompt_tokens,
             num_generated_tokens=len(result.token_ids),
             num_preempted=len(step.schedule.preempted),
@@ -90,18 +239,20 @@ class Telemetry:
             prefix_hit_tokens=kv.prefix_hit_tokens,
             times=result.times,
             num_draft_rounds=len(result.draft_counts),
+            num_decoded=max(0, min(num_rows, len(result.token_ids)) - len(step.first_tokens)),
+            first_tokens=first_tokens,
         )
 
 
 def _request_stats(entry: RequestEntry) -> RequestStats:
-    metrics = entry.metrics
+    metrics, params = entry.metrics, entry.params
     return RequestStats(
         request_id=entry.request_id,
         arrival_time=metrics.arrival_time,
-        first_scheduled_time=metrics.first_scheduled_time or metrics.arrival_time,
+        first_scheduled_time=metrics.first_scheduled_time,
         first_token_time=metrics.first_token_time,
         finish_time=metrics.finished_time or metrics.arrival_time,
-        finish_reason=entry.finish_reason,
+        finish_reason="error" if entry.error is not None else entry.finish_reason,
         num_prompt_tokens=entry.num_prompt_tokens,
         num_cached_tokens=metrics.num_cached_tokens,
         num_generated_tokens=metrics.num_generated_tokens,
@@ -113,4 +264,16 @@ def _request_stats(entry: RequestEntry) -> RequestStats:
         drafted_per_position=tuple(metrics.drafted_per_position),
         accepted_per_position=tuple(metrics.accepted_per_position),
         drafter_error=metrics.drafter_error,
+        weight_version=entry.weight_version,
+        n=params.n,
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        error_type=_error_type(entry.error) if entry.error is not None else None,
+        trace_context=entry.trace_context,
     )
+
+
+def _error_type(error: str) -> str:
+    found = _ERROR_CLASS.match(error)
+    return found.group() if found else "_OTHER"

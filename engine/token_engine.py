@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals, TokenProgress
-from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.contracts.telemetry import Exposition, TelemetrySink
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.facts import engine_facts
@@ -27,7 +27,7 @@ from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.kv.hashing import drafter_seed, prefix_seed
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
-from dovetail.engine.request_fields import as_request_ids, check_order, check_request_id, check_salt
+from dovetail.engine.request_fields import as_request_ids, as_trace_context, check_order, check_request_id, check_salt
 from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.sequence import DraftBlocks, Sequence
 from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts, pages_identity
@@ -60,15 +60,16 @@ class TokenEngine:
         self._parts = parts
         self.facts: EngineFacts = engine_facts(config, type(parts.scheduler), parts.acceptance)
         self._core = self._create_core()
-        self._telemetry = Telemetry(parts.sinks, parts.hooks, parts.kv)
-        self._requests = RequestTable(self._note_finished)
+        self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
+        self._requests = RequestTable(self._telemetry)
         self._seq_ids = itertools.count(1)
         self._seeds = random.Random(config.model.seed)
         self._idle_drafters = IdleDrafters()
         self._idle_memory = IdleMemory()
         self._holds = Holds()
         self._pages = pages_identity(config, parts.kv.layout, weight_version=0)
-        self._telemetry.engine_started(config, self._holds)
+        self._telemetry.attach(self._core, parts.kv)
+        self._telemetry.engine_started(self._holds)
         self._closed = False
         self._is_asleep = False
 
@@ -86,11 +87,13 @@ class TokenEngine:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> RequestEntry:
         """Queues a request. Raises `RequestError` if it cannot be served.
 
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
-        `priority` runs first; a scheduler that does not look at it takes 0 only.
+        `priority` runs first; a scheduler that does not look at it takes 0 only. `trace_headers`: headers of the
+        request, of which `traceparent` and `tracestate` (W3C Trace Context) go to the telemetry sinks.
         """
         check_request_id(request_id)
         if request_id in self._requests:
@@ -116,6 +119,7 @@ class TokenEngine:
             sequences,
             RequestMetrics(arrival, drafter=processed.drafter),
             num_open=len(sequences),
+            trace_context=as_trace_context(trace_headers),
         )
         self._requests.add(entry, streams=processed.streams_tokens)
         try:
@@ -123,7 +127,7 @@ class TokenEngine:
         except BaseException:
             self._requests.drop(request_id)
             raise
-        self._telemetry.request_added(request_id, params, self._holds)
+        self._telemetry.request_added(entry, self._holds)
         self._idle_memory.work()
         self._holds.notify()
         return entry
@@ -147,8 +151,8 @@ class TokenEngine:
         except BaseException as error:
             self.end_all(error)
             raise
-        if self._telemetry.sinks:
-            self._telemetry.step_done(step, self._core.num_running, self._core.num_waiting)
+        if self._telemetry.listening:
+            self._telemetry.step_done(step)
         self._note_rest()
         return update
 
@@ -320,7 +324,7 @@ class TokenEngine:
         kv = allocate_kv(self.config, parts.workers, parts.kv.layout, num_device_blocks, num_host_blocks)
         self._parts = replace(parts, kv=kv)
         self._core = self._create_core()
-        self._telemetry = Telemetry(parts.sinks, parts.hooks, kv)
+        self._telemetry.attach(self._core, kv)
 
     @exclusive
     def cache_statistics(self) -> KVStatistics:
@@ -331,6 +335,13 @@ class TokenEngine:
     def speculation_totals(self) -> dict[str, SpeculationTotals]:
         """What became of each drafter's guesses since the engine started; empty before the first round."""
         return self._requests.speculation_totals()
+
+    def metrics(self) -> Exposition:
+        """What the telemetry sink exposes that can be scraped, `prometheus` say. From any thread; it does not wait for
+        the step that runs. Raises `ConfigError` where no sink of the config exposes metrics, `PluginError` where the
+        sink raises or was switched off, `RequestError` after `shutdown`."""
+        self.use.check_process()
+        return self._telemetry.exposition(self._requests.speculation_totals(), is_asleep=self._is_asleep)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Stops workers and sinks. Idempotent; pending requests are dropped.
@@ -407,9 +418,6 @@ class TokenEngine:
         if errors:
             raise errors[0]
         return update
-
-    def _note_finished(self, entry: RequestEntry) -> None:
-        self._telemetry.request_finished(entry)
 
     def _create_sequences(
         self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None

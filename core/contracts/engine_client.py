@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.telemetry import Exposition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +54,6 @@ class EngineFacts:
     """Fields of `SamplingParams` that the model's generation config recommends."""
     architecture: str = ""
     """First of `architectures` in the model's config.json."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exposition:
-    """Metrics as a scraper reads them."""
-
-    content_type: str
-    body: bytes
 
 
 class RequestStream(Protocol):

@@ -159,6 +159,9 @@ class RequestOutput:
     """How often the engine's weights had been replaced (`wake_up(new_weights=True)`) when they computed this. They stay
     while requests are unfinished, so it is one version for all tokens."""
 
+    is_delta: bool = False
+    """Whether `outputs` have only what is new (`output_kind` "delta")."""
+
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache."""

@@ -1,18 +1,53 @@
 """Telemetry sink: a receiver of measurements. The engine's process calls sinks after each step and each request.
 
-A sink must return quickly (it runs between two steps) and must not raise; one that raises is reported once and
-switched off, and the engine goes on.
+A sink must return quickly (it runs between two steps): its work does not grow with the number of requests of a step. It
+must not raise; one that raises is reported once and switched off, and the engine goes on. The engine measures the
+seconds that each sink takes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.step import StepTimes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine is; it changes only where the KV memory is replaced."""
+
+    model: str
+    """The model as the config names it: a path, or "hf:org/name"."""
+    max_model_len: int
+    """Most tokens of a request, prompt and output."""
+    block_size: int
+    """Tokens of a KV block."""
+    num_blocks: int
+    """KV blocks on the device that requests can get."""
+    num_host_blocks: int
+    """KV blocks in host memory, to which requests are swapped."""
+    prefix_caching: bool
+    kv_dtype: str
+    drafter: str | None = None
+    """Label of the drafter that guesses for requests which name none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """A request that got its first output token."""
+
+    latency: float
+    """Seconds since its arrival."""
+    drafter: str | None = None
+    """This and the following: as in `RequestStats`."""
+    adapter: str = ""
+    weight_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     """One step of the engine."""
 
@@ -38,21 +73,28 @@ class StepStats:
     times: StepTimes
     num_draft_rounds: int = 0
     """Requests whose drafts were verified in this step; each also got a bonus token."""
+    num_decoded: int = 0
+    """Sequences that got output tokens in this step and had some before: each waited for them since its step before."""
+    first_tokens: tuple[FirstToken, ...] = ()
+    """Requests that got their first output token in this step. Of n completions the first counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """One finished request. Times are seconds of time.monotonic()."""
 
     request_id: str
     arrival_time: float
-    first_scheduled_time: float
+    first_scheduled_time: float | None
+    """None: it ended before a step computed any of it."""
     first_token_time: float | None
     finish_time: float
     finish_reason: str
+    """"stop", "length", "abort" or "error"."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
+    """Of all its completions."""
     num_preemptions: int
     drafter: str | None = None
     """Label of the drafter that guessed for the request. This and the following are defined as in
@@ -63,6 +105,64 @@ class RequestStats:
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
     drafter_error: str | None = None
+    adapter: str = ""
+    """Name of the adapter that was added to the weights; "" for none, as long as no adapters are served."""
+    weight_version: int = 0
+    """How often the weights had been replaced when they computed the request."""
+    n: int = 1
+    """Completions that were asked for."""
+    max_tokens: int | None = None
+    """Most output tokens of a completion; None: as many as the model's length allows."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    error_type: str | None = None
+    """Name of the class of the error that ended the request; "_OTHER" for an error without one, None where it did not
+    fail."""
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """The headers `traceparent` and `tracestate` of W3C Trace Context that came with the request, as they came, by
+    their names in lower case. A sink ignores a malformed one, as W3C demands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterTotals:
+    """What became of one drafter's guesses since the engine started; counted as in `RequestOutput.metrics`."""
+
+    num_draft_rounds: int
+    num_drafted: int
+    num_accepted: int
+    accepted_per_position: tuple[int, ...]
+    num_errors: int
+    """Completions that went on without the drafter, since it raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkTotals:
+    """What a sink has cost since the engine started."""
+
+    name: str
+    """As in the config; with "#2" behind it where it is the second of that name."""
+    seconds: float
+    """Time that the engine spent in its calls."""
+    is_on: bool
+    """False once it raised: it is called no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What holds for an engine now, also between steps and while it is idle."""
+
+    num_running: int
+    num_waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    prefix_query_tokens: int
+    """As in `StepStats`."""
+    prefix_hit_tokens: int
+    weight_version: int
+    is_asleep: bool
+    drafters: Mapping[str, DrafterTotals] = field(default_factory=dict)
+    """By the drafter's label; without those that had no round yet."""
+    sinks: tuple[SinkTotals, ...] = ()
 
 
 class TelemetrySink(Plugin):
@@ -71,8 +171,12 @@ class TelemetrySink(Plugin):
     def __init__(self, options: PluginOptions):
         self.options = options
 
+    def on_start(self, facts: EngineFacts) -> None:
+        """The engine is ready. Called before all others, and again where the KV memory was replaced."""
+        return None
+
     def on_step(self, stats: StepStats) -> None:
-        """Takes the measurements of a step, after each step."""
+        """Takes the measurements of a step, after each step and after the requests that it finished."""
         return None
 
     def on_request(self, stats: RequestStats) -> None:
@@ -82,3 +186,25 @@ class TelemetrySink(Plugin):
     def close(self) -> None:
         """Called when the engine shuts down. Idempotent."""
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposition:
+    """Metrics as text for those who scrape them."""
+
+    content_type: str
+    """Value of the HTTP header Content-Type."""
+    body: bytes
+
+
+class Exposes(TelemetrySink):
+    """A sink that can be scraped: it counts, and renders its counts when it is asked."""
+
+    @abstractmethod
+    def exposition(self, state: EngineState) -> Exposition:
+        """Renders all metrics: what the sink counted, and `state`.
+
+        Called from any thread, several at once too, while another thread is in `on_step` or `on_request`. It must not
+        wait for the engine, and it changes no count. The size of the answer must not grow with the number of requests.
+        Called after `on_start` only; what it raises is reported to the caller as a `PluginError`.
+        """

@@ -14,11 +14,12 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from dovetail.contracts.engine_client import EngineFacts, Exposition
+from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError, WorkerError
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.client_text import ClientText
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.output_processor import OutputProcessor
@@ -132,7 +133,7 @@ class RemoteEngine:
         processed = await text.process(prompt, sampling_params)
         self._running()  # the engine may have died meanwhile
         loop = asyncio.get_running_loop()
-        stream = OutputStream(request_id, loop, are_deltas=processed.params.output_kind == "delta")
+        stream = OutputStream(request_id, loop)
         answered: asyncio.Future[None] = loop.create_future()
         self._submitted[request_id] = processed, stream, answered
         self._send(
@@ -196,7 +197,7 @@ class RemoteEngine:
     async def metrics(self) -> Exposition:
         """See `EngineClient.metrics`."""
         content_type, body = await self._ask("metrics")
-        return Exposition(content_type, body)
+        return Exposition(content_type=content_type, body=body)
 
     async def check_health(self) -> None:
         """See `EngineClient.check_health`."""

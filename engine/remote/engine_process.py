@@ -33,11 +33,11 @@ STOP_S = 30.0
 _SWITCH_S = 0.0005
 
 
-class Started(msgspec.Struct, array_like=True, tag=True, frozen=True):
+class Started(msgspec.Struct, array_like=True, tag=True):
     """The engine is ready."""
 
 
-class Failed(msgspec.Struct, array_like=True, tag=True, frozen=True):
+class Failed(msgspec.Struct, array_like=True, tag=True):
     """It is not."""
 
     failure: Failure
@@ -141,7 +141,8 @@ def _start(config: LayeredConfig, address: str) -> EngineServer:
 
 def _end_with_parent(server: EngineServer) -> None:
     """The parent holds the other end of standard input, and lets go of it when it ends, however it ends."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     server.stop()
 
 

@@ -107,7 +107,11 @@ class EngineServer:
         self._do(partial(self._drop, client))
 
     def _answers(self) -> dict[str, Callable[[], Any]]:
-        return {"health": lambda: True, "metrics": self._engine.metrics}
+        def metrics() -> tuple[str, bytes]:
+            found = self._engine.metrics()
+            return found.content_type, found.body
+
+        return {"health": lambda: True, "metrics": metrics}
 
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -151,6 +155,7 @@ class EngineServer:
                 priority=message.priority,
                 arrival_time=message.arrival_time,
                 cache_salt=message.cache_salt,
+                trace_headers=message.trace_headers,
             )
         except Exception as error:
             if not isinstance(error, DovetailError):

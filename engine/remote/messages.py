@@ -26,7 +26,7 @@ from dovetail.engine.step_update import StepUpdate, TextStop
 from dovetail.engine.tokenization.form import TokenizerForm
 
 
-class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
+class Message(msgspec.Struct, array_like=True, tag=True):
     """Base of all messages: an array with the class's name in front."""
 
 
@@ -95,7 +95,7 @@ class Welcome(Message):
     tokenizer: TokenizerForm | None
 
 
-class Failure(msgspec.Struct, array_like=True, frozen=True):
+class Failure(msgspec.Struct, array_like=True):
     """An error."""
 
     kind: str

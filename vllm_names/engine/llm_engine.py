@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any, Self
 
@@ -49,7 +49,7 @@ class LLMEngine(engine.LLMEngine):
         arrival_time: float | None = None,
         lora_request: None = None,
         tokenization_kwargs: None = None,
-        trace_headers: None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         prompt_text: None = None,
         *,
@@ -60,12 +60,17 @@ class LLMEngine(engine.LLMEngine):
         by_position = {
             "lora_request": lora_request,
             "tokenization_kwargs": tokenization_kwargs,
-            "trace_headers": trace_headers,
             "prompt_text": prompt_text,
         }
         missing.refuse_given("add_request", by_position | other)
         super().add_request(
-            id_text(request_id), prompt, params, priority=priority, arrival_time=arrival_time, cache_salt=cache_salt
+            id_text(request_id),
+            prompt,
+            params,
+            priority=priority,
+            arrival_time=arrival_time,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
         )
 
     def abort_request(self, request_ids: str | int | Iterable[str | int]) -> list[RequestOutput]:

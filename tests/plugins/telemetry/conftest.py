@@ -39,5 +39,27 @@ def step_stats() -> Callable[..., StepStats]:
 
 
 @pytest.fixture
-def request_stats() -> RequestStats:
-    return RequestStats("r1", 1.0, 1.5, 2.0, 9.0, "stop", 12, 8, 5, 1)
+def request_stats(make_request_stats: Callable[..., RequestStats]) -> RequestStats:
+    return make_request_stats()
+
+
+@pytest.fixture
+def make_request_stats() -> Callable[..., RequestStats]:
+    """One request's measurements; keywords replace fields."""
+
+    def make(**changes: Any) -> RequestStats:
+        values: dict[str, Any] = {
+            "request_id": "r1",
+            "arrival_time": 1.0,
+            "first_scheduled_time": 1.5,
+            "first_token_time": 2.0,
+            "finish_time": 9.0,
+            "finish_reason": "stop",
+            "num_prompt_tokens": 12,
+            "num_cached_tokens": 8,
+            "num_generated_tokens": 5,
+            "num_preemptions": 1,
+        }
+        return RequestStats(**values | changes)
+
+    return make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, NoReturn, Self
 
 from dovetail.contracts.errors import DovetailError, RequestError
@@ -37,12 +37,15 @@ class AsyncLLM(AsyncLLMEngine):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         **other: Any,
     ) -> AsyncIterator[RequestOutput]:
         """As Dovetail's; an id that is a number becomes text."""
         missing.refuse_given("generate", other)
         name = id_text(request_id)
-        outputs = super().generate(prompt, sampling_params, name, priority=priority, cache_salt=cache_salt)
+        outputs = super().generate(
+            prompt, sampling_params, name, priority=priority, cache_salt=cache_salt, trace_headers=trace_headers
+        )
         try:
             async for output in outputs:
                 yield output

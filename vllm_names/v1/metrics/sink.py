@@ -70,7 +70,8 @@ class MetricsSink(TelemetrySink):
         """Counts a request that ended."""
         self._finished[stats.finish_reason] += 1
         self._whole.observe(stats.finish_time - stats.arrival_time)
-        self._queued.observe(stats.first_scheduled_time - stats.arrival_time)
+        if stats.first_scheduled_time is not None:
+            self._queued.observe(stats.first_scheduled_time - stats.arrival_time)
         self._request_prompt.observe(stats.num_prompt_tokens)
         self._request_output.observe(stats.num_generated_tokens)
         if stats.first_token_time is not None:
