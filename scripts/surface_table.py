@@ -48,6 +48,13 @@ HOST_ONLY = frozenset(
 
 BASES = {
     "executor": ("dovetail.executors.processes",),
+    "dialect": (
+        "dovetail.plugins.dialects.grammars",
+        "dovetail.plugins.dialects.json_text",
+        "dovetail.plugins.dialects.lark",
+        "dovetail.plugins.dialects.parsing",
+        "dovetail.plugins.dialects.shapes",
+    ),
     "scheduler": ("dovetail.schedulers.batching", "dovetail.schedulers.ranked_queue"),
 }
 """Modules outside the contracts that plugins of a kind may build on."""

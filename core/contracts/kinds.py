@@ -85,6 +85,13 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
         Kind(
+            "grammar",
+            "dovetail.contracts.grammar:Grammar",
+            _V1,
+            "which tokens keep an output in a given form",
+            "dovetail.contracts.grammar:GrammarNeed",
+        ),
+        Kind(
             "draft_worker",
             "dovetail.contracts.speculation:DraftWorker",
             _V1,
@@ -106,6 +113,13 @@ KINDS: dict[str, Kind] = {
             "dovetail.contracts.draft_length:LengthNeed",
         ),
         Kind("route", "dovetail.contracts.route:Route", _V1, "endpoints of the server"),
+        Kind(
+            "dialect",
+            "dovetail.contracts.dialect:Dialect",
+            _V1,
+            "how a family of chat models writes reasoning and tool calls",
+            "dovetail.contracts.dialect:DialectNeed",
+        ),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1, "where measurements go"),
     )

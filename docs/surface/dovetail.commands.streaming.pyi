@@ -1,8 +1,8 @@
 from collections.abc import Iterable
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.engine import LLMEngine
-from dovetail.engine.input_processor import Prompt
-from dovetail.contracts.outputs import RequestOutput
 
 def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> RequestOutput | None: ...
 def print_rates(output: RequestOutput) -> None: ...

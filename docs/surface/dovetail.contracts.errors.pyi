@@ -21,6 +21,11 @@ class RequestError(DovetailError, ValueError):
     ...
 
 
+class QueueFull(RequestError):
+    def __init__(self, message: str, *, retry_after_s: float): ...
+    retry_after_s: float
+
+
 class GenerationError(RequestError):
     def __init__(self, message: str, outputs: list[Any]): ...
     message: str

@@ -1,9 +1,31 @@
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.step import StepTimes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    model: str
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    prefix_caching: bool
+    kv_dtype: str
+    drafter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    latency: float
+    drafter: str | None = None
+    adapter: str = ''
+    weight_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     step_id: int
     time: float
@@ -21,13 +43,15 @@ class StepStats:
     prefix_hit_tokens: int
     times: StepTimes
     num_draft_rounds: int = 0
+    num_decoded: int = 0
+    first_tokens: tuple[FirstToken, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     request_id: str
     arrival_time: float
-    first_scheduled_time: float
+    first_scheduled_time: float | None
     first_token_time: float | None
     finish_time: float
     finish_reason: str
@@ -42,11 +66,61 @@ class RequestStats:
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
     drafter_error: str | None = None
+    adapter: str = ''
+    weight_version: int = 0
+    n: int = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    error_type: str | None = None
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterTotals:
+    num_draft_rounds: int
+    num_drafted: int
+    num_accepted: int
+    accepted_per_position: tuple[int, ...]
+    num_errors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkTotals:
+    name: str
+    seconds: float
+    is_on: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    num_running: int
+    num_waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    weight_version: int
+    is_asleep: bool
+    drafters: Mapping[str, DrafterTotals] = field(default_factory=dict)
+    sinks: tuple[SinkTotals, ...] = ()
 
 
 class TelemetrySink(Plugin):
     def __init__(self, options: PluginOptions): ...
     options: PluginOptions
+    def on_start(self, facts: EngineFacts) -> None: ...
     def on_step(self, stats: StepStats) -> None: ...
     def on_request(self, stats: RequestStats) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposition:
+    content_type: str
+    body: bytes
+
+
+class Exposes(TelemetrySink):
+    @abstractmethod
+    def exposition(self, state: EngineState) -> Exposition: ...

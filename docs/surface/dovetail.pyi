@@ -1,17 +1,21 @@
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.config.schema import EngineConfig
+from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.outputs import BeamSearchOutput, CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, SpeculationTotals, TokenProgress
+from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
-from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.contracts.telemetry import Exposition, TelemetrySink
+from dovetail.engine.client_text import ClientText
 from dovetail.engine.core import EngineCore
-from dovetail.engine.input_processor import ProcessedInput, Prompt
+from dovetail.engine.exclusive_use import ExclusiveUse
+from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.llm import Message
-from dovetail.contracts.outputs import BeamSearchOutput, Logprob, SpeculationTotals, TokenProgress
+from dovetail.engine.output_stream import OutputReader
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.tokenization import Tokenizer
 from pathlib import Path
@@ -44,6 +48,8 @@ class AsyncLLMEngine:
     @property
     def config(self) -> ResolvedConfig: ...
     @property
+    def facts(self) -> EngineFacts: ...
+    @property
     def tokenizer(self) -> Tokenizer | None: ...
     @property
     def is_running(self) -> bool: ...
@@ -58,7 +64,31 @@ class AsyncLLMEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> OutputReader: ...
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> str: ...
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        **options: Any,
+    ) -> TokensPrompt: ...
+    def token_texts(self, token_ids: Iterable[int]) -> list[str]: ...
     async def abort(self, request_id: str) -> None: ...
     async def hold(self, request_ids: str | Iterable[str]) -> None: ...
     async def resume(self, request_ids: str | Iterable[str]) -> None: ...
@@ -67,30 +97,10 @@ class AsyncLLMEngine:
     async def wake_up(self, *, new_weights: bool = False) -> None: ...
     async def is_sleeping(self) -> bool: ...
     async def cache_statistics(self) -> KVStatistics: ...
+    async def metrics(self) -> Exposition: ...
     def shutdown(self, timeout_s: float = 30.0) -> None: ...
     def __enter__(self) -> AsyncLLMEngine: ...
     def __exit__(self, *_: object) -> None: ...
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    index: int
-    text: str
-    token_ids: list[int]
-    cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    @property
-    def finished(self) -> bool: ...
-    def defer_tokens(
-        self,
-        tokens: list[int],
-        start: int,
-        stop: int,
-        positions: list[PositionLogprobs] | None,
-    ) -> None: ...
-    def __getattr__(self, name: str) -> Any: ...
 
 
 class LLM:
@@ -147,8 +157,8 @@ class LLM:
 class LLMEngine:
     def __init__(self, config: ResolvedConfig): ...
     config: ResolvedConfig
-    use: ...
-    tokenizer: ...
+    tokens: ...
+    tokenizer: Tokenizer | None
     @classmethod
     def from_config(
         cls,
@@ -157,7 +167,12 @@ class LLMEngine:
         options: Iterable[str] = (),
         **keywords: Any,
     ) -> Self: ...
+    @property
+    def facts(self) -> EngineFacts: ...
+    @property
+    def use(self) -> ExclusiveUse: ...
     def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput: ...
+    def create_client_text(self) -> ClientText: ...
     def default_sampling_params(self) -> SamplingParams: ...
     def add_request(
         self,
@@ -168,6 +183,7 @@ class LLMEngine:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None: ...
     def step(self) -> list[RequestOutput]: ...
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]: ...
@@ -200,48 +216,11 @@ class LLMEngine:
     def initialize_cache(self, num_device_blocks: int, num_host_blocks: int = 0) -> None: ...
     def cache_statistics(self) -> KVStatistics: ...
     def speculation_totals(self) -> dict[str, SpeculationTotals]: ...
+    def metrics(self) -> Exposition: ...
     def shutdown(self, timeout_s: float = 30.0) -> None: ...
     @property
     def is_closed(self) -> bool: ...
     def __enter__(self) -> LLMEngine: ...
     def __exit__(self, *_: object) -> None: ...
-
-PositionLogprobs = dict[int, Logprob]
-
-@dataclass(slots=True)
-class RequestMetrics:
-    arrival_time: float
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
-    finished_time: float | None = None
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    num_generated_tokens: int = 0
-    drafter: str | None = None
-    num_draft_rounds: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    drafted_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)
-    drafter_error: str | None = None
-    @property
-    def acceptance_rate(self) -> float | None: ...
-    @property
-    def mean_accepted_length(self) -> float | None: ...
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    metrics: RequestMetrics
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
-    error: str | None = None
-    weight_version: int = 0
-    @property
-    def num_cached_tokens(self) -> int: ...
 
 __version__: str

@@ -269,7 +269,7 @@ def test_the_engine_for_coroutines_has_metrics_and_traces(make_llm: MakeLLM) -> 
     async def main() -> None:
         with AsyncLLMEngine(llm.engine) as engine:
             async for _ in engine.generate([5, 6], LONG, "r", trace_headers={"traceparent": PARENT}):
-                assert int(engine.metrics().body) > 0
+                assert int((await engine.metrics()).body) > 0
             last = engine.metrics
         with pytest.raises(RequestError, match="the engine is shut down"):
             last()

@@ -16,9 +16,11 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
 from dovetail.testing.acceptance_suite import AcceptanceRuleSuite
 from dovetail.testing.attention_suite import AttentionBackendSuite
+from dovetail.testing.dialect_suite import DialectSuite
 from dovetail.testing.draft_length_suite import DraftLengthSuite
 from dovetail.testing.draft_suite import DraftWorkerSuite
 from dovetail.testing.executor_suite import ExecutorSuite
+from dovetail.testing.grammar_suite import GrammarSuite
 from dovetail.testing.model_family_suite import ModelFamilySuite
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.testing.quantization_suite import QuantizationSuite
@@ -169,6 +171,20 @@ def test_hooks_hear_of_the_engine_and_its_requests(run, expected):
     assert heard == [("started", "float32", "CPUExecutor"), *[("request", "acme")] * 3, ("stopped",)]
 
 
+def test_a_dialect_reads_what_it_writes_and_refuses_what_it_reserves(frozen):
+    from dovetail.contracts.dialect import AssistantMessage, DialectRequest, DialectSetup, Tool, ToolCall, message_of
+
+    dialect_class = frozen.load("dialect", "frozen")
+    dialect = dialect_class(dialect_class.Options(reserved="exit"), DialectSetup(special_tokens={"^": 7}))
+    message = AssistantMessage(reasoning="why", content="so", calls=(ToolCall(name="add", arguments='{"a": 1}'),))
+    parser = dialect.parser(DialectRequest(tools=(Tool(name="add"),)))
+    events = parser.push(dialect.render_message(message))
+    assert message_of([*events, *parser.finish()]) == message
+    assert dialect.kept_tokens == {"^"}
+    with pytest.raises(RequestError, match="exit is reserved"):
+        dialect.validate(DialectRequest(tools=(Tool(name="exit"),)))
+
+
 def test_a_command_runs_and_its_errors_are_messages(dovetail):
     assert dovetail("frozen", "you").stdout == "hello you\n"
     result = dovetail("frozen", "nobody")
@@ -187,6 +203,8 @@ def _classes(frozen: Any) -> None:
     TestDrafter.worker_class = frozen.load("draft_worker", "frozen")
     TestRule.rule_class = frozen.load("acceptance_rule", "frozen")
     TestLength.length_class = frozen.load("draft_length", "frozen")
+    TestDialect.dialect_class = frozen.load("dialect", "frozen")
+    TestGrammar.grammar_class = frozen.load("grammar", "frozen")
 
 
 class TestExecutor(ExecutorSuite):
@@ -222,4 +240,12 @@ class TestRule(AcceptanceRuleSuite):
 
 
 class TestLength(DraftLengthSuite):
+    pass
+
+
+class TestDialect(DialectSuite):
+    pass
+
+
+class TestGrammar(GrammarSuite):
     pass

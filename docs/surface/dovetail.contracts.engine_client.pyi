@@ -1,0 +1,66 @@
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.telemetry import Exposition
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_logprobs: int
+    max_completions: int
+    scheduler: str
+    has_priorities: bool
+    processors: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ()
+    default_drafter: str | None = None
+    acceptance: str | None = None
+    accepts_sampling: bool = True
+    drafts_without_logprobs: bool = False
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str = ''
+
+
+class RequestStream(Protocol):
+    request_id: str
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+    def close(self) -> None: ...
+
+
+class EngineClient(Protocol):
+    @property
+    def facts(self) -> EngineFacts: ...
+    @property
+    def is_running(self) -> bool: ...
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> RequestStream: ...
+    async def abort(self, request_id: str) -> None: ...
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> str: ...
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        **options: Any,
+    ) -> TokensPrompt: ...
+    def token_texts(self, token_ids: Iterable[int]) -> list[str]: ...
+    async def metrics(self) -> Exposition: ...
+    async def check_health(self) -> None: ...

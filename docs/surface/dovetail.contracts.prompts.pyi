@@ -1,0 +1,14 @@
+from typing import NotRequired, TypedDict
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt

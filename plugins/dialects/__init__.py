@@ -1,0 +1,1 @@
+"""Dialects: how families of chat models write reasoning and tool calls."""

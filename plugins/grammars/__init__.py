@@ -1,0 +1,1 @@
+"""Grammars that libraries compile, and what such plugins have in common."""

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dovetail.plugins.dialects.deepseek_r1 import DeepSeekR1Dialect
+from dovetail.plugins.dialects.hermes import HermesDialect
+from dovetail.plugins.dialects.llama3_json import Llama3Dialect
+from dovetail.plugins.dialects.mistral import MistralDialect
+from dovetail.plugins.dialects.plain import PlainDialect
+from dovetail.plugins.dialects.qwen3_coder import Qwen3CoderDialect
+from dovetail.testing.dialect_suite import DialectSuite
+
+
+class TestHermes(DialectSuite):
+    dialect_class = HermesDialect
+
+
+class TestLlama3(DialectSuite):
+    dialect_class = Llama3Dialect
+
+
+class TestMistralNames(DialectSuite):
+    dialect_class = MistralDialect
+    options: ClassVar[dict[str, Any]] = {"form": "name"}
+
+
+class TestMistralList(DialectSuite):
+    dialect_class = MistralDialect
+    options: ClassVar[dict[str, Any]] = {"form": "list"}
+
+
+class TestQwen3Coder(DialectSuite):
+    dialect_class = Qwen3CoderDialect
+
+
+class TestDeepSeekR1(DialectSuite):
+    dialect_class = DeepSeekR1Dialect
+
+
+class TestPlain(DialectSuite):
+    dialect_class = PlainDialect
