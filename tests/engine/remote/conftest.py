@@ -1,0 +1,65 @@
+"""An engine in a process of its own, and the same model in this process as the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from dovetail import AsyncLLMEngine
+from dovetail.config.load import load_config
+from dovetail.engine.remote.client import RemoteEngine
+from dovetail.engine.remote.engine_process import EngineProcess
+
+Value = TypeVar("Value")
+
+
+@pytest.fixture(scope="session")
+def sections(story_model: Path) -> dict[str, Any]:
+    """The config of both."""
+    return {
+        "model": {"path": str(story_model), "dtype": "float32", "max_model_len": 256},
+        "cache": {"block_size": 4, "num_blocks": 600},
+        "scheduler": {"name": "priority"},
+        "executor": {"threads": 1},
+    }
+
+
+@pytest.fixture(scope="session")
+def engine_process(sections: dict[str, Any]) -> Iterator[EngineProcess]:
+    """One that all tests share which leave it alive."""
+    with EngineProcess(load_config(None, keywords=sections, overrides=())) as process:
+        process.wait()
+        yield process
+
+
+@pytest.fixture(scope="session")
+def local_engine(sections: dict[str, Any]) -> Iterator[AsyncLLMEngine]:
+    """The oracle."""
+    with AsyncLLMEngine.from_config(sections) as engine:
+        yield engine
+
+
+@pytest.fixture
+def with_remote(engine_process: EngineProcess) -> Callable[[Callable[[RemoteEngine], Awaitable[Value]]], Value]:
+    """Runs a coroutine function with a client; afterwards the engine holds no KV block."""
+
+    def run(main: Callable[[RemoteEngine], Awaitable[Value]]) -> Value:
+        async def connected() -> Value:
+            async with await RemoteEngine.connect(engine_process.address, 60) as engine:
+                value = await main(engine)
+                await until_idle(engine)
+                return value
+
+        return asyncio.run(connected())
+
+    return run
+
+
+async def until_idle(engine: RemoteEngine) -> None:
+    """Returns once the engine holds no KV block."""
+    while (await engine.call("cache_statistics"))["num_used_blocks"]:
+        await asyncio.sleep(0)
