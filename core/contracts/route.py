@@ -1,7 +1,8 @@
 """Route: endpoints of the server.
 
 A route declares its endpoints on a `fastapi.APIRouter`; the server mounts it in every API process. Before an endpoint
-runs, the server has checked the API key, and the size and the time limits of the body. An endpoint raises
+runs, the server has checked the API key and the announced size of the body; the body's other limits apply as it is
+read. The task of an endpoint is cancelled when its client leaves and when its time is over. An endpoint raises
 `RequestError` for what a client did wrong (status 400) and `APIError` for any other status; the server writes both in
 OpenAI's shape:
 
@@ -13,8 +14,8 @@ An API process never imports torch: neither may a route.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.errors import DovetailError
@@ -69,14 +70,18 @@ class RouteHost(Protocol):
     def check_model(self, name: str | None) -> str:
         """The name that the response shows. Raises `APIError` 404 for a model that is not served. None: the first."""
 
-    def event_stream(self, request: Request, frames: AsyncIterator[bytes]) -> Response:
+    def event_stream(self, request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
         """A response of server-sent events. `frames` are whole events as they go over the wire; the first is awaited
-        before the status is sent, so what raises before it becomes an error response. `frames` is closed when the
-        client leaves; what it raises later becomes a last event with the error."""
+        before the status is sent, so what raises before it becomes an error response. What it raises later becomes a
+        last event with the error. When the client leaves, or the time limit is over, the generator is cancelled where
+        it waits: it submits requests inside its own `try`, and closes their streams in `finally`."""
 
 
 class Route(Plugin):
     """Endpoints. Created once per API process; its coroutines run on the server's event loop."""
+
+    open_paths: ClassVar[frozenset[str]] = frozenset()
+    """Of its paths, those that need no API key, and answer while the server drains."""
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         self.options = options

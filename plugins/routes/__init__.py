@@ -1,0 +1,8 @@
+"""Bundled routes of the server."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DEFAULT_ROUTES: Final = ("health", "metrics", "models", "completions", "tokenize")
+"""Routes that a server has where its config says nothing."""

@@ -1,0 +1,1 @@
+"""Route `completions`: OpenAI's /v1/completions with vLLM's extra fields."""

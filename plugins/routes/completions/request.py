@@ -1,0 +1,107 @@
+"""The body of /v1/completions, and what it asks of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.contracts.engine_client import EngineClient, EngineFacts
+from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.route import APIError
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.plugins.server.sampling import SamplingFields, sampling_params
+
+_MAX_TOKENS = 16
+"""OpenAI's default."""
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """OpenAI's fields, and vLLM's extra ones."""
+
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = _MAX_TOKENS
+    suffix: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What one body asks for."""
+
+    model: str
+    """The name that responses show."""
+    params: SamplingParams
+    echo: bool
+    """Whether a completion's text starts with its prompt."""
+    with_logprobs: bool
+    scores_only: bool
+    """max_tokens 0: the completion is computed, since an engine always computes one token, and not shown."""
+    with_token_ids: bool
+    with_prompt_logprobs: bool
+    """Whether vLLM's field `prompt_logprobs` was asked for."""
+
+
+def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> Asked:
+    """Raises `APIError` 400 for what cannot be served."""
+    echo, stream = bool(body.echo), bool(body.stream)
+    if body.suffix:
+        message = "suffix is not served: no bundled model was trained to fill text in between; put it in the prompt"
+        raise APIError(400, message, param="suffix")
+    if body.best_of is not None and stream and body.best_of > (body.n or 1):
+        raise APIError(
+            400, "best_of: which completions are the best shows at the end; leave stream out", param="best_of"
+        )
+    scores_only = body.max_tokens == 0
+    if scores_only and not echo:
+        raise APIError(400, "max_tokens must be at least 1, or 0 with echo: true", param="max_tokens")
+    given: dict[str, Any] = {
+        "max_tokens": 1 if scores_only else body.max_tokens,
+        "best_of": body.best_of,
+        "logprobs": body.logprobs,
+        "output_kind": "delta" if stream else "final_only",
+    }
+    if echo and body.logprobs is not None and body.prompt_logprobs is None:
+        given["prompt_logprobs"] = body.logprobs
+    return Asked(
+        model=model,
+        params=sampling_params(body, facts, **given),
+        echo=echo,
+        with_logprobs=body.logprobs is not None,
+        scores_only=scores_only,
+        with_token_ids=bool(body.return_token_ids),
+        with_prompt_logprobs=body.prompt_logprobs is not None,
+    )
+
+
+async def prompts_of(body: CompletionRequest, asked: Asked, engine: EngineClient) -> Sequence[Prompt]:
+    """One prompt or several. Raises `APIError` 400 for what is neither, `RequestError` for text without a tokenizer."""
+    prompts: list[Prompt] = []
+    for given in _told_apart(body.prompt):
+        if isinstance(given, str) and body.add_special_tokens is False:
+            ids = await engine.tokenize(given, add_special_tokens=False)
+            prompts.append(TokensPrompt(prompt=given, prompt_token_ids=ids))
+        elif isinstance(given, list) and asked.echo:
+            text = await engine.detokenize(given)
+            prompts.append(TokensPrompt(prompt=text, prompt_token_ids=given))
+        else:
+            prompts.append(given)
+    return prompts
+
+
+def _told_apart(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[int]]:
+    """A list of integers is one prompt; texts and lists of integers are as many as there are."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise APIError(400, "prompt is empty: give text or token ids", param="prompt")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if not ids:
+        return [item for item in prompt if not isinstance(item, int)]
+    if len(ids) < len(prompt):
+        index = next(index for index, item in enumerate(prompt) if not isinstance(item, int))
+        message = "prompt is a text, a list of token ids, or a list of such; this one mixes token ids with others"
+        raise APIError(400, message, param=f"prompt.{index}")
+    return [ids]

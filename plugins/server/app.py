@@ -1,0 +1,101 @@
+"""The app: routes mounted, with what is checked before any of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.route import Route
+from dovetail.plugins.server.auth import APIKeys
+from dovetail.plugins.server.draining import Draining
+from dovetail.plugins.server.errors import on_http_exception, on_validation_error
+from dovetail.plugins.server.exchange import Exchanges
+from dovetail.plugins.server.host import ServerHost
+from dovetail.plugins.server.limits import BodyLimits
+from dovetail.plugins.server.settings import CORSSettings, ServerSettings
+
+_DOCS = ("/docs", "/openapi.json")
+
+
+def create_app(host: ServerHost, routes: Mapping[str, Route], settings: ServerSettings) -> FastAPI:
+    """The app of one API process. `routes`: by their label in the config.
+
+    Raises `ConfigError` for a path that two routes have. The app closes the routes when its lifespan ends.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        for route in routes.values():
+            await route.close()
+
+    app = FastAPI(
+        title="Dovetail",
+        docs_url=_DOCS[0] if settings.docs else None,
+        openapi_url=_DOCS[1] if settings.docs else None,
+        redoc_url=None,
+        redirect_slashes=False,
+        root_path=settings.root_path,
+        lifespan=lifespan,
+        middleware=_middleware(host, routes, settings),
+        exception_handlers={HTTPException: on_http_exception, RequestValidationError: on_validation_error},
+    )
+    _mount(app, routes)
+    return app
+
+
+def _middleware(host: ServerHost, routes: Mapping[str, Route], settings: ServerSettings) -> list[Middleware]:
+    """The outermost first. None derives from BaseHTTPMiddleware, which buffers streams and hides disconnects."""
+    open_paths = frozenset(_DOCS).union(*(route.open_paths for route in routes.values()))
+    exchanges = Middleware(
+        Exchanges,
+        under_way=host.under_way,
+        timeout_s=settings.request_timeout_s,
+        is_running=lambda: host.engine.is_running,
+    )
+    return [
+        *_cors(settings.cors),
+        exchanges,
+        Middleware(APIKeys, keys=settings.api_keys, open_paths=open_paths),
+        Middleware(Draining, host=host, open_paths=open_paths),
+        Middleware(BodyLimits, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s),
+    ]
+
+
+def _cors(cors: CORSSettings) -> list[Middleware]:
+    if not cors.allow_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=cors.allow_origins,
+            allow_methods=cors.allow_methods,
+            allow_headers=cors.allow_headers,
+            allow_credentials=cors.allow_credentials,
+        )
+    ]
+
+
+def _mount(app: FastAPI, routes: Mapping[str, Route]) -> None:
+    owners: dict[tuple[str, str], str] = {("GET", path): "the server itself" for path in _DOCS}
+    for label, route in routes.items():
+        router = route.router()
+        for endpoint in router.routes:
+            if not isinstance(endpoint, APIRoute):
+                continue
+            for method in endpoint.methods:
+                owner = owners.setdefault((method, endpoint.path_format), f"route {label!r}")
+                if owner != f"route {label!r}":
+                    raise ConfigError(
+                        f"{method} {endpoint.path} is an endpoint of route {label!r} and of {owner}:"
+                        f" switch one off (server.routes.{label}: null)"
+                    )
+        app.include_router(router)

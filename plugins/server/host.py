@@ -1,0 +1,51 @@
+"""What routes get from the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.contracts.engine_client import EngineClient
+from dovetail.contracts.route import APIError
+from dovetail.plugins.server.exchange import Exchange
+from dovetail.plugins.server.sse import EventStream
+
+if TYPE_CHECKING:
+    from dovetail.contracts.dialect import Dialect
+
+
+class ServerHost:
+    """The `RouteHost` of one API process. Whoever supervises the engine replaces `engine` and sets `is_draining`."""
+
+    def __init__(self, engine: EngineClient, model_names: Sequence[str] = (), dialect: Dialect | None = None):
+        """`model_names`: empty for the path of the engine's model. `dialect`: None where no route asks for it."""
+        self.engine = engine
+        self.model_names = tuple(model_names) or (engine.facts.model,)
+        self.is_draining = False
+        self.under_way: set[Exchange] = set()
+        """Requests that have no complete response."""
+        self._dialect = dialect
+
+    @property
+    def dialect(self) -> Dialect:
+        """See `RouteHost.dialect`."""
+        if self._dialect is None:
+            raise APIError(501, "this server was started without a dialect, which chat needs")
+        return self._dialect
+
+    def check_model(self, name: str | None) -> str:
+        """See `RouteHost.check_model`."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            message = f"the model {name!r} is not served here, but {served}"
+            raise APIError(404, message, param="model", code="model_not_found")
+        return name
+
+    def event_stream(self, request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
+        """See `RouteHost.event_stream`."""
+        return EventStream(frames)

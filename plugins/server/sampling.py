@@ -1,0 +1,124 @@
+"""Fields of a request that become `SamplingParams`: OpenAI's, and all of vLLM's extra ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.route import APIError
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.plugins.server.bodies import Body, Ignored
+
+
+class StreamOptions(Body, kw_only=True):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class SamplingFields(Body, kw_only=True):
+    """What requests for generated text share. null means that a field was not given."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    bad_words: list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    speculation: str | None = None
+    processors: dict[str, Any] | None = None
+    extra: dict[str, Any] | None = None
+
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+    spaces_between_special_tokens: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+
+    # They change nothing that this server does.
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+
+_PASSED_ON = frozenset(SamplingFields.__struct_fields__) & frozenset(SamplingParams.__dataclass_fields__)
+
+_REFUSED: Mapping[str, tuple[object, str]] = {
+    "spaces_between_special_tokens": (True, "tokens are joined as the tokenizer's decoder joins them"),
+    "use_beam_search": (False, "beam search runs offline only: LLM.beam_search"),
+    "length_penalty": (1.0, "it is for beam search, which runs offline only: LLM.beam_search"),
+}
+"""Fields with the one value that is served, and the reason."""
+
+
+def sampling_params(fields: SamplingFields, facts: EngineFacts, **given: Any) -> SamplingParams:
+    """The parameters of a request. A field that it does not give has the value of the model's generation config, or
+    else that of `SamplingParams`. `given` outranks both.
+
+    Raises `APIError` 400 that names the field.
+    """
+    asked = {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
+    for name, (served, reason) in _REFUSED.items():
+        if asked.get(name, served) != served:
+            raise APIError(400, f"{name} must be {str(served).lower()} or left out: {reason}", param=name)
+    if fields.priority and not facts.has_priorities:
+        message = f"the scheduler {facts.scheduler!r} knows no priorities: leave priority out, or choose another"
+        raise APIError(400, message, param="priority")
+    if fields.stream_options is not None and not fields.stream:
+        raise APIError(400, "stream_options need stream: true", param="stream_options")
+    values = {**facts.default_sampling, **{name: asked[name] for name in _PASSED_ON if name in asked}, **given}
+    if fields.logit_bias is not None:
+        values["logit_bias"] = _by_token_id(fields.logit_bias)
+    if fields.truncate_prompt_tokens == -1:
+        values["truncate_prompt_tokens"] = max(1, facts.max_model_len - (values.get("max_tokens") or 1))
+    try:
+        return SamplingParams(**values)
+    except RequestError as error:
+        raise with_param(error) from None
+
+
+def with_param(error: RequestError) -> APIError:
+    """The refusal of a request, with the field that its message begins with as `param`."""
+    name = str(error).partition(" ")[0]
+    is_field = name in SamplingParams.__dataclass_fields__ or name in SamplingFields.__struct_fields__
+    return APIError(400, str(error), param=name if is_field else None)
+
+
+def _by_token_id(biases: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in biases.items()}
+    except ValueError:
+        keys = ", ".join(repr(key) for key in biases if not key.isdecimal())
+        raise APIError(400, f"logit_bias has keys that are no token ids: {keys}", param="logit_bias") from None

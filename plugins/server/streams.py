@@ -1,0 +1,129 @@
+"""The streams of one request with several prompts: all submitted before the response starts, and read together."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from starlette.requests import Request
+
+from dovetail.contracts.engine_client import EngineClient, RequestStream
+from dovetail.contracts.errors import QueueFull, RequestError
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt
+from dovetail.contracts.route import APIError
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.plugins.server.sampling import SamplingFields, with_param
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """How the prompts of one request are submitted."""
+
+    response_id: str
+    """What the client sees: its own id, where it gave one."""
+    unique: str
+    """Tells requests of the same id apart."""
+    params: SamplingParams
+    options: Mapping[str, Any]
+    """Keyword arguments of `EngineClient.submit`."""
+
+
+def submission(request: Request, fields: SamplingFields, params: SamplingParams, *, prefix: str) -> Submission:
+    """How a request is submitted. Its id is the client's own (`request_id`, or the header x-request-id) behind
+    `prefix`, or random."""
+    unique = secrets.token_hex(8)
+    own = fields.request_id or request.headers.get("x-request-id") or unique
+    options: dict[str, Any] = {"priority": fields.priority or 0, "cache_salt": fields.cache_salt}
+    trace = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
+    if trace:
+        options["trace_headers"] = trace
+    return Submission(response_id=f"{prefix}-{own}", unique=unique, params=params, options=options)
+
+
+class Streams:
+    """The streams of a request's prompts, to be used in `async with`: leaving it closes them.
+
+    `async with Streams(engine, prompts, submission) as streams` submits. Raises `APIError` 400 where one prompt is
+    refused; the others are closed.
+    """
+
+    def __init__(self, engine: EngineClient, prompts: Sequence[Prompt], how: Submission):
+        self._engine = engine
+        self._prompts = prompts
+        self._how = how
+        self._streams: list[RequestStream] = []
+
+    async def __aenter__(self) -> Self:
+        try:
+            for index, prompt in enumerate(self._prompts):
+                request_id = f"{self._how.response_id}-{self._how.unique}-{index}"
+                stream = await self._engine.submit(prompt, self._how.params, request_id, **self._how.options)
+                self._streams.append(stream)
+        except BaseException as error:
+            self._close()
+            if isinstance(error, RequestError) and not isinstance(error, QueueFull) and self._engine.is_running:
+                raise with_param(error) from None
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs of all prompts as they come, each with its prompt's index. Raises `APIError` 500 for a request that
+        was accepted and failed, `WorkerError` where the engine died."""
+        try:
+            if len(self._streams) == 1:
+                async for output in self._streams[0]:
+                    yield 0, output
+            else:
+                async for item in _together(self._streams):
+                    yield item
+        except RequestError as error:
+            if not self._engine.is_running:
+                raise
+            raise APIError(500, str(error)) from error
+
+    async def last(self) -> list[RequestOutput]:
+        """The last output of each prompt."""
+        found: dict[int, RequestOutput] = {}
+        async for index, output in self.outputs():
+            found[index] = output
+        return [found[index] for index in range(len(self._streams))]
+
+
+async def _together(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Outputs of several streams. One that is not taken waits, so that later ones of its stream are merged."""
+    queue: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue(1)
+
+    async def read(index: int, stream: RequestStream) -> None:
+        async for output in stream:
+            await queue.put((index, output))
+
+    readers = [asyncio.ensure_future(read(index, stream)) for index, stream in enumerate(streams)]
+    everything = asyncio.gather(*readers)
+    try:
+        while not everything.done() or not queue.empty():
+            taken = asyncio.ensure_future(queue.get())
+            await asyncio.wait([taken, everything], return_when=asyncio.FIRST_COMPLETED)
+            if taken.done():
+                yield taken.result()
+            else:
+                taken.cancel()
+        everything.result()
+    finally:
+        everything.cancel()
+        await asyncio.gather(everything, return_exceptions=True)
