@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dovetail.engine.async_engine import AsyncLLMEngine
     from dovetail.engine.engine import LLMEngine
     from dovetail.engine.llm import LLM
+    from dovetail.engine.remote.client import RemoteEngine
+    from dovetail.engine.remote.engine_process import EngineProcess
 
     __version__: str
 
@@ -25,9 +27,11 @@ __all__ = [  # noqa: RUF022
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
+    "EngineProcess",
     "LLM",
     "LLMEngine",
     "PositionLogprobs",
+    "RemoteEngine",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -39,9 +43,11 @@ _HOMES = {
     "BeamSearchParams": "dovetail.contracts.sampling",
     "CompletionOutput": "dovetail.contracts.outputs",
     "EngineConfig": "dovetail.config.schema",
+    "EngineProcess": "dovetail.engine.remote.engine_process",
     "LLM": "dovetail.engine.llm",
     "LLMEngine": "dovetail.engine.engine",
     "PositionLogprobs": "dovetail.contracts.outputs",
+    "RemoteEngine": "dovetail.engine.remote.client",
     "RequestMetrics": "dovetail.contracts.outputs",
     "RequestOutput": "dovetail.contracts.outputs",
     "SamplingParams": "dovetail.contracts.sampling",

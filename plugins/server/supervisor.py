@@ -1,0 +1,212 @@
+"""The process of `dovetail serve`: it starts an engine and API processes, and watches them.
+
+    supervisor -- engine process
+               -- API process 1 .. N, which accept from one socket
+
+An API process that ends is replaced: its own streams are lost, no others. An engine that ends is started again by the
+policy of the config; API processes answer 503 meanwhile. SIGTERM and SIGINT drain: API processes take no new requests
+and end once theirs are done, then the engine ends. A second signal ends everything at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from dovetail import EngineProcess
+from dovetail.commands import LayeredConfig
+from dovetail.contracts.errors import DovetailError
+from dovetail.plugins.server.api_process import APIJob, APIProcess
+
+logger = logging.getLogger("dovetail.server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """What happens when the engine's process ends by itself."""
+
+    policy: Literal["never", "on_failure"] = "on_failure"
+    max_restarts: int = 3
+    """Within `window_s`; one more ends the server."""
+    window_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class _EngineStarted:
+    process: EngineProcess
+    error: DovetailError | None
+
+
+@dataclass(frozen=True)
+class _EngineEnded:
+    process: EngineProcess
+    code: int
+
+
+@dataclass(frozen=True)
+class _APIEnded:
+    process: APIProcess
+    code: int
+
+
+@dataclass(frozen=True)
+class _Signal:
+    number: int
+
+
+_Event = _EngineStarted | _EngineEnded | _APIEnded | _Signal
+_API_RESTARTS, _API_WINDOW_S = 10, 60.0
+"""API processes that may end within so many seconds; more of them have a fault that no restart mends."""
+
+
+class Supervisor:
+    """Runs in the main thread, whose signals it takes."""
+
+    def __init__(
+        self,
+        config: LayeredConfig,
+        job: Callable[[str], APIJob],
+        listener: socket.socket,
+        *,
+        num_api_processes: int = 1,
+        restart: RestartPolicy = RestartPolicy(),
+    ):
+        """`job`: what API processes do, for the engine at an address."""
+        self._config = config
+        self._create_job = job
+        self._listener = listener
+        self._num_api_processes = num_api_processes
+        self._restart = restart
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._apis: set[APIProcess] = set()
+        self._is_draining = False
+        self._has_served = False
+        self._engine_ends: deque[float] = deque()
+        self._api_ends: deque[float] = deque()
+
+    def run(self, on_ready: Callable[[], None] = lambda: None) -> int:
+        """Serves until a signal or a failure; the exit code. `on_ready` is called once requests are taken. Raises what
+        kept the engine from starting."""
+        self._take_signals()
+        with tempfile.TemporaryDirectory(prefix="dovetail-") as directory:
+            self._start_engine(directory)
+            try:
+                while (code := self._deal_with(self._events.get(), on_ready)) is None:
+                    pass
+                return code
+            finally:
+                self._end_all()
+
+    def _take_signals(self) -> None:
+        def note(number: int, frame: FrameType | None) -> None:
+            self._events.put(_Signal(number))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, note)
+
+    def _start_engine(self, directory: str | Path) -> None:
+        self._engine = engine = EngineProcess(self._config, directory)
+
+        def wait() -> _Event:
+            try:
+                engine.wait()
+            except DovetailError as error:
+                return _EngineStarted(engine, error)
+            return _EngineStarted(engine, None)
+
+        self._report(wait)
+
+    def _start_api(self) -> None:
+        process = APIProcess(self._create_job(self._engine.address), self._listener)
+        self._apis.add(process)
+        self._report(lambda: _APIEnded(process, process.join()))
+
+    def _report(self, wait: Callable[[], _Event]) -> None:
+        """Puts what `wait` returns among the events; it waits in a thread of its own."""
+        threading.Thread(target=lambda: self._events.put(wait()), name="dovetail-watch", daemon=True).start()
+
+    def _deal_with(self, event: _Event, on_ready: Callable[[], None]) -> int | None:
+        """The exit code where the server ends."""
+        if isinstance(event, _Signal):
+            return self._signalled()
+        if isinstance(event, _APIEnded):
+            return self._api_ended(event)
+        if isinstance(event, _EngineStarted):
+            return self._engine_started(event, on_ready)
+        return self._engine_ended(event)
+
+    def _signalled(self) -> int | None:
+        if self._is_draining:
+            logger.warning("a second signal: ending at once")
+            return 1
+        self._is_draining = True
+        for process in self._apis:
+            process.drain()
+        return None if self._apis else 0
+
+    def _engine_started(self, event: _EngineStarted, on_ready: Callable[[], None]) -> int | None:
+        if event.error is not None:
+            if not self._has_served:
+                raise event.error
+            logger.error("the engine does not start again: %s", event.error)
+            return 1
+        engine = event.process
+        self._report(lambda: _EngineEnded(engine, engine.join()))
+        if not self._has_served:
+            self._has_served = True
+            for _ in range(self._num_api_processes):
+                self._start_api()
+            on_ready()
+        return None
+
+    def _api_ended(self, event: _APIEnded) -> int | None:
+        self._apis.discard(event.process)
+        event.process.close()
+        if self._is_draining:
+            return None if self._apis else 0
+        if _too_many(self._api_ends, _API_RESTARTS, _API_WINDOW_S):
+            logger.error("API processes end again and again, the last with exit code %d: giving up", event.code)
+            return 1
+        logger.warning("an API process ended with exit code %d: its streams are lost, another takes over", event.code)
+        self._start_api()
+        return None
+
+    def _engine_ended(self, event: _EngineEnded) -> int | None:
+        if self._is_draining:
+            return None
+        policy = self._restart
+        if policy.policy == "never" or _too_many(self._engine_ends, policy.max_restarts, policy.window_s):
+            logger.error("the engine's process ended with exit code %d, and is not started again", event.code)
+            return 1
+        logger.error("the engine's process ended with exit code %d: starting it again", event.code)
+        event.process.stop()
+        self._start_engine(event.process.directory)
+        return None
+
+    def _end_all(self) -> None:
+        for process in self._apis:
+            process.kill()
+        for process in self._apis:
+            process.close()
+        self._apis.clear()
+        self._engine.stop()
+
+
+def _too_many(ends: deque[float], limit: int, window_s: float) -> bool:
+    """Whether this end is one more than `limit` within the window."""
+    now = time.monotonic()
+    ends.append(now)
+    while ends and ends[0] < now - window_s:
+        ends.popleft()
+    return len(ends) > limit
