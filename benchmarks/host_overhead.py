@@ -27,6 +27,7 @@ from dovetail import LLMEngine, SamplingParams
 from dovetail.contracts.executor import Executor, ExecutorCapabilities, Placement, WorkerReport
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.engine.remote.messages import Update, encode
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 VOCAB_SIZE = 256
@@ -111,6 +112,24 @@ def measure(engine: LLMEngine, batch: int, num_tokens: int, output_kind: str) ->
     return 1e6 * (time.perf_counter() - started) / generated
 
 
+def measure_updates(engine: LLMEngine, batch: int, num_tokens: int) -> float:
+    """As `measure`, of what an engine's process does for clients that stream: one encoded update per step, no text."""
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0, output_kind="delta")
+    draw = random.Random(batch)
+    for index in range(batch):
+        prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(32)]
+        engine.tokens.add_request(f"update-{time.monotonic_ns()}-{index}", engine.process_input(prompt, params))
+    engine.tokens.step()  # the prompts
+    started = time.perf_counter()
+    generated = 0
+    while engine.has_unfinished_requests():
+        update = engine.tokens.step()
+        assert update is not None
+        encode(Update(update))
+        generated += batch
+    return 1e6 * (time.perf_counter() - started) / generated
+
+
 def main() -> None:
     """Prints the table, and the profile of the largest batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -129,6 +148,8 @@ def main() -> None:
                 for kind in ("final_only", "delta"):
                     times = [measure(engine, batch, arguments.tokens, kind) for _ in range(arguments.repeats)]
                     print(f"| {batch} | {kind} | {statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f}) |")
+                times = [measure_updates(engine, batch, arguments.tokens) for _ in range(arguments.repeats)]
+                print(f"| {batch} | updates | {statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f}) |")
         if arguments.profile:
             with create_engine(model, arguments.batch[-1]) as engine:
                 profiler = cProfile.Profile()

@@ -1,0 +1,1 @@
+"""What the server itself costs: a null engine behind real processes and sockets."""
