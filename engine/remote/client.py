@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import zmq
@@ -58,9 +58,9 @@ class RemoteEngine:
         self._to_engine.set(zmq.LINGER, 0)
         self._to_engine.set(zmq.SNDHWM, 0)
         self._updates = self._context.socket(zmq.PULL)
-        self._directory = tempfile.TemporaryDirectory(prefix="dovetail-client-")
-        self._my_address = f"ipc://{self._directory.name}/updates"
         self._name = uuid.uuid4().hex[:12]
+        # Beside the engine's: whoever made that directory removes it.
+        self._my_address = f"{address.rpartition('/')[0]}/client-{self._name}"
         self._ids = itertools.count()
         self._call_ids = itertools.count()
         self._welcome: Welcome | None = None
@@ -221,7 +221,7 @@ class RemoteEngine:
         if self._text is not None:
             self._text.close()
         self._context.destroy(linger=0)
-        self._directory.cleanup()
+        Path(self._my_address.removeprefix("ipc://")).unlink(missing_ok=True)
 
     async def __aenter__(self) -> Self:
         return self
