@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import Grammar, GrammarSetup, GrammarSpec, Matcher
+from dovetail.contracts.grammar import Grammar, GrammarSetup, Matcher
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.plugins.model_sources.package import PackageSource
 from dovetail.plugins.weight_formats.gguf.format import GGUFFormat
 from dovetail.registry import Registry

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dovetail.config.schema import EngineConfig
     from dovetail.contracts.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
     from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
+    from dovetail.contracts.structured_outputs import StructuredOutputs
     from dovetail.engine.async_engine import AsyncLLMEngine
     from dovetail.engine.engine import LLMEngine
     from dovetail.engine.llm import LLM
@@ -35,6 +36,7 @@ __all__ = [  # noqa: RUF022
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 
@@ -51,6 +53,7 @@ _HOMES = {
     "RequestMetrics": "dovetail.contracts.outputs",
     "RequestOutput": "dovetail.contracts.outputs",
     "SamplingParams": "dovetail.contracts.sampling",
+    "StructuredOutputs": "dovetail.contracts.structured_outputs",
 }
 
 

@@ -345,6 +345,7 @@ class EngineCore:
             eos_token_ids=sequence.eos_token_ids,
             drafter=sequence.drafter,
             bad_word_ids=self._bad_words.get(sequence.seq_id, ()),
+            grammar=sequence.grammar,
         )
 
     def _commit(self, step: Step) -> None:

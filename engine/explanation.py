@@ -100,6 +100,8 @@ def _refused_requests(resolved: ResolvedConfig, estimate: MemoryEstimate | None)
         refused.append("a drafter by name (no section speculative)")
     else:
         refused += _refused_by_speculation(resolved)
+    if resolved.grammar is None:
+        refused.append("structured outputs (grammar is null)")
     if not resolved.logits_processors:
         refused.append("processors by name (logits_processors is empty)")
     return tuple(refused)

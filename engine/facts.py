@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.engine_client import EngineFacts, GrammarFacts
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
 
@@ -15,7 +15,7 @@ _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def engine_facts(
-    config: ResolvedConfig, scheduler: type[Scheduler], acceptance: type[AcceptanceRule] | None
+    config: ResolvedConfig, scheduler: type[Scheduler], acceptance: type[AcceptanceRule] | None, grammar: GrammarFacts
 ) -> EngineFacts:
     """The facts of an engine with these components."""
     model, speculation = config.model, config.speculation
@@ -36,6 +36,7 @@ def engine_facts(
         accepts_sampling=acceptance is None or acceptance.capabilities.sampling,
         drafts_without_logprobs=speculation is not None and speculation.disable_logprobs,
         default_sampling=_default_sampling(model.hf_config.get("generation_config") or {}),
+        grammar=grammar,
         architecture=str(architectures[0]),
     )
 

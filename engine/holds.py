@@ -33,7 +33,7 @@ class Holds(RequestControl):
         while self.asked:
             request_id, is_held = self.asked.popleft()
             for sequence in sequences_of(request_id):
-                sequence.is_held = is_held
+                sequence.hold(is_held)
 
     def notify(self) -> None:
         """Wakes all that wait on `wakeup`."""

@@ -10,8 +10,10 @@ from typing import Any, cast
 
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
+from dovetail.engine.output_grammars import OutputGrammars
 from dovetail.engine.request_fields import check_salt
 from dovetail.engine.tokenization import Tokenizer
 
@@ -60,6 +62,7 @@ class ProcessedInput:
     cache_salt: str | None
     shows_logprobs: bool
     """Whether outputs carry log probabilities; they may be computed for ranking alone."""
+    grammar: OutputGrammar | None
 
     @property
     def streams(self) -> bool:
@@ -78,6 +81,7 @@ class InputProcessor:
     def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None):
         self._facts = facts
         self._tokenizer = tokenizer
+        self._grammars = OutputGrammars(facts, tokenizer)
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends."""
@@ -114,6 +118,7 @@ class InputProcessor:
             drafter=drafter,
             cache_salt=cache_salt,
             shows_logprobs=shows_logprobs,
+            grammar=self._grammars.grammar_of(params.structured_outputs, token_ids),
         )
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:

@@ -103,15 +103,13 @@ class RequestTable:
             for name, totals in list(self._totals.items())  # a copy: a step may add one meanwhile
         }
 
-    def update(self, step: Step) -> StepUpdate:
-        """What the step brought."""
-        update = StepUpdate()
+    def add_step(self, step: Step, update: StepUpdate) -> None:
+        """Adds to `update` what the step brought."""
         self._take_notes(step, update)
         if self._streaming:
             self._report_tokens(step, update)
         for sequence, ending in step.endings:
             self._end(sequence, ending, step.ended, update)
-        return update
 
     def end(self, request_id: str, ending: Ending, now: float, update: StepUpdate) -> None:
         """Ends what is left of a request from outside (abort, failure)."""

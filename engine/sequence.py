@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.scheduler import RequestState
+from dovetail.contracts.scheduler import RequestState, RequestStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Sequence(RequestState):
     """
 
     __slots__ = (
+        "_is_asked_to_hold",
+        "_waits_for_grammar",
         "block_hashes",
         "block_ids",
         "capacity",
@@ -36,6 +39,7 @@ class Sequence(RequestState):
         "drafter",
         "eos_token_ids",
         "fork_parent",
+        "grammar",
         "hash_ahead",
         "hash_seed",
         "host_block_ids",
@@ -67,6 +71,7 @@ class Sequence(RequestState):
         seed: int = 0,
         drafter: str | None = None,
         draft_blocks: DraftBlocks | None = None,
+        grammar: OutputGrammar | None = None,
     ):
         super().__init__(
             request_id,
@@ -107,8 +112,27 @@ class Sequence(RequestState):
         self.seed = seed
         """Root of the sequence's random streams."""
         self.drafter = drafter
+        self.grammar = grammar
         self.retain_blocks = False
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
+
+        self._is_asked_to_hold = False
+        self._waits_for_grammar = False
+
+    def hold(self, is_held: bool) -> None:
+        """What was asked of `RequestControl`."""
+        self._is_asked_to_hold = is_held
+        self.is_held = is_held or self._waits_for_grammar
+
+    def wait_for_grammar(self, waits: bool) -> None:
+        """The sequence is held while its grammar is compiled, whatever was asked."""
+        self._waits_for_grammar = waits
+        self.is_held = waits or self._is_asked_to_hold
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return self.status is RequestStatus.FINISHED
 
     def leave_drafter(self) -> None:
         """Goes on without its drafter. Blocks that are filled from now on lack the drafter's pages, so they are found

@@ -16,6 +16,7 @@ from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.engine.grammar_host import GrammarHost, create_grammar_host
 from dovetail.engine.kv.hashing import PagesIdentity
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.logits_setup import logits_setup
@@ -43,6 +44,7 @@ class EngineParts:
     processors: Mapping[str, LogitsProcessor]
     """Instances that validate requests; those that change logits live in the workers."""
     acceptance: type[AcceptanceRule] | None
+    grammars: GrammarHost
     sinks: list[TelemetrySink]
     hooks: HookCaller
 
@@ -86,6 +88,9 @@ def _parts(
     config: ResolvedConfig, plugins: LoadedPlugins, executor: Executor, workers: Workers, tokenizer: Tokenizer | None
 ) -> EngineParts:
     setup = logits_setup(config, tokenizer)
+    grammars = create_grammar_host(config, plugins, tokenizer)
+    if grammars.compiler is not None:
+        workers.call("use_grammars", grammars.compiler)
     return EngineParts(
         tokenizer=tokenizer,
         executor=executor,
@@ -94,6 +99,7 @@ def _parts(
         scheduler=plugins.create(config.scheduler, config.limits),
         processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
         acceptance=_acceptance(config, plugins),
+        grammars=grammars,
         sinks=[plugins.create(component) for component in config.telemetry],
         hooks=create_hook_caller(Registry.scan()),
     )

@@ -20,7 +20,7 @@ from dovetail.contracts.hooks import RequestControl
 from dovetail.contracts.outputs import SpeculationTotals
 from dovetail.contracts.telemetry import (
     DrafterTotals,
-    EngineFacts,
+    EngineDescription,
     EngineState,
     Exposes,
     Exposition,
@@ -60,7 +60,8 @@ class Telemetry:
         self._hooks = hooks
         self._listeners: list[_Listener] = []
         for component, sink in zip(config.telemetry, sinks, strict=True):
-            self._listeners.append(_Listener(sink, self._free_name(component.name)))
+            name = component.name.rpartition(":")[2]  # of ./file.py:Class the class
+            self._listeners.append(_Listener(sink, self._free_name(name)))
         self.listening = tuple(self._listeners)
         """Those that have not raised; where there are none, steps need not be told of."""
         self._first_tokens: list[FirstToken] = []
@@ -72,16 +73,16 @@ class Telemetry:
         """What is measured; called again where the KV memory is replaced."""
         self._core, self._kv = core, kv
         self._note_load()
-        facts = self._facts()
-        self._tell(lambda sink: sink.on_start(facts))
+        engine = self._description()
+        self._tell(lambda sink: sink.on_start(engine))
 
     def add_sink(self, sink: TelemetrySink) -> None:
         """One more listener, told of what happens from now on."""
         listener = _Listener(sink, self._free_name(type(sink).__name__))
         self._listeners = [*self._listeners, listener]
         self.listening = (*self.listening, listener)
-        facts = self._facts()
-        self._call(listener, lambda sink: sink.on_start(facts))
+        engine = self._description()
+        self._call(listener, lambda sink: sink.on_start(engine))
 
     def engine_started(self, control: RequestControl) -> None:
         """The engine is ready."""
@@ -177,9 +178,9 @@ class Telemetry:
         """Other threads read the numbers that held when the engine last changed them."""
         self._load = self._core.num_running, self._core.num_waiting
 
-    def _facts(self) -> EngineFacts:
+    def _description(self) -> EngineDescription:
         config, kv = self._config, self._kv.statistics()
-        return EngineFacts(
+        return EngineDescription(
             model=str(config.values["model"]["path"]),
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,

@@ -27,6 +27,7 @@ from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.kv.hashing import drafter_seed, prefix_seed
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.pending_grammars import PendingGrammars
 from dovetail.engine.request_fields import as_request_ids, as_trace_context, check_order, check_request_id, check_salt
 from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.sequence import DraftBlocks, Sequence
@@ -58,7 +59,7 @@ class TokenEngine:
         """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
         parts: EngineParts = create_parts(config)
         self._parts = parts
-        self.facts: EngineFacts = engine_facts(config, type(parts.scheduler), parts.acceptance)
+        self.facts: EngineFacts = engine_facts(config, type(parts.scheduler), parts.acceptance, parts.grammars.facts)
         self._core = self._create_core()
         self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
         self._requests = RequestTable(self._telemetry)
@@ -67,6 +68,7 @@ class TokenEngine:
         self._idle_drafters = IdleDrafters()
         self._idle_memory = IdleMemory()
         self._holds = Holds()
+        self._pending_grammars = PendingGrammars(self._holds.notify)
         self._pages = pages_identity(config, parts.kv.layout, weight_version=0)
         self._telemetry.attach(self._core, parts.kv)
         self._telemetry.engine_started(self._holds)
@@ -127,6 +129,7 @@ class TokenEngine:
         except BaseException:
             self._requests.drop(request_id)
             raise
+        self._wait_for_grammar(sequences)
         self._telemetry.request_added(entry, self._holds)
         self._idle_memory.work()
         self._holds.notify()
@@ -141,13 +144,17 @@ class TokenEngine:
         `PluginError` of a broken scheduler, or whatever else a plugin raises, `KeyboardInterrupt`: after these it can
         go on.
         """
+        update = StepUpdate()
         try:
             if self._holds.asked:
                 self._holds.apply(self._requests.sequences)
+            if self._pending_grammars.landed:
+                self._take_grammars(update)
             step = self._core.step()
             if step is None:
-                return None
-            update = self._requests.update(step)
+                self._note_rest()
+                return update if update.has_news else None
+            self._requests.add_step(step, update)
         except BaseException as error:
             self.end_all(error)
             raise
@@ -161,7 +168,8 @@ class TokenEngine:
         """Ends all pending requests because of `error`, where nobody knows how far a step came: nothing that is half
         done may go on."""
         with suppress(PluginError):  # a scheduler's that cannot let go either: the first error is reported
-            self._end_requests(self.request_ids, Ending("error", error=str(error) or type(error).__name__))
+            ending = Ending("error", error=str(error) or type(error).__name__)
+            self._end_requests(self.request_ids, ending, StepUpdate())
 
     @exclusive
     def stop(self, stops: Iterable[TextStop]) -> StepUpdate:
@@ -180,8 +188,9 @@ class TokenEngine:
         The update has their ends, with finish_reason "abort". Raises `RequestError` for what is no id, and
         `PluginError` where the scheduler raises, once all have ended.
         """
+        update = StepUpdate()
         try:
-            update = self._end_requests(as_request_ids(request_ids), Ending("abort"))
+            self._end_requests(as_request_ids(request_ids), Ending("abort"), update)
         finally:
             self._holds.notify()
         self._note_rest()
@@ -203,7 +212,7 @@ class TokenEngine:
     @property
     def is_runnable(self) -> bool:
         """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
-        return bool(self._holds.asked) or self._core.is_runnable
+        return bool(self._holds.asked or self._pending_grammars.landed) or self._core.is_runnable
 
     @property
     def wakeup(self) -> threading.Condition:
@@ -392,7 +401,19 @@ class TokenEngine:
             self._holds.notify()
             self._idle_memory.close()
             self._telemetry.close()
+            self._parts.grammars.close()
             self._parts.executor.shutdown()
+
+    def _wait_for_grammar(self, sequences: list[Sequence]) -> None:
+        """A new request is held until its grammar is compiled."""
+        grammar, compiler = sequences[0].grammar, self._parts.grammars.compiler
+        if grammar is not None and compiler is not None:
+            self._pending_grammars.hold(sequences, compiler.compile(grammar.spec))
+
+    def _take_grammars(self, update: StepUpdate) -> None:
+        """Requests whose grammars are compiled go on; those that have none end."""
+        for request_id, error in self._pending_grammars.take():
+            self._end_requests([request_id], Ending("error", error=error), update)
 
     def _note_rest(self) -> None:
         if not self._core.has_work:
@@ -404,9 +425,8 @@ class TokenEngine:
         max_in_flight = parts.executor.max_in_flight if self.config.speculation is None else 1
         return EngineCore(parts.scheduler, self.config.limits, parts.kv, parts.executor, max_in_flight)
 
-    def _end_requests(self, request_ids: list[str], ending: Ending) -> StepUpdate:
+    def _end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:
         """Ends those of `request_ids` that are known. Errors of the scheduler are raised when all have ended."""
-        update = StepUpdate()
         errors = []
         for request_id in request_ids:
             try:
@@ -417,7 +437,6 @@ class TokenEngine:
             self._requests.end(request_id, ending, time.monotonic(), update)
         if errors:
             raise errors[0]
-        return update
 
     def _create_sequences(
         self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None
@@ -444,6 +463,7 @@ class TokenEngine:
                 seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
                 drafter=drafter,
                 draft_blocks=draft_blocks,
+                grammar=processed.grammar,
             )
             for index in range(params.num_sequences)
         ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dovetail.contracts.grammar import STRUCTURAL_TAG, GrammarSpec, GrammarTag
+from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec, GrammarTag
 
 END, OTHER_END, CALL = "<end>", "<stop>", "<call>"
 """Special tokens of the vocabularies: two ends of sequence, and one that a trigger may name."""

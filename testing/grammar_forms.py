@@ -16,15 +16,8 @@ import jsonschema
 import pytest
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import (
-    FORMS,
-    STRUCTURAL_TAG,
-    CompiledGrammar,
-    Grammar,
-    GrammarLimits,
-    GrammarSetup,
-    GrammarSpec,
-)
+from dovetail.contracts.grammar import CompiledGrammar, Grammar, GrammarLimits, GrammarSetup
+from dovetail.contracts.grammar_spec import FORMS, STRUCTURAL_TAG, GrammarSpec
 from dovetail.testing import grammar_cases as cases
 from dovetail.testing.grammar_cases import VOCABULARIES, Vocabulary
 from dovetail.testing.grammar_walks import Walk, accepts, bits, compact, mask_of, outputs, schema_spec, state_of

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.contracts.grammar import STRUCTURAL_TAG, CompiledGrammar, Grammar, GrammarSpec
+from dovetail.contracts.grammar import CompiledGrammar, Grammar
+from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec
 from dovetail.contracts.kinds import KINDS
 from dovetail.testing import grammar_cases as cases
 from dovetail.testing.grammar_cases import Vocabulary

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Matcher
+from dovetail.contracts.grammar import CompiledGrammar, Matcher
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.testing import grammar_cases as cases
 from dovetail.testing.grammar_cases import Vocabulary
 

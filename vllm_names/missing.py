@@ -18,12 +18,12 @@ PROCESSORS = (
     " give its options as SamplingParams(processors={name: options})"
 )
 _SINKS = "measurements go to the sinks that `telemetry` names"
-_TRACES = "traces come with a telemetry sink for OpenTelemetry"
+_TRACES = "a sink of the section `telemetry` sends traces, as in telemetry: [{name: otlp, endpoint: URL}]"
 POOLING = (
     "Dovetail serves generative models only so far, no embedding, pooling, classification, scoring or reward models:"
     " use generate or chat, or another library for the rest"
 )
-GRAMMARS = "grammars come with structured output; until then ask for the form in the prompt and check the answer"
+GRAMMARS = "the section grammar of the config chooses what compiles them, and sets its limits (docs/grammars.md)"
 MEDIA = "models take text only so far: images, audio and video come with multimodal model families"
 REMOTE_CODE = (
     "code that runs in workers is a plugin: a model family, a logits processor, a draft worker (docs/plugins.md)"
@@ -129,11 +129,10 @@ CONFIGS: Mapping[str, str] = {
 _ARGUMENTS: Mapping[str, str] = {
     "lora_request": LORA,
     "prompt_adapter_request": "vLLM itself has dropped prompt adapters",
-    "guided_options_request": GRAMMARS,
+    "guided_options_request": "give SamplingParams(structured_outputs=...)",
     "mm_processor_kwargs": MEDIA,
     "tokenization_kwargs": "tokenize with get_tokenizer() and send prompt_token_ids",
     "concurrency_limit": "prompts are searched one after another; leave it out",
-    "trace_headers": _TRACES,
     "prompt_text": "give prompt={'prompt_token_ids': ids, 'prompt': text}",
     "inputs": "it is called prompt",
     "data_parallel_rank": _REPLICAS,

@@ -11,11 +11,12 @@ from typing import Any
 
 from dovetail.contracts import sampling
 from dovetail.contracts.sampling import BeamSearchParams as NamedBeamSearchParams
-from dovetail.vllm.missing import BEAM_SEARCH, GRAMMARS, PROCESSORS, answering, refuse
+from dovetail.contracts.structured_outputs import StructuredOutputs
+from dovetail.vllm.missing import BEAM_SEARCH, PROCESSORS, answering, refuse
+from dovetail.vllm.structured_outputs import GuidedDecodingParams as GuidedDecodingParams
+from dovetail.vllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _NOT_SERVED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    "structured_outputs": (GRAMMARS, ()),
-    "guided_decoding": (GRAMMARS, ()),
     "logits_processors": (PROCESSORS, ([],)),
     "spaces_between_special_tokens": ("tokenizers insert no such spaces any more", (True,)),
     "use_beam_search": (BEAM_SEARCH, (False,)),
@@ -45,22 +46,11 @@ class RequestOutputKind(StrEnum):
     FINAL_ONLY = "final_only"
 
 
-class StructuredOutputsParams:
-    """Refused: raises `RequestError`."""
-
-    def __init__(self, *_: Any, **__: Any):
-        refuse(type(self).__name__, GRAMMARS)
-
-
-class GuidedDecodingParams(StructuredOutputsParams):
-    """Refused: raises `RequestError`."""
-
-
 class SamplingParams(sampling.SamplingParams):
     """Dovetail's `SamplingParams` that may be changed until a request is added, which keeps a checked copy.
 
     Values are checked when the object is made and when a request is added; a name that does not exist is refused at
-    once. `extra_args` is `extra`.
+    once. `extra_args` is `extra`, `guided_decoding` is `structured_outputs`.
     """
 
     def __init__(self, n: int = 1, best_of: int | None = None, **given: Any):
@@ -82,6 +72,11 @@ class SamplingParams(sampling.SamplingParams):
     def extra_args(self) -> Mapping[str, Any]:
         """vLLM's name of `extra`."""
         return self.extra
+
+    @property
+    def guided_decoding(self) -> StructuredOutputs | None:
+        """vLLM's older name of `structured_outputs`."""
+        return self.structured_outputs
 
     @property
     def sampling_type(self) -> SamplingType:
@@ -123,6 +118,9 @@ def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
             reason, no_effect = _NOT_SERVED[name]
             if value is not None and value not in no_effect:
                 refuse(f"SamplingParams({name}={value!r})", reason)
+        elif name == "guided_decoding":
+            if value is not None:
+                taken["structured_outputs"] = value
         elif name == "extra_args":
             taken["extra"] = value or {}
         elif name in ("logprobs", "prompt_logprobs") and isinstance(value, bool):

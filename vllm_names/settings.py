@@ -82,7 +82,16 @@ _MODEL = (
         values={"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
     ),
     works("max_model_len", "int", "model.max_model_len"),
-    planned("guided_decoding_backend", "str", "grammars come with structured output", "auto", "xgrammar"),
+    works(
+        "guided_decoding_backend",
+        "str",
+        "grammar.name",
+        "`llguidance`, `xgrammar` (an extra), or any installed one",
+        values={"guidance": "llguidance"},
+        refuses=dict.fromkeys(
+            ("outlines", "lm-format-enforcer"), "there is no such plugin here: take llguidance or xgrammar"
+        ),
+    ),
     refused("logits_processor_pattern", "str", "only processors that the config names under logits_processors run"),
     works(
         "model_impl",
@@ -136,8 +145,8 @@ _SCHEDULER = (
     refused(
         "disable_log_stats",
         "switch",
-        "measurements go to the sinks that `telemetry` lists, and it lists none by default; for a log write telemetry: "
-        "[log]",
+        "measurements go to the sinks that `telemetry` lists, and it lists none by default; for a log and for "
+        "Prometheus write telemetry: [log, prometheus]",
         True,
     ),
 )
@@ -313,8 +322,17 @@ _REST = (
     planned("served_model_name", "str", "comes with the server"),
     refused("qlora_adapter_name_or_path", "str", "vLLM itself has dropped it; merge the adapter into the weights"),
     refused("show_hidden_metrics_for_version", "str", "no metric is hidden"),
-    planned("otlp_traces_endpoint", "str", "comes with a telemetry sink for OpenTelemetry"),
-    planned("collect_detailed_traces", "str", "comes with a telemetry sink for OpenTelemetry"),
+    refused(
+        "otlp_traces_endpoint",
+        "str",
+        "sinks are listed together, each with its options: write telemetry: [{name: otlp, endpoint: URL, protocol: "
+        "grpc}], or http/protobuf, which is the default",
+    ),
+    refused(
+        "collect_detailed_traces",
+        "str",
+        "each trace of the sink `otlp` has the phases queue, prefill and decode; workers report no spans of their own",
+    ),
     refused("disable_async_output_proc", "switch", "overlap is the engine's business, not a setting", False),
     works("scheduling_policy", "str", "scheduler.name", "any installed scheduler"),
     refused(

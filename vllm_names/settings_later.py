@@ -14,7 +14,6 @@ _EXPERTS = (
     "experts are split over ranks as every layer is (tensor_parallel_size); each expert on one rank is not there yet"
 )
 _MICRO_BATCHES = "steps are not cut into overlapping micro-batches yet"
-_STRUCTURED = "grammars come with structured output"
 _RECURRENT = "models with a recurrent state are not served yet"
 
 LATER_NAMES: tuple[ForeignName, ...] = (
@@ -72,11 +71,11 @@ LATER_NAMES: tuple[ForeignName, ...] = (
         "groups of layers always have KV blocks with lifetimes of their own; leave it out",
         False,
     ),
-    planned("structured_outputs_config", "json", _STRUCTURED, {}),
+    refused("structured_outputs_config", "json", "the section grammar of the config has what it says", {}),
     planned("reasoning_parser", "str", "what a model thinks is not separated from its answer yet", ""),
-    planned("guided_decoding_disable_fallback", "switch", _STRUCTURED, False),
-    planned("guided_decoding_disable_any_whitespace", "switch", _STRUCTURED, False),
-    planned("guided_decoding_disable_additional_properties", "switch", _STRUCTURED, False),
+    refused("guided_decoding_disable_fallback", "switch", "grammar plugins never fall back; leave it out", False),
+    refused("guided_decoding_disable_any_whitespace", "switch", "requests say so: max_whitespace=0", False),
+    refused("guided_decoding_disable_additional_properties", "switch", "schemas say so themselves", False),
     planned("pooler_config", "json", _TEXT_ONLY),
     refused(
         "worker_extension_cls",

@@ -23,6 +23,8 @@ from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.forward import ForwardPass
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.overlap.deferred import DeferredSteps
+from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
+from dovetail.worker.sampling.grammar_masks import NO_DRAFT
 from dovetail.worker.sampling.sampler import Sampler, token_logprobs
 
 # Those that speculate are imported where they are created: most starts need none.
@@ -47,6 +49,7 @@ class ModelRunner:
         forward: ForwardPass,
         device: Device,
         processors: Mapping[str, LogitsProcessor],
+        grammars: GrammarCompiler | None,
         speculation: Speculation | None,
         batch: InputBatch,
         *,
@@ -62,7 +65,7 @@ class ModelRunner:
         self._speculation = speculation
         self._batch = batch
         limits = config.limits
-        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators)
+        self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators, grammars)
         self._deferred: DeferredSteps | None = None
         """None where steps cannot overlap: whoever speculates looks at each result before the next step."""
         if speculation is None and context.communicator.size == 1:
@@ -118,6 +121,8 @@ class ModelRunner:
         inputs = self._batch.prepare(plan)
         if self._speculation is not None:
             self._speculation.prepare(plan, inputs)
+        if self._sampler.grammars.wants(plan.seq_ids):
+            self._start_masks(plan, inputs)
         prepared = time.perf_counter()
         ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
         hidden, layer_states = self._forward.run(inputs, ids, positions)
@@ -151,6 +156,11 @@ class ModelRunner:
         """No more steps come: requests that are here have ended."""
         if self._speculation is not None:
             self._speculation.finish_all()
+
+    def _start_masks(self, plan: StepPlan, inputs: StepInputs) -> None:
+        drafted = {} if self._speculation is None else self._speculation.paths(plan)
+        indices = np.flatnonzero(inputs.reaches_end).tolist()
+        self._sampler.start_masks([(plan.seq_ids[index], drafted.get(index, NO_DRAFT)) for index in indices])
 
     def _leave(self, seq_id: int) -> None:
         self._batch.remove(seq_id)

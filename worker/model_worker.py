@@ -13,6 +13,7 @@ from dovetail.contracts.logits import LogitsSetup
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.worker.loaded_model import LoadedModel, load_model
 from dovetail.worker.running_worker import RunningWorker, SleepingWorker, initialize_cache
+from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sleep import check_level
 from dovetail.worker.worker_setup import leave_group, set_up
 
@@ -27,6 +28,7 @@ class ModelWorker:
 
     def __init__(self, config: ResolvedConfig, placement: Placement, logits: LogitsSetup | None = None):
         self._setup = set_up(config, placement, logits)
+        self._grammars: GrammarCompiler | None = None
         self._loaded: LoadedModel | None = None
         self._running: RunningWorker | None = None
         """None while it sleeps, too."""
@@ -54,6 +56,7 @@ class ModelWorker:
             "sleep": self._sleep,
             "wake_up": self._wake_up,
             "forget_finished": self._forget_finished,
+            "use_grammars": self._use_grammars,
         }
         if method not in operations:
             raise ConfigError(f"workers have no operation {method!r}; they have {', '.join(operations)}")
@@ -63,13 +66,21 @@ class ModelWorker:
         """Ends the requests that are left, frees weights and KV pages, and leaves the process group."""
         self._end_requests()
         self._loaded = self._running = self._sleeping = None
+        if self._grammars is not None:
+            self._grammars.close()
         leave_group(self._setup.placement)
 
     def _initialize_cache(self, layout: KVLayout, num_blocks: int, num_host_blocks: int) -> None:
         """Again for a cache in place of the one that is there."""
         loaded = self._in_order("initialize_cache", None if self._sleeping is not None else self._loaded)
         self._end_requests()
-        self._running = initialize_cache(loaded, layout, num_blocks, num_host_blocks)
+        self._running = initialize_cache(loaded, layout, num_blocks, num_host_blocks, self._grammars)
+
+    def _use_grammars(self, grammars: GrammarCompiler) -> None:
+        """What compiles the grammars of requests, from the next KV cache on; other ranks than the one that answers need
+        none."""
+        if self._setup.placement.answers:
+            self._grammars = grammars
 
     def _sleep(self, level: int) -> int:
         check_level(level)

@@ -13,11 +13,19 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.loaded_model import LoadedModel
 from dovetail.worker.machine.free_memory import give_back_free_memory
 from dovetail.worker.model_runner import ModelRunner
+from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sleep import Sleeper
 
 
-def initialize_cache(loaded: LoadedModel, layout: KVLayout, num_blocks: int, num_host_blocks: int) -> RunningWorker:
-    """Gives the model a KV cache of so many blocks on the device and on the host, and a runner."""
+def initialize_cache(
+    loaded: LoadedModel,
+    layout: KVLayout,
+    num_blocks: int,
+    num_host_blocks: int,
+    grammars: GrammarCompiler | None = None,
+) -> RunningWorker:
+    """Gives the model a KV cache of so many blocks on the device and on the host, and a runner. `grammars`: what
+    compiles those of requests; None where there is no plugin for it."""
     setup, context = loaded.setup, loaded.context
     config, device, placement = setup.config, setup.device, setup.placement
     storage = KVStorage(layout, num_blocks, num_host_blocks, setup.torch_device, has_extra=placement.answers)
@@ -54,6 +62,7 @@ def initialize_cache(loaded: LoadedModel, layout: KVLayout, num_blocks: int, num
         forward,
         device,
         processors,
+        grammars,
         speculation,
         batch,
         answers=placement.answers,

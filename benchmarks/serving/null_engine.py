@@ -84,9 +84,7 @@ class PacedTokens(Executor):
 
 def save_null_model(directory: Path, max_model_len: int = 1 << 17) -> None:
     """A model that is never computed, and a tokenizer with one token per byte."""
-    save_tiny_model(
-        directory, tiny_config("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=max_model_len)
-    )
+    save_tiny_model(directory, tiny_config("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=max_model_len))
     alphabet = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({character: token for token, character in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarLimits
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
 from dovetail.contracts.quantization import QuantizationNeed
@@ -177,6 +178,14 @@ class ResolvedSpeculation:
 
 
 @dataclass(frozen=True)
+class ResolvedGrammar:
+    """What compiles the grammars of requests."""
+
+    component: Component
+    limits: GrammarLimits
+
+
+@dataclass(frozen=True)
 class ResolvedConfig:
     """A configuration with every choice made."""
 
@@ -201,6 +210,8 @@ class ResolvedConfig:
     """Host memory of the machine that workers run on."""
     reproducibility: str
     """"default" or "strict"."""
+    grammar: ResolvedGrammar | None
+    """None: requests with a grammar are refused."""
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
     decisions: tuple[Decision, ...]
@@ -236,6 +247,8 @@ class ResolvedConfig:
         }
         chosen |= {f"logits_processors.{label}": component for label, component in self.logits_processors.items()}
         chosen |= {f"telemetry.{index}": component for index, component in enumerate(self.telemetry)}
+        if self.grammar is not None:
+            chosen["grammar"] = self.grammar.component
         if self.quantization is not None:
             chosen["model.quantization"] = self.quantization
         if self.operators is not None:

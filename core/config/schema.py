@@ -208,6 +208,16 @@ class SpeculativeSection(Section):
     )
 
 
+class GrammarSection(ComponentSection):
+    """What compiles the grammars of structured outputs, and what one grammar may take."""
+
+    source_bytes: int | None = Field(
+        default=None, ge=1, description="Most bytes of one grammar, as it is written; null: 1 MiB"
+    )
+    compile_seconds: float | None = Field(default=None, gt=0, description="Longest compilation; null: 10 seconds")
+    compile_gib: float | None = Field(default=None, gt=0, description="Most memory of a compilation in GiB; null: 1")
+
+
 class EngineConfig(Section):
     """The whole configuration of an engine. Every section has defaults."""
 
@@ -223,6 +233,10 @@ class EngineConfig(Section):
     reproducibility: Literal["default", "strict"] = Field(
         default="default",
         description="strict: a request's tokens do not depend on what else is in the batch, nor on speculation",
+    )
+    grammar: GrammarSection | None = Field(
+        default=GrammarSection(),
+        description="Structured outputs; auto: what reads the model's tokenizer; null: refuse requests that want them",
     )
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)
@@ -268,6 +282,7 @@ PLACES: tuple[Place, ...] = (
     Place(("speculative", "drafters", "*"), DrafterSection, "draft_worker", "name"),
     Place(("speculative", "drafters", "*", "attention"), ComponentSection, "attention_backend", "name", nullable=True),
     Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
+    Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),
 )

@@ -21,6 +21,17 @@ from dovetail.contracts.telemetry import Exposition
 
 
 @dataclass(frozen=True, kw_only=True)
+class GrammarFacts:
+    """The grammar plugin of an engine."""
+
+    name: str = ""
+    forms: tuple[str, ...] = ()
+    """`GrammarCapabilities.forms`, in order."""
+    refusal: str = ""
+    """Why requests with a grammar are refused; empty where they are served."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineFacts:
     """What clients know of an engine. It travels between processes, so everything in it is plain data."""
 
@@ -52,6 +63,8 @@ class EngineFacts:
     """Requests with a drafter may not ask for log probabilities."""
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `SamplingParams` that the model's generation config recommends."""
+    grammar: GrammarFacts = GrammarFacts(refusal="this engine has no grammar plugin")
+    """What serves `SamplingParams.structured_outputs`."""
     architecture: str = ""
     """First of `architectures` in the model's config.json."""
 

@@ -247,8 +247,9 @@ class Worker(Protocol):
         num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank, "sleep"(level) -> bytes given back and
         "wake_up": no request may be in the batch, and what the KV pages held is lost. Level 1 keeps weights in host
         memory, level 2 reads the checkpoint again: "wake_up" raises `ModelError` where the checkpoint changed
-        meanwhile, unless it is called as "wake_up"(True); "forget_finished": drafters forget what they learned from
-        finished requests; no request may be under way."""
+        meanwhile, unless it is called as "wake_up"(True); "use_grammars"(compiler), before "initialize_cache": what
+        compiles the grammars of requests, for the rank that answers; "forget_finished": drafters forget what they
+        learned from finished requests; no request may be under way."""
 
     def close(self) -> None:
         """Frees what the worker holds. Idempotent."""

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.structured_outputs import StructuredOutputs
 
 T = TypeVar("T")
 
@@ -98,6 +99,8 @@ class SamplingParams:
     """Name of a configured drafter, "off", or None for the config's default."""
     processors: Mapping[str, Any] = field(default_factory=dict)
     """Options for configured logits processors: name -> the processor's value."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the output: JSON by a schema, a regular expression, ... Wants a configured `grammar`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values for plugins that read requests: schedulers see them as `RequestState.extra`, hooks in
     `dovetail_request_added`. The engine does not read them. They are copied when the parameters are made."""
@@ -244,6 +247,13 @@ def _check_types(p: SamplingParams) -> None:
         _require(name, values[name], is_small, f"at most {_LARGEST}")
     for name in ("processors", "extra"):
         _require(name, values[name], isinstance(values[name], Mapping), "a mapping")
+    is_form = isinstance(p.structured_outputs, StructuredOutputs | None)
+    _require("structured_outputs", p.structured_outputs, is_form, "None or StructuredOutputs")
+    if p.structured_outputs is not None and p.ignore_eos:
+        raise RequestError(
+            "ignore_eos goes on behind the end of an output, where a grammar allows nothing: leave out ignore_eos or"
+            " structured_outputs"
+        )
     _require("speculation", p.speculation, isinstance(p.speculation, str | None), "None or a drafter's name")
 
 

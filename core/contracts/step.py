@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.reserved import refuse_reserved
 from dovetail.contracts.sampling import SamplingParams
 
@@ -68,8 +69,8 @@ class NewRequest:
     """Reserved: media items of the placeholders among the tokens, in ascending order of `first_token`."""
     pooling: str | None = field(default=None, kw_only=True)
     """Reserved: how the hidden states become one vector, in place of sampling: "last" or "mean"."""
-    grammar: str | None = field(default=None, kw_only=True)
-    """Reserved: name of a compiled grammar that workers hold; it says which tokens may be sampled next."""
+    grammar: OutputGrammar | None = field(default=None, kw_only=True)
+    """Which tokens may be sampled; the rank that answers compiles it."""
     trace_context: str | None = field(default=None, kw_only=True)
     """Reserved: the `traceparent` of W3C Trace Context, under which workers report their spans."""
 
@@ -80,7 +81,6 @@ class NewRequest:
                 "adapter": (self.adapter, "workers apply no adapters yet"),
                 "media": (self.media, "workers read no media yet"),
                 "pooling": (self.pooling, "workers sample tokens and pool no hidden states yet"),
-                "grammar": (self.grammar, "workers hold no grammars yet"),
                 "trace_context": (self.trace_context, "workers report no spans yet"),
             },
         )

@@ -16,7 +16,7 @@ from dovetail.contracts.step import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
+class EngineDescription:
     """What an engine is; it changes only where the KV memory is replaced."""
 
     model: str
@@ -140,7 +140,7 @@ class SinkTotals:
     """What a sink has cost since the engine started."""
 
     name: str
-    """As in the config; with "#2" behind it where it is the second of that name."""
+    """As in the config, of "./file.py:Class" the class; with "#2" behind it where it is the second of that name."""
     seconds: float
     """Time that the engine spent in its calls."""
     is_on: bool
@@ -171,7 +171,7 @@ class TelemetrySink(Plugin):
     def __init__(self, options: PluginOptions):
         self.options = options
 
-    def on_start(self, facts: EngineFacts) -> None:
+    def on_start(self, engine: EngineDescription) -> None:
         """The engine is ready. Called before all others, and again where the KV memory was replaced."""
         return None
 

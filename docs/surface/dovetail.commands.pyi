@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from dovetail.config.files import FileContent
 from dovetail.config.layers import Dropped, Origin
 from dovetail.config.manifest import RecordedPlugin
-from dovetail.config.resolved import ResolvedCache, ResolvedModel, ResolvedSpeculation
+from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedModel, ResolvedSpeculation
 from dovetail.config.schema import EngineConfig
 from dovetail.config.tree import KeyPath
 from dovetail.contracts.errors import DovetailError
@@ -117,6 +117,7 @@ class ResolvedConfig:
     speculation: ResolvedSpeculation | None
     worker_memory_bytes: int
     reproducibility: str
+    grammar: ResolvedGrammar | None
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
     decisions: tuple[Decision, ...]

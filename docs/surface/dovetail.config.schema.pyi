@@ -75,3 +75,9 @@ class SpeculativeSection(Section):
     acceptance: ComponentSection = ComponentSection()
     disable_by_batch_size: int | None = Field(default=None, ge=0)
     disable_logprobs: bool = False
+
+
+class GrammarSection(ComponentSection):
+    source_bytes: int | None = Field(default=None, ge=1)
+    compile_seconds: float | None = Field(default=None, gt=0)
+    compile_gib: float | None = Field(default=None, gt=0)

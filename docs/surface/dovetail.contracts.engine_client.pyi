@@ -8,6 +8,13 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
+class GrammarFacts:
+    name: str = ''
+    forms: tuple[str, ...] = ()
+    refusal: str = ''
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineFacts:
     model: str
     max_model_len: int
@@ -24,6 +31,7 @@ class EngineFacts:
     accepts_sampling: bool = True
     drafts_without_logprobs: bool = False
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    grammar: GrammarFacts = GrammarFacts(refusal='this engine has no grammar plugin')
     architecture: str = ''
 
 

@@ -2,33 +2,10 @@ import numpy as np
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from numpy.typing import NDArray
 from typing import ClassVar
-
-STRUCTURAL_TAG = 'structural_tag'
-FORMS = ...
-
-@dataclass(frozen=True, kw_only=True)
-class GrammarTag:
-    begin: str
-    content: GrammarSpec
-    end: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrammarSpec:
-    form: str
-    source: str = ''
-    max_whitespace: int | None = None
-    tags: tuple[GrammarTag, ...] = ()
-    triggers: tuple[str, ...] = ()
-    at_least_one: bool = False
-    stop_after_first: bool = False
-    @property
-    def forms(self) -> frozenset[str]: ...
-    @property
-    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dovetail.contracts.dialect import Dialect
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from fastapi import APIRouter, Request
 from starlette.responses import Response
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class APIError(DovetailError):
@@ -35,10 +35,11 @@ class RouteHost(Protocol):
     @property
     def is_draining(self) -> bool: ...
     def check_model(self, name: str | None) -> str: ...
-    def event_stream(self, request: Request, frames: AsyncIterator[bytes]) -> Response: ...
+    def event_stream(self, request: Request, frames: AsyncGenerator[bytes, None]) -> Response: ...
 
 
 class Route(Plugin):
+    open_paths: ClassVar[frozenset[str]] = frozenset()
     def __init__(self, options: PluginOptions, host: RouteHost): ...
     options: PluginOptions
     host: RouteHost

@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dovetail.contracts.structured_outputs import StructuredOutputs
 from typing import Any, TypeVar
 
 T = TypeVar('T')
@@ -34,6 +35,7 @@ class SamplingParams:
     output_kind: str = 'cumulative'
     speculation: str | None = None
     processors: Mapping[str, Any] = field(default_factory=dict)
+    structured_outputs: StructuredOutputs | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     def snapshot(self) -> SamplingParams: ...
     @property

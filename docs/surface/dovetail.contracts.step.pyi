@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.sampling import SamplingParams
 from typing import Literal
 
@@ -34,7 +35,7 @@ class NewRequest:
     adapter: str | None = field(default=None, kw_only=True)
     media: tuple[MediaItem, ...] = field(default=(), kw_only=True)
     pooling: str | None = field(default=None, kw_only=True)
-    grammar: str | None = field(default=None, kw_only=True)
+    grammar: OutputGrammar | None = field(default=None, kw_only=True)
     trace_context: str | None = field(default=None, kw_only=True)
 
 

@@ -1,5 +1,5 @@
 from dataclasses import dataclass
-from dovetail.contracts.grammar import GrammarSpec, GrammarTag, STRUCTURAL_TAG
+from dovetail.contracts.grammar_spec import GrammarSpec, GrammarTag, STRUCTURAL_TAG
 from tokenizers import Tokenizer
 from typing import Any
 

@@ -1,6 +1,7 @@
 import pytest
 from collections.abc import Callable, Iterator, Mapping
-from dovetail.contracts.grammar import Grammar, GrammarLimits, GrammarSpec
+from dovetail.contracts.grammar import Grammar, GrammarLimits
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.testing.grammar_cases import Vocabulary
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.testing.grammar_forms import GrammarForms
 
 

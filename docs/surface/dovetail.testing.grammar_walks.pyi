@@ -1,5 +1,6 @@
 import numpy as np
-from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Matcher
+from dovetail.contracts.grammar import CompiledGrammar, Matcher
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.testing.grammar_cases import Vocabulary
 from numpy.typing import NDArray
 from typing import Any

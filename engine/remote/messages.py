@@ -19,6 +19,7 @@ from dovetail.contracts.errors import (
     RequestError,
     WorkerError,
 )
+from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.outputs import RequestMetrics
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.input_processor import ProcessedInput
@@ -49,6 +50,7 @@ class Submit(Message):
     eos_token_ids: list[int]
     bad_word_ids: list[list[int]]
     drafter: str | None
+    grammar: OutputGrammar | None
     cache_salt: str | None
     priority: int
     arrival_time: float
@@ -160,9 +162,12 @@ _DEFAULTS = SamplingParams()
 
 
 def params_to_plain(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are not the default, as plain data."""
+    """The fields that are not the default, as plain data. The form of the output is left out: it travels as
+    `OutputGrammar`."""
     plain = {}
     for each in fields(SamplingParams):
+        if each.name == "structured_outputs":
+            continue
         value = getattr(params, each.name)
         if value != getattr(_DEFAULTS, each.name):
             plain[each.name] = dict(value) if isinstance(value, Mapping) else value
@@ -192,6 +197,7 @@ def submit_message(
         eos_token_ids=list(processed.eos_token_ids),
         bad_word_ids=[list(ids) for ids in processed.bad_word_ids],
         drafter=processed.drafter,
+        grammar=processed.grammar,
         cache_salt=processed.cache_salt if processed.cache_salt is not None else cache_salt,
         priority=priority,
         arrival_time=arrival_time,
@@ -214,6 +220,7 @@ def processed_input(message: Submit) -> ProcessedInput:
         drafter=message.drafter,
         cache_salt=message.cache_salt,
         shows_logprobs=params.logprobs is not None,
+        grammar=message.grammar,
     )
 
 

@@ -15,6 +15,7 @@ from dovetail.engine.resolving.attention import attention_need
 from dovetail.engine.resolving.cache import choose_kv_dtype, plan_cache, refuse_more_than_host
 from dovetail.engine.resolving.choose import choose
 from dovetail.engine.resolving.executor import find_executor, settle_executor
+from dovetail.engine.resolving.grammar import choose_grammar
 from dovetail.engine.resolving.limits import choose_max_model_len, set_limits
 from dovetail.engine.resolving.model import ChosenModel, choose_model
 from dovetail.engine.resolving.operators import choose_operators
@@ -81,8 +82,10 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     scheduler = choose(state, SCHEDULER, limits).component
     processors = {name: choose(state, PROCESSOR.at(name), None).component for name in config.logits_processors}
     sinks = [choose(state, TELEMETRY.at(str(index)), None).component for index in range(len(config.telemetry))]
+    resolved_model = _resolved_model(state, model, max_model_len)
+    grammar = choose_grammar(state, resolved_model)
     resolved = ResolvedConfig(
-        model=_resolved_model(state, model, max_model_len),
+        model=resolved_model,
         cache=cache,
         device_type=state.environment.device_type,
         tensor_parallel=config.executor.tensor_parallel,
@@ -100,6 +103,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         speculation=speculation,
         worker_memory_bytes=state.environment.memory_bytes,
         reproducibility=config.reproducibility,
+        grammar=grammar,
         logits_processors=processors,
         telemetry=tuple(sinks),
         decisions=state.decisions,

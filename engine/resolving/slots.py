@@ -8,6 +8,7 @@ from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.draft_length import DraftLength
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.executor import Executor
+from dovetail.contracts.grammar import Grammar
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import ModelFamily, ModelNeed
 from dovetail.contracts.operators import Operators
@@ -76,5 +77,6 @@ DRAFT_QUANTIZATION = Slot[QuantizationMethod](("model", "quantization"), "quanti
 """Of layers that a drafter builds by itself, in the resolution of its own model."""
 LENGTH = Slot[DraftLength](("speculative", "drafters", "*", "length"), "draft_length")
 ACCEPTANCE = Slot[AcceptanceRule](("speculative", "acceptance"), "acceptance_rule", _must_be_named)
+GRAMMAR = Slot[Grammar](("grammar",), "grammar")
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")
 TELEMETRY = Slot[TelemetrySink](("telemetry", "*"), "telemetry_sink")

@@ -97,13 +97,13 @@ def _from_directory(files: TokenizerFiles, directory: Path, mode: str) -> Tokeni
     if mode == "auto" and path.exists():
         source = read_text(path)
         backend = _parse(source, str(path))
-        _mark_special(backend, settings)
-        return FastTokenizer(backend, source, settings.special_tokens, templates)
+        marked = _mark_special(backend, settings, source)
+        return FastTokenizer(backend, marked, settings.special_tokens, templates)
     if mode == "auto" and (converted := convert(directory)) is not None:
         backend = _parse(converted.json, str(directory / "tokenizer.model"))
-        _mark_special(backend, settings)
+        marked = _mark_special(backend, settings, converted.json)
         special = {**converted.special_tokens, **settings.special_tokens}
-        return FastTokenizer(backend, converted.json, special, templates)
+        return FastTokenizer(backend, marked, special, templates)
     # transformers takes seconds to import: only for what nothing else reads.
     from dovetail.engine.tokenization.slow import load_with_transformers
 
@@ -122,10 +122,14 @@ def _templates(files: TokenizerFiles, own: dict[str, str]) -> dict[str, str]:
     return own if files.chat_template is None else {**own, "default": files.chat_template}
 
 
-def _mark_special(backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-    """Makes special what tokenizer_config.json calls so and tokenizer.json does not, as transformers does."""
+def _mark_special(backend: tokenizers.Tokenizer, settings: TokenizerSettings, source: str) -> str:
+    """Makes special what tokenizer_config.json calls so and tokenizer.json does not, as transformers does. Returns the
+    JSON with these marks: `source` where it has them all."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     named = [*settings.special_tokens.values(), *settings.extra_special]
-    backend.add_special_tokens(
-        [text for text in named if text not in special and backend.token_to_id(text) is not None]
-    )
+    unmarked = [text for text in named if text not in special and backend.token_to_id(text) is not None]
+    if not unmarked:
+        return source
+    backend.add_special_tokens(unmarked)
+    marked: str = backend.to_str()
+    return marked

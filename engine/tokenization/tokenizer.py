@@ -34,7 +34,8 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def tokenizer_json(self) -> str | None:
-        """The tokenizer as JSON of the `tokenizers` library, as the checkpoint has it; None where there is none."""
+        """The tokenizer as JSON of the `tokenizers` library, with the marks that tokenizer_config.json adds; None where
+        there is none."""
 
     @property
     @abstractmethod

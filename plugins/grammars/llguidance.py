@@ -17,13 +17,8 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import (
-    STRUCTURAL_TAG,
-    CompiledGrammar,
-    GrammarCapabilities,
-    GrammarSetup,
-    GrammarSpec,
-)
+from dovetail.contracts.grammar import CompiledGrammar, GrammarCapabilities, GrammarSetup
+from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec
 from dovetail.plugins.grammars.ends import NO_WAY_ON, Automaton, EndingMatcher, Ends
 from dovetail.plugins.grammars.patterns import read_pattern, repeats_in_rules
 from dovetail.plugins.grammars.rehearsal import RehearsalOptions, RehearsedGrammar

@@ -25,7 +25,8 @@ from typing import Any, BinaryIO
 from pydantic import Field
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import CompiledGrammar, Grammar, GrammarLimits, GrammarSetup, GrammarSpec
+from dovetail.contracts.grammar import CompiledGrammar, Grammar, GrammarLimits, GrammarSetup
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.contracts.plugin import PluginOptions
 
 _START_S = 120.0

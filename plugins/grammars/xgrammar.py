@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import (
-    STRUCTURAL_TAG,
-    CompiledGrammar,
-    GrammarCapabilities,
-    GrammarNeed,
-    GrammarSetup,
-    GrammarSpec,
-)
+from dovetail.contracts.grammar import CompiledGrammar, GrammarCapabilities, GrammarNeed, GrammarSetup
+from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec
 from dovetail.contracts.plugin import Environment
 from dovetail.plugins.grammars.ends import Automaton, EndingMatcher, Ends
 from dovetail.plugins.grammars.fragment import VOCABULARY, check_fragment

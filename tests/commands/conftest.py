@@ -108,6 +108,20 @@ def _take_terminal() -> None:
 
 
 @pytest.fixture
+def plain_terminal() -> Iterator[Callable[..., Terminal]]:
+    """Starts `dovetail ARGS`."""
+    opened: list[Terminal] = []
+
+    def start(*arguments: str) -> Terminal:
+        opened.append(Terminal(list(arguments), {}))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
 def terminal(chat_model: Path, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """Starts `dovetail COMMAND ARGS` over the tiny chat model; the cache folder is the test's own."""
     opened: list[Terminal] = []

@@ -13,7 +13,7 @@ from dovetail import LLM, AsyncLLMEngine, SamplingParams
 from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.telemetry import (
-    EngineFacts,
+    EngineDescription,
     EngineState,
     Exposes,
     Exposition,
@@ -34,13 +34,13 @@ class Recorder(Exposes):
 
     def __init__(self) -> None:
         super().__init__(PluginOptions())
-        self.facts: list[EngineFacts] = []
+        self.engines: list[EngineDescription] = []
         self.steps: list[StepStats] = []
         self.requests: dict[str, RequestStats] = {}
         self.states: list[EngineState] = []
 
-    def on_start(self, facts: EngineFacts) -> None:
-        self.facts.append(facts)
+    def on_start(self, engine: EngineDescription) -> None:
+        self.engines.append(engine)
 
     def on_step(self, stats: StepStats) -> None:
         self.steps.append(stats)
@@ -81,7 +81,7 @@ def test_sinks_learn_what_the_engine_is_and_of_another_kv_memory(make_llm: MakeL
     llm = make_llm()
     recorder = with_recorder(llm)
     llm.engine.initialize_cache(300)
-    before, after = recorder.facts
+    before, after = recorder.engines
     assert (before.block_size, before.num_blocks, before.max_model_len) == (4, 399, 256)
     assert (before.kv_dtype, before.prefix_caching, before.drafter) == ("float32", True, None)
     assert before.model == str(llm.engine.config.model.files.path)
@@ -270,9 +270,8 @@ def test_the_engine_for_coroutines_has_metrics_and_traces(make_llm: MakeLLM) -> 
         with AsyncLLMEngine(llm.engine) as engine:
             async for _ in engine.generate([5, 6], LONG, "r", trace_headers={"traceparent": PARENT}):
                 assert int((await engine.metrics()).body) > 0
-            last = engine.metrics
         with pytest.raises(RequestError, match="the engine is shut down"):
-            last()
+            await engine.metrics()
 
     asyncio.run(main())
     assert recorder.requests["r"].trace_context == {"traceparent": PARENT}

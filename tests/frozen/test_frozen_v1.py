@@ -25,6 +25,7 @@ from dovetail.testing.model_family_suite import ModelFamilySuite
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.testing.quantization_suite import QuantizationSuite
 from dovetail.testing.scheduler_suite import SchedulerSuite
+from dovetail.testing.telemetry_suite import TelemetrySinkSuite
 from dovetail.testing.tiny_models import read_config, read_weights
 
 FROZEN_KINDS = {path.stem for path in (Path(__file__).parent / "v1").glob("*.py")}
@@ -128,6 +129,18 @@ def test_a_telemetry_sink_hears_of_steps_and_requests(run, tmp_path):
     assert (tmp_path / "sums").read_text() == f"3 {sum(map(len, PROMPTS))} 24"
 
 
+def test_a_telemetry_sink_is_scraped(run, tmp_path):
+    llm = run(telemetry=[{"name": "frozen", "path": str(tmp_path / "sums")}])
+    block = llm.engine.config.cache.block_size
+    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert llm.engine.metrics().body.decode().splitlines() == [
+        "# TYPE frozen_tokens_total counter",
+        f'frozen_tokens_total{{block_size="{block}"}} 24',
+        "# TYPE frozen_running gauge",
+        f'frozen_running{{block_size="{block}"}} 0',
+    ]
+
+
 def test_a_model_source_resolves_its_scheme(run, expected, tiny_llama):
     source = {"name": "frozen", "root": str(tiny_llama[0].parent)}
     assert tokens_of(run(model={"path": "frozen:llama", "source": source})) == expected
@@ -203,6 +216,7 @@ def _classes(frozen: Any) -> None:
     TestDrafter.worker_class = frozen.load("draft_worker", "frozen")
     TestRule.rule_class = frozen.load("acceptance_rule", "frozen")
     TestLength.length_class = frozen.load("draft_length", "frozen")
+    TestTelemetrySink.sink_class = frozen.load("telemetry_sink", "frozen")
     TestDialect.dialect_class = frozen.load("dialect", "frozen")
     TestGrammar.grammar_class = frozen.load("grammar", "frozen")
 
@@ -237,6 +251,12 @@ class TestDrafter(DraftWorkerSuite):
 
 class TestRule(AcceptanceRuleSuite):
     pass
+
+
+class TestTelemetrySink(TelemetrySinkSuite):
+    @pytest.fixture
+    def options(self, tmp_path):
+        return {"path": tmp_path / "sums"}
 
 
 class TestLength(DraftLengthSuite):

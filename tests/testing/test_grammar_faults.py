@@ -14,15 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import (
-    STRUCTURAL_TAG,
-    CompiledGrammar,
-    Grammar,
-    GrammarCapabilities,
-    GrammarSetup,
-    GrammarSpec,
-    Matcher,
-)
+from dovetail.contracts.grammar import CompiledGrammar, Grammar, GrammarCapabilities, GrammarSetup, Matcher
+from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.grammars.llguidance import LLGuidanceGrammar
 from dovetail.testing import grammar_cases

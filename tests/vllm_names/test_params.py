@@ -11,7 +11,15 @@ import pytest
 
 import dovetail
 from dovetail.contracts.errors import RequestError
-from dovetail.vllm import BeamSearchParams, PoolingParams, SamplingParams, SamplingType, StructuredOutputsParams
+from dovetail.contracts.structured_outputs import StructuredOutputs
+from dovetail.vllm import (
+    BeamSearchParams,
+    GuidedDecodingParams,
+    PoolingParams,
+    SamplingParams,
+    SamplingType,
+    StructuredOutputsParams,
+)
 from dovetail.vllm.sampling_params import RequestOutputKind
 
 
@@ -65,8 +73,6 @@ def test_copies_keep_what_was_changed() -> None:
     ("given", "reason"),
     [
         ({"use_beam_search": True}, "LLM.beam_search"),
-        ({"guided_decoding": {}}, "structured output"),
-        ({"structured_outputs": {}}, "structured output"),
         ({"logits_processors": [print]}, "section logits_processors"),
         ({"spaces_between_special_tokens": False}, "no such spaces"),
     ],
@@ -84,9 +90,36 @@ def test_what_asks_for_what_happens_anyway_is_taken() -> None:
 
 
 def test_kinds_of_parameters_that_nothing_takes_say_so() -> None:
-    for made in (PoolingParams, StructuredOutputsParams):
-        with pytest.raises(RequestError, match="is not served: "):
-            made()
+    with pytest.raises(RequestError, match="is not served: "):
+        PoolingParams()
+
+
+@pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])
+@pytest.mark.parametrize("kind", [StructuredOutputsParams, GuidedDecodingParams])
+def test_structured_outputs_are_taken_under_both_names(name: str, kind: type[StructuredOutputs]) -> None:
+    form = kind(json={"type": "integer"}, disable_any_whitespace=True)
+    params = SamplingParams(**{name: form})
+    assert params.guided_decoding is params.structured_outputs is form
+    assert params.snapshot().structured_outputs is form
+    assert form.spec == dovetail.StructuredOutputs(json={"type": "integer"}, max_whitespace=0).spec
+    params = SamplingParams()
+    setattr(params, name, kind(regex="a+"))
+    assert params.structured_outputs is not None
+    assert pickle.loads(pickle.dumps(params)).structured_outputs.spec == kind(regex="a+").spec
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"json": "{}", "regex": "a"}, "exactly one of"),
+        ({"json": "{}", "disable_additional_properties": True}, "into the schema"),
+        ({"json": "{}", "whitespace_pattern": " ?"}, "max_whitespace"),
+        ({"regex": "a", "backend": "xgrammar"}, "grammar.name"),
+    ],
+)
+def test_structured_outputs_that_are_not_served_say_why(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        GuidedDecodingParams(**given)
 
 
 def test_unknown_fields_name_the_nearest() -> None:

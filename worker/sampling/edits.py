@@ -1,12 +1,14 @@
 """What changes logits before temperature, in this order:
 
-    1. allowed_token_ids            all other tokens are masked
-    2. bad_words, min_tokens        tokens that would complete a bad word, or end the output too early, are masked
-    3. logit_bias                   added
-    4. repetition_penalty           over prompt and output; then frequency_penalty and presence_penalty over the output
-    5. logits processors            in the order of the config
+    1. structured_outputs           tokens that the grammar does not allow are masked
+    2. allowed_token_ids            all other tokens are masked
+    3. bad_words, min_tokens        tokens that would complete a bad word, or end the output too early, are masked; but
+                                    for ends where the grammar allows nothing else
+    4. logit_bias                   added
+    5. repetition_penalty           over prompt and output; then frequency_penalty and presence_penalty over the output
+    6. logits processors            in the order of the config
 
-vLLM has the same order, but runs custom processors between 3 and 4, so that penalties change what they return. min_p,
+vLLM has the same order, but runs custom processors between 4 and 5, so that penalties change what they return. min_p,
 a processor in vLLM, comes after temperature in both: see `draw`. Where a request has several rows, each is edited with
 the tokens that lead to it from the last known one counted as output.
 """
@@ -14,7 +16,7 @@ the tokens that lead to it from the last known one counted as output.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +28,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRequest, LogitsRow
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest
+from dovetail.worker.sampling.grammar_masks import GrammarMasks, Masked
 
 _logger = logging.getLogger(__name__)
 _MASKED = -torch.inf
@@ -123,11 +126,21 @@ class _Row:
 class Edits:
     """The edits of the requests in the batch, which follow the output of these requests."""
 
-    def __init__(self, vocab_size: int, processors: Mapping[str, LogitsProcessor]):
+    def __init__(self, vocab_size: int, processors: Mapping[str, LogitsProcessor], grammars: GrammarMasks):
         self._vocab_size = vocab_size
         self._processors = processors
+        self.grammars = grammars
         self.requests: dict[int, RequestEdits] = {}
-        """By seq_id; only requests that change logits."""
+        """By seq_id; only requests that change logits by other things than a grammar."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request changes its logits."""
+        return not (self.requests or self.grammars.requests)
+
+    def concern(self, seq_ids: Sequence[int]) -> bool:
+        """Whether some of these requests change their logits."""
+        return (bool(self.requests) and not self.requests.keys().isdisjoint(seq_ids)) or self.grammars.wants(seq_ids)
 
     def add(self, request: NewRequest) -> None:
         """A request arrives, or comes back after a preemption with its output so far.
@@ -142,17 +155,25 @@ class Edits:
         except Exception:
             self._withdraw(processors, request.seq_id)
             raise
+        if request.grammar is not None:
+            try:
+                self.grammars.add(request)
+            except Exception:
+                self._withdraw(processors, request.seq_id)
+                raise
         if not edits.only_ends or request.sampling.min_tokens:
             self.requests[request.seq_id] = edits
 
     def remove(self, seq_id: int) -> None:
         """A request leaves, finished or preempted; unknown ones are passed over."""
+        self.grammars.remove(seq_id)
         edits = self.requests.pop(seq_id, None)
         if edits is not None:
             self._withdraw(edits.processors, seq_id)
 
     def append(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """More output of a request."""
+        self.grammars.advance(seq_id, token_ids)
         edits = self.requests.get(seq_id)
         if edits is None:
             return
@@ -172,18 +193,21 @@ class Edits:
 
         Returns:
             The logits, a float32 copy if any row is changed; and by row, the message for the request's user where a
-            logits processor failed. Raises ValueError if the record of an output has another length than the caller's.
+            logits processor or the grammar failed. Raises ValueError if the record of an output has another length than
+            the caller's.
         """
         rows = self._rows(seq_ids, positions, paths)
-        if not rows:
+        has_grammars = self.grammars.wants(seq_ids)
+        if not rows and not has_grammars:
             return logits, {}
         # A copy even where the dtype is right already: log probabilities are taken from the raw logits.
         edited = logits.to(torch.float32, copy=True).contiguous()
+        masked = self.grammars.apply(edited, seq_ids, paths) if has_grammars else Masked()
         _mask_all_but_allowed(edited, rows)
-        _mask_tokens(edited, rows)
+        _mask_tokens(edited, rows, masked.done)
         _add_biases(edited, rows)
         _penalize(edited, rows)
-        failed: dict[int, str] = {}
+        failed = dict(masked.failed)
         for name, processor in self._processors.items():
             shown = [row for row in rows if name in row.edits.processors and row.index not in failed]
             if shown:
@@ -282,9 +306,10 @@ def _mask_all_but_allowed(logits: Tensor, rows: Sequence[_Row]) -> None:
             logits[row.index].masked_fill_(~allowed, _MASKED)
 
 
-def _mask_tokens(logits: Tensor, rows: Sequence[_Row]) -> None:
-    """Bad words whose last token would come next, and ends before `min_tokens`."""
-    masked = [(row, row.edits.forbidden_ends) for row in rows if row.position < row.edits.sampling.min_tokens]
+def _mask_tokens(logits: Tensor, rows: Sequence[_Row], done: Set[int]) -> None:
+    """Bad words whose last token would come next, and ends before `min_tokens`, but in the rows of `done`."""
+    early = [row for row in rows if row.position < row.edits.sampling.min_tokens and row.index not in done]
+    masked = [(row, row.edits.forbidden_ends) for row in early]
     masked += [(row, np.array(_last_tokens(row), dtype=np.int64)) for row in rows if row.edits.bad_words]
     if masked:
         logits.view(-1).index_fill_(0, _flat_index(logits, masked), _MASKED)

@@ -1,7 +1,7 @@
 """Sampler: from logits to tokens and log probabilities; the one entry to sampling.
 
 logits [N, vocab_size]
-  -> edits     masks, biases, penalties and logits processors, for requests that ask for them
+  -> edits     grammars, masks, biases, penalties and logits processors, for requests that ask for them
   -> draw      the most likely token of greedy rows; temperature, min_p, top_k, top_p and a draw for others
        <- streams    one random number per row, a function of seed and position
   -> SampleOutput: token ids, log probabilities of the raw logits, failures
@@ -26,11 +26,13 @@ from dovetail.nn.operators import torch_operators
 from dovetail.nn.row_max import row_max
 from dovetail.worker.sampling.draw import BatchParams, DrawParams, draw_tokens
 from dovetail.worker.sampling.edits import Edits
+from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
+from dovetail.worker.sampling.grammar_masks import GrammarMasks, Paths
 from dovetail.worker.sampling.streams import UInt64Array
 
 NOTHING_LEFT = (
-    "no token is left to sample: allowed_token_ids, bad_words, min_tokens, logit_bias and logits processors together "
-    "mask the whole vocabulary; relax one of them"
+    "no token is left to sample: structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias and logits "
+    "processors together mask the whole vocabulary; relax one of them"
 )
 NOT_FINITE = "the model's logits hold NaN or infinity; its weights may be damaged, or overflow in this dtype"
 _LOGPROB_ROWS = 32
@@ -69,11 +71,14 @@ class Sampler:
         max_num_seqs: int,
         processors: Mapping[str, LogitsProcessor] | None = None,
         operators: Operators | None = None,
+        grammars: GrammarCompiler | None = None,
     ):
+        """`grammars`: what compiles those of requests; None where the config has no grammar plugin."""
         self.vocab_size = vocab_size
         self.operators = operators if operators is not None else torch_operators()
         self._params = BatchParams.empty(max_num_seqs, vocab_size)
-        self._edits = Edits(vocab_size, dict(processors or {}))
+        self.grammars = GrammarMasks(vocab_size, grammars)
+        self._edits = Edits(vocab_size, dict(processors or {}), self.grammars)
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._requests: dict[int, _Request] = {}
         # By seq_id, only requests that are not plain greedy ones: a step of greedy requests looks at empty containers.
@@ -136,7 +141,7 @@ class Sampler:
         params = self.draw_params(seq_ids, positions)
         tokens, highest = self.draw(edited, None if params is None else params.on(logits.device))
         output = sample_output(tokens.cpu().numpy(), highest.cpu().numpy(), failed)
-        if not (self._edits.requests or self._num_logprobs):
+        if self._edits.is_idle and not self._num_logprobs:
             return output
         for row, seq_id in enumerate(seq_ids):
             if row not in output.failed:
@@ -146,8 +151,13 @@ class Sampler:
     def can_defer(self, seq_ids: Sequence[int]) -> bool:
         """Whether the device can draw the next tokens, with `draw_params`, `draw` and `sample_output`: no request needs
         its logits or its last token on the host, for masks, penalties, processors or log probabilities."""
-        on_host = (self._edits.requests.keys(), self._num_logprobs.keys(), self._errors.keys())
-        return not any(each and not each.isdisjoint(seq_ids) for each in on_host)
+        on_host = (self._num_logprobs.keys(), self._errors.keys())
+        return not (self._edits.concern(seq_ids) or any(each and not each.isdisjoint(seq_ids) for each in on_host))
+
+    def start_masks(self, wanted: Sequence[tuple[int, Paths]]) -> None:
+        """Lets threads fill the masks of grammars while the logits are computed: the requests from which tokens are
+        drawn, each with the paths of its rows (`edited`). Without this call `edited` fills them."""
+        self.grammars.start(wanted)
 
     def draw_params(
         self, seq_ids: Sequence[int], positions: NDArray[np.int64] | None, memory: Tensor | None = None
@@ -186,7 +196,7 @@ class Sampler:
         failed = {}
         if self._errors:
             failed = {row: self._errors[seq_id] for row, seq_id in enumerate(seq_ids) if seq_id in self._errors}
-        if not self._edits.requests:
+        if self._edits.is_idle:
             return logits, failed
         edited, errors = self._edits.apply(logits, seq_ids, positions, paths)
         return edited, failed | errors

@@ -18,6 +18,7 @@ from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.checked import checked_draft
+from dovetail.worker.speculation.draft_grammar import cut_to_grammar
 from dovetail.worker.speculation.draft_sampling import draft_uniforms
 from dovetail.worker.speculation.drafters import LoadedDrafter, wanted_layers
 from dovetail.worker.speculation.lengths import LengthFault, Lengths, Offer
@@ -134,6 +135,9 @@ class Drafting:
             requests = self._draft_requests(name, chosen, step, sampler, states, errors)
             if requests:
                 drafts |= self._draft(name, requests, states, sampler.vocab_size, errors, started)
+        if sampler.grammars.wants(seq_ids):
+            cut = {index: cut_to_grammar(draft, seq_ids[index], sampler.grammars) for index, draft in drafts.items()}
+            drafts = {index: draft for index, draft in cut.items() if draft.token_ids}
         self._switch_off(seq_ids, errors)
         # What was judged in this step is known to whom it concerns.
         self._accepted.clear()

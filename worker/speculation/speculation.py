@@ -21,7 +21,7 @@ from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.drafting import Drafting
-from dovetail.worker.speculation.verifier import DraftedRequest, Verifier, first_nodes
+from dovetail.worker.speculation.verifier import DraftedRequest, Verifier, draft_paths, first_nodes
 
 
 class Speculation:
@@ -85,6 +85,14 @@ class Speculation:
         for index, count in enumerate(plan.num_drafts or ()):
             if count and self._waiting[plan.seq_ids[index]].is_tree:
                 _place_tree(inputs, index, first_nodes(self._waiting[plan.seq_ids[index]], count))
+
+    def paths(self, plan: StepPlan) -> dict[int, list[list[int]]]:
+        """By batch index, for requests whose drafts the step computes: the draft tokens that lead to each row."""
+        return {
+            index: draft_paths(first_nodes(self._waiting[plan.seq_ids[index]], count))
+            for index, count in enumerate(plan.num_drafts or ())
+            if count
+        }
 
     def verify(self, step: ComputedStep, sampler: Sampler) -> None:
         """Judges the drafts that the step computed; accepted ones and the token after them go to `step`."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import STRUCTURAL_TAG, GrammarSpec, GrammarTag
+from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec, GrammarTag
 
 DIGITS = GrammarSpec(form="regex", source="[0-9]+")
 TAG = GrammarTag(begin="<n>", content=DIGITS, end="</n>")

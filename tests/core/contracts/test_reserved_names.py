@@ -34,7 +34,6 @@ RECORDS = {
         ("NewRequest.adapter", "pirate", "workers apply no adapters yet"),
         ("NewRequest.media", (PICTURE,), "workers read no media yet"),
         ("NewRequest.pooling", "last", "workers sample tokens and pool no hidden states yet"),
-        ("NewRequest.grammar", "json", "workers hold no grammars yet"),
         ("NewRequest.trace_context", "00-1-2-01", "workers report no spans yet"),
         ("StepResult.weight_version", 1, "the engine counts the versions, between requests"),
         ("StepResult.kv_events", (STORED,), "the engine publishes no KV events yet"),

@@ -141,6 +141,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "scheduler.long_prefill_token_threshold": limits.long_prefill_token_threshold,
         "speculative": None,
         "reproducibility": resolved.reproducibility,
+        "grammar": None,
         "logits_processors": {},
         "telemetry": [],
     }
@@ -155,6 +156,8 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
     }
     chosen |= {f"logits_processors.{name}": found for name, found in resolved.logits_processors.items()}
     chosen |= {f"telemetry.{index}": found for index, found in enumerate(resolved.telemetry)}
+    if resolved.grammar is not None:
+        chosen["grammar"] = resolved.grammar.component
     if resolved.quantization is not None:
         chosen["model.quantization"] = resolved.quantization
     if resolved.operators is not None:

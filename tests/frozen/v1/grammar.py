@@ -8,14 +8,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import (
-    CompiledGrammar,
-    Grammar,
-    GrammarCapabilities,
-    GrammarSetup,
-    GrammarSpec,
-    Matcher,
-)
+from dovetail.contracts.grammar import CompiledGrammar, Grammar, GrammarCapabilities, GrammarSetup, Matcher
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.contracts.plugin import PluginOptions
 
 

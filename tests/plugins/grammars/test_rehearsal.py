@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import GrammarLimits, GrammarSetup, GrammarSpec
+from dovetail.contracts.grammar import GrammarLimits, GrammarSetup
+from dovetail.contracts.grammar_spec import GrammarSpec
 from dovetail.plugins.grammars.llguidance import LLGuidanceGrammar
 from dovetail.testing.grammar_cases import byte_vocabulary
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.telemetry import RequestStats, StepStats
 from dovetail.plugins.telemetry.jsonl import JSONLOptions, JSONLSink
+from dovetail.testing.telemetry_suite import TelemetrySinkSuite
 
 MakeStats = Callable[..., StepStats]
 HERE = Environment(device_type="cpu", num_cpus=1, memory_bytes=1)
@@ -57,3 +59,11 @@ def test_a_missing_folder_is_refused_before_the_model_is_read(tmp_path: Path) ->
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot write to .*: give another path"):
         JSONLSink(JSONLOptions(path=tmp_path))
+
+
+class TestConforms(TelemetrySinkSuite):
+    sink_class = JSONLSink
+
+    @pytest.fixture
+    def options(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": tmp_path / "stats.jsonl"}

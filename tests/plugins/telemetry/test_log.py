@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from dovetail.contracts.telemetry import RequestStats, StepStats
 from dovetail.plugins.telemetry.log import LogOptions, LogSink
+from dovetail.testing.telemetry_suite import TelemetrySinkSuite
 
 MakeStats = Callable[..., StepStats]
 
@@ -53,3 +54,7 @@ def test_guesses_are_told_where_there_were_any(step_stats: MakeStats, caplog: py
         sink.on_step(step_stats(time=104.0))
     assert caplog.messages[0].endswith("prefix hits 25.0%, drafts accepted 5 of 8")
     assert "drafts" not in caplog.messages[1]
+
+
+class TestConforms(TelemetrySinkSuite):
+    sink_class = LogSink
