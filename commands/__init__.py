@@ -26,6 +26,7 @@ from dovetail.config.manifest import write_manifest
 from dovetail.config.resolved import Component, Decision, ResolvedConfig
 from dovetail.contracts.plugin import ContractVersion
 from dovetail.engine.explanation import Explanation, Value, as_data, explain
+from dovetail.engine.resolving.server import ResolvedServer, resolve_server
 from dovetail.registry.components import create_class
 from dovetail.worker.estimate import MemoryEstimate
 from dovetail.worker.machine.environment import detect_environment
@@ -38,6 +39,7 @@ __all__ = [
     "LayeredConfig",
     "MemoryEstimate",
     "ResolvedConfig",
+    "ResolvedServer",
     "Value",
     "as_data",
     "create_class",
@@ -49,6 +51,7 @@ __all__ = [
     "print_error",
     "print_warning",
     "read_file",
+    "resolve_server",
     "takes_config",
     "takes_config_option",
     "write_manifest",

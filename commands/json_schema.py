@@ -49,14 +49,15 @@ def _slot(schema: dict[str, Any], definitions: dict[str, Any], place: Place, ref
         (): schema,
         ("model",): definitions["ModelSection"],
         ("speculative",): definitions["SpeculativeSection"],
+        ("server",): definitions["ServerSection"],
     }
     if place.path[:-1] not in owners and place.path[-1] != "*":
         return  # inside another component, whose own properties refer to it
+    value = {"anyOf": [reference, {"type": "null"}]} if place.nullable else reference
     if place.path[-1] == "*":
         holder = owners[place.path[:-2]]["properties"][place.path[-2]]
-        holder["items" if holder["type"] == "array" else "additionalProperties"] = reference
+        holder["items" if holder["type"] == "array" else "additionalProperties"] = value
     else:
-        value = {"anyOf": [reference, {"type": "null"}]} if place.nullable else reference
         owners[place.path[:-1]]["properties"][place.path[-1]] = value
 
 

@@ -35,12 +35,15 @@ CONTRACTS = "dovetail.contracts.*"
 
 HOST_ONLY = frozenset(
     {
+        "dovetail.contracts.engine_client.EngineClient",
+        "dovetail.contracts.engine_client.RequestStream",
         "dovetail.contracts.executor.PendingStep",
         "dovetail.contracts.executor.Worker",
         "dovetail.contracts.executor.WorkerSpec",
         "dovetail.contracts.hooks.RequestControl",
         "dovetail.contracts.model.Communicator",
         "dovetail.contracts.model.ModelContext",
+        "dovetail.contracts.route.RouteHost",
         "dovetail.contracts.scheduler.KVMemory",
     }
 )
@@ -48,6 +51,15 @@ HOST_ONLY = frozenset(
 
 BASES = {
     "executor": ("dovetail.executors.processes",),
+    "route": (
+        "dovetail.plugins.server.bodies",
+        "dovetail.plugins.server.fingerprint",
+        "dovetail.plugins.server.live",
+        "dovetail.plugins.server.sampling",
+        "dovetail.plugins.server.sse",
+        "dovetail.plugins.server.streams",
+        "dovetail.plugins.server.usage",
+    ),
     "dialect": (
         "dovetail.plugins.dialects.grammars",
         "dovetail.plugins.dialects.json_text",

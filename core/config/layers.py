@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.manifest import RecordedPlugin
-from dovetail.config.schema import EngineConfig, known_keys, place_at
+from dovetail.config.schema import EngineConfig, known_keys, place_at, shown
 from dovetail.config.tree import KeyPath, dotted, flatten, get, put
 from dovetail.contracts.errors import ConfigError
 
@@ -95,8 +95,8 @@ def unite(layers: Sequence[Layer]) -> Layer:
             other = next((o for p, o in merge.origins.items() if are_related(replaced_unit(p), unit)), None)
             if other is not None and get(merge.tree, unit) != get(layer.tree, unit):
                 raise ConfigError(
-                    f"{dotted(unit)} is given twice: {other.text} says {get(merge.tree, unit)!r}, "
-                    f"{origin.text} says {get(layer.tree, unit)!r}; keep one"
+                    f"{dotted(unit)} is given twice: {other.text} says {shown(unit, get(merge.tree, unit))!r}, "
+                    f"{origin.text} says {shown(unit, get(layer.tree, unit))!r}; keep one"
                 )
         merge.add(layer)
     return Layer(merge.tree, merge.origins)
@@ -122,7 +122,7 @@ class Merge:
     def _forget(self, unit: KeyPath, path: KeyPath) -> tuple[tuple[str, Any], ...]:
         """Removes the origins that a value at `unit` replaces; returns what stood at `path` itself, newest first."""
         old = self.origins.get(path)
-        over = ((old.text, get(self.tree, path)), *old.over) if old is not None else ()
+        over = ((old.text, shown(path, get(self.tree, path))), *old.over) if old is not None else ()
         for other in [p for p in self.origins if are_related(p, unit)]:
             del self.origins[other]
         return over

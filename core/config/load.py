@@ -17,7 +17,17 @@ from dovetail.config.files import FileContent, parse_value, read_file
 from dovetail.config.foreign_names import ForeignName, foreign_names, hint, project_of
 from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
 from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
-from dovetail.config.schema import OFF, PLACES, ComponentSection, EngineConfig, Place, is_label, known_keys, place_at
+from dovetail.config.schema import (
+    OFF,
+    PLACES,
+    ComponentSection,
+    EngineConfig,
+    Place,
+    is_label,
+    known_keys,
+    place_at,
+    shown,
+)
 from dovetail.config.tree import KeyPath, dotted, flatten, nearest, nested
 from dovetail.contracts.errors import ConfigError
 
@@ -191,7 +201,7 @@ def _problem(issue: Any, origins: Mapping[KeyPath, Origin]) -> str:
     where = near[0] if near else DEFAULT
     if issue["type"] == "missing":
         return f"{dotted(path)} is missing ({where} gives what stands beside it): add it"
-    return f"{dotted(path)}: {issue['msg']}, got {issue['input']!r} ({where})"
+    return f"{dotted(path)}: {issue['msg']}, got {shown(path, issue['input'])!r} ({where})"
 
 
 def _normalise(value: Any, path: KeyPath, origin: OriginText) -> Any:

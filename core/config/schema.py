@@ -14,7 +14,7 @@ from functools import partial
 from importlib import metadata
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kinds import DEFAULTS_GROUP
@@ -28,13 +28,12 @@ Label = Annotated[str, Field(pattern=_LABEL)]
 """A name that the config itself gives to something: it must be reachable as a part of a dotted key."""
 
 
-def _installed_default(key: str) -> str:
+def _installed_default(key: str) -> Any:
     """What an installed package gives as default. Raises `ConfigError` where none does."""
     for point in metadata.entry_points(group=DEFAULTS_GROUP, name=key):
         # A package can be left out of a source tree that lists it.
         with contextlib.suppress(ImportError):
-            value: str = point.load()
-            return value
+            return point.load()
     raise ConfigError(f"{key} is missing, and no installed package gives a default: set {key}")
 
 
@@ -216,6 +215,103 @@ class GrammarSection(ComponentSection):
     )
     compile_seconds: float | None = Field(default=None, gt=0, description="Longest compilation; null: 10 seconds")
     compile_gib: float | None = Field(default=None, gt=0, description="Most memory of a compilation in GiB; null: 1")
+SECRET = "**********"
+"""What stands for a secret wherever a configuration is shown or written."""
+
+
+class CORSSection(Section):
+    """Which pages of other origins may call the server."""
+
+    allow_origins: list[str] = Field(default_factory=list, description="Origins, or `*`; empty: none")
+    allow_methods: list[str] = ["*"]
+    allow_headers: list[str] = ["*"]
+    allow_credentials: bool = False
+
+
+class TLSSection(Section):
+    """HTTPS."""
+
+    certfile: str = Field(min_length=1, description="The certificate, PEM")
+    keyfile: str | None = Field(default=None, description="Its private key; null: in certfile")
+    ca_certs: str | None = Field(default=None, description="Who signs the certificates of clients")
+    cert_reqs: Literal[0, 1, 2] = Field(
+        default=0, description="Certificates of clients: 0 none, 1 optional, 2 required (ssl.VerifyMode)"
+    )
+    ciphers: str | None = Field(default=None, description="OpenSSL's list of ciphers; null: Python's")
+
+
+class RestartSection(Section):
+    """What happens when the engine's process dies."""
+
+    policy: Literal["never", "on_failure"] = "on_failure"
+    max_restarts: int = Field(default=3, ge=0, description="Within window_s; one more ends the server")
+    window_s: float = Field(default=300.0, gt=0)
+
+
+class ServerSection(Section):
+    """The HTTP server. Engines do not read it, `dovetail serve` does."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0: every one")
+    port: int = Field(default=8000, ge=0, le=65535, description="0: a free one")
+    uds: str | None = Field(default=None, description="Path of a Unix socket, in place of host and port")
+    api_server_count: int = Field(default=1, ge=1, description="Processes that speak HTTP; all serve one engine")
+    served_model_name: list[str] = Field(
+        default_factory=list,
+        description="Names that requests may give as `model`, the first of which responses show; empty: model.path",
+    )
+    api_keys: list[SecretStr] = Field(
+        default_factory=list, description="Requests need one of them; empty: everybody may call"
+    )
+    routes: dict[Label, NamedSection | None] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="Endpoints, by label, besides those that are installed as defaults; null switches one off",
+    )
+    root_path: str = Field(default="", pattern=r"^(/.*[^/])?$", description="Prefix of paths that a proxy takes off")
+    docs: bool = Field(default=True, description="Serve /docs and /openapi.json")
+    max_body_mib: float = Field(default=8.0, gt=0, description="Longest body of a request")
+    header_timeout_s: float = Field(default=10.0, gt=0, description="For the request line and headers to arrive")
+    body_timeout_s: float = Field(default=60.0, gt=0, description="For the body to arrive")
+    keep_alive_timeout_s: float = Field(default=5.0, gt=0, description="For the next request on a connection")
+    request_timeout_s: float | None = Field(default=None, gt=0, description="For the whole response; null: no limit")
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="For requests under way to finish once the server is told to end"
+    )
+    cors: CORSSection = CORSSection()
+    tls: TLSSection | None = None
+    restart: RestartSection = RestartSection()
+    log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
+    access_log: bool = Field(default=True, description="Log a line per response")
+
+    @field_validator("served_model_name", "api_keys", mode="before")
+    @classmethod
+    def _one_alone(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _no_placeholder(cls, keys: list[SecretStr]) -> list[SecretStr]:
+        if any(key.get_secret_value() in ("", SECRET) for key in keys):
+            raise ValueError("a key is empty, or what a manifest writes in place of one: give the keys again")
+        return keys
+
+    @field_validator("routes", mode="before")
+    @classmethod
+    def _with_defaults(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        named = {
+            key: {"name": key, **item} if isinstance(item, Mapping) and "name" not in item else item
+            for key, item in value.items()
+        }
+        return {name: name for name in _default_routes() if name not in named} | named
+
+
+def _default_routes() -> tuple[str, ...]:
+    """Names of the routes that installed packages give as default; none where no package does."""
+    with contextlib.suppress(ConfigError):
+        return tuple(_installed_default("server.routes"))
+    return ()
 
 
 class EngineConfig(Section):
@@ -240,6 +336,7 @@ class EngineConfig(Section):
     )
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)
+    server: ServerSection | None = None
 
     @field_validator("logits_processors", mode="before")
     @classmethod
@@ -285,6 +382,11 @@ PLACES: tuple[Place, ...] = (
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),
+    Place(("server",), ServerSection, nullable=True),
+    Place(("server", "routes", "*"), NamedSection, "route", "name", nullable=True),
+    Place(("server", "cors"), CORSSection),
+    Place(("server", "tls"), TLSSection, nullable=True),
+    Place(("server", "restart"), RestartSection),
 )
 """Every section of the tree: layers, resolution and the JSON Schema walk this one list."""
 
@@ -295,6 +397,11 @@ def place_at(path: tuple[str, ...]) -> Place | None:
         if len(place.path) == len(path) and all(p in ("*", q) for p, q in zip(place.path, path, strict=True)):
             return place
     return None
+
+
+def shown(path: tuple[str, ...], value: Any) -> Any:
+    """A value as messages may show it."""
+    return SECRET if path[:2] == ("server", "api_keys") else value
 
 
 def is_label(name: str) -> bool:

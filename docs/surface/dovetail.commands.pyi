@@ -22,6 +22,7 @@ __all__ = [
     "LayeredConfig",
     "MemoryEstimate",
     "ResolvedConfig",
+    "ResolvedServer",
     "VERSION",
     "Value",
     "as_data",
@@ -34,6 +35,7 @@ __all__ = [
     "print_error",
     "print_warning",
     "read_file",
+    "resolve_server",
     "takes_config",
     "takes_config_option",
     "write_manifest",
@@ -130,6 +132,12 @@ class ResolvedConfig:
     def components(self) -> list[Component]: ...
     def components_by_path(self) -> dict[str, Component]: ...
 
+
+@dataclass(frozen=True)
+class ResolvedServer:
+    section: Mapping[str, Any] = field(repr=False)
+    routes: Mapping[str, Component]
+
 VERSION = ...
 
 @dataclass(frozen=True)
@@ -161,6 +169,7 @@ def load_config(
 def print_error(error: DovetailError, *, show_traceback: bool = False) -> int: ...
 def print_warning(message: str) -> None: ...
 def read_file(path: Path, kind: str = 'config file') -> FileContent: ...
+def resolve_server(layered: LayeredConfig, registry: Registry | None = None) -> ResolvedServer: ...
 def takes_config(command: Callable[..., None]) -> Callable[..., None]: ...
 def takes_config_option(command: Callable[..., None]) -> Callable[..., None]: ...
 def write_manifest(

@@ -1,5 +1,5 @@
 from functools import partial
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 from typing import Any, Literal
 
 
@@ -81,3 +81,45 @@ class GrammarSection(ComponentSection):
     source_bytes: int | None = Field(default=None, ge=1)
     compile_seconds: float | None = Field(default=None, gt=0)
     compile_gib: float | None = Field(default=None, gt=0)
+class CORSSection(Section):
+    allow_origins: list[str] = Field(default_factory=list)
+    allow_methods: list[str] = ['*']
+    allow_headers: list[str] = ['*']
+    allow_credentials: bool = False
+
+
+class TLSSection(Section):
+    certfile: str = Field(min_length=1)
+    keyfile: str | None = None
+    ca_certs: str | None = None
+    cert_reqs: Literal[0, 1, 2] = 0
+    ciphers: str | None = None
+
+
+class RestartSection(Section):
+    policy: Literal['never', 'on_failure'] = 'on_failure'
+    max_restarts: int = Field(default=3, ge=0)
+    window_s: float = Field(default=300.0, gt=0)
+
+
+class ServerSection(Section):
+    host: str = Field(default='127.0.0.1', min_length=1)
+    port: int = Field(default=8000, ge=0, le=65535)
+    uds: str | None = None
+    api_server_count: int = Field(default=1, ge=1)
+    served_model_name: list[str] = Field(default_factory=list)
+    api_keys: list[SecretStr] = Field(default_factory=list)
+    routes: dict[Label, NamedSection | None] = Field(default_factory=dict, validate_default=True)
+    root_path: str = Field(default='', pattern='^(/.*[^/])?$')
+    docs: bool = True
+    max_body_mib: float = Field(default=8.0, gt=0)
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    keep_alive_timeout_s: float = Field(default=5.0, gt=0)
+    request_timeout_s: float | None = Field(default=None, gt=0)
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    cors: CORSSection = CORSSection()
+    tls: TLSSection | None = None
+    restart: RestartSection = RestartSection()
+    log_level: Literal['critical', 'error', 'warning', 'info', 'debug', 'trace'] = 'info'
+    access_log: bool = True

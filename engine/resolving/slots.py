@@ -13,6 +13,7 @@ from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import ModelFamily, ModelNeed
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
+from dovetail.contracts.route import Route
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
 from dovetail.contracts.telemetry import TelemetrySink
@@ -79,4 +80,5 @@ LENGTH = Slot[DraftLength](("speculative", "drafters", "*", "length"), "draft_le
 ACCEPTANCE = Slot[AcceptanceRule](("speculative", "acceptance"), "acceptance_rule", _must_be_named)
 GRAMMAR = Slot[Grammar](("grammar",), "grammar")
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")
+ROUTE = Slot[Route](("server", "routes", "*"), "route")
 TELEMETRY = Slot[TelemetrySink](("telemetry", "*"), "telemetry_sink")

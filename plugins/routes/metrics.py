@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from dovetail.contracts.route import Route
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.route import APIError, Route
 
 
 class MetricsRoute(Route):
@@ -21,6 +22,9 @@ class MetricsRoute(Route):
         return router
 
     async def metrics(self) -> Response:
-        """The exposition, as the engine writes it."""
-        exposition = await self.host.engine.metrics()
+        """The exposition, as the engine writes it. 404 where no telemetry sink of its config counts."""
+        try:
+            exposition = await self.host.engine.metrics()
+        except ConfigError as error:
+            raise APIError(404, str(error)) from None
         return Response(exposition.body, headers={"content-type": exposition.content_type})

@@ -79,16 +79,21 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def _listen_unix(path: Path) -> socket.socket:
-    if path.is_socket():
-        _remove_dead(path)
+    _remove_dead(path)
     server = socket.socket(socket.AF_UNIX)
-    server.bind(str(path))
+    try:
+        server.bind(str(path))
+    except OSError:
+        server.close()
+        raise
     server.listen(2048)
     return server
 
 
 def _remove_dead(path: Path) -> None:
     """Removes the socket of a server that ended; one that answers stays, and `bind` fails."""
+    if not path.is_socket():
+        return
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -43,7 +43,6 @@ def create_app(host: ServerHost, routes: Mapping[str, Route], settings: ServerSe
         openapi_url=_DOCS[1] if settings.docs else None,
         redoc_url=None,
         redirect_slashes=False,
-        root_path=settings.root_path,
         lifespan=lifespan,
         middleware=_middleware(host, routes, settings),
         exception_handlers={HTTPException: on_http_exception, RequestValidationError: on_validation_error},
@@ -91,7 +90,7 @@ def _mount(app: FastAPI, routes: Mapping[str, Route]) -> None:
         for endpoint in router.routes:
             if not isinstance(endpoint, APIRoute):
                 continue
-            for method in endpoint.methods:
+            for method in endpoint.methods or ():
                 owner = owners.setdefault((method, endpoint.path_format), f"route {label!r}")
                 if owner != f"route {label!r}":
                     raise ConfigError(

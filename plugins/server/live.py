@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import Route
@@ -25,6 +27,7 @@ class LiveServer:
     address: tuple[str, int]
     """For a socket."""
     host: ServerHost
+    app: ASGIApp
 
     @property
     def url(self) -> str:
@@ -54,7 +57,7 @@ def live_server(
         while not ready.wait(0.1):
             if not thread.is_alive():
                 raise RuntimeError("the server did not start: its log says why")
-        yield LiveServer(address, host)
+        yield LiveServer(address, host, app)
     finally:
         server.end()
         thread.join()

@@ -33,7 +33,7 @@ class HeaderLimits(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._reads_headers = True
 
-    def connection_made(self, transport: BaseTransport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._start_timer()
 
@@ -50,8 +50,9 @@ class HeaderLimits(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._reads_headers = True
-        self._num_header_bytes = 0
+        if not self._reads_headers:  # another request on this connection
+            self._reads_headers = True
+            self._num_header_bytes = 0
         if self._header_timer is None:
             self._start_timer()
 

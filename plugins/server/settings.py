@@ -72,9 +72,14 @@ def server_settings(section: Mapping[str, Any]) -> ServerSettings:
     """The settings of one API process, from the section `server` as plain data, its API keys in the clear. Keys that
     concern the processes as a whole are left out."""
     known = {item.name for item in fields(ServerSettings)} - {"cors", "tls", "api_keys"}
-    cors = {name: tuple(value) if isinstance(value, list) else value for name, value in section["cors"].items()}
+    cors = section["cors"]
     return ServerSettings(
-        cors=CORSSettings(**cors),
+        cors=CORSSettings(
+            allow_origins=tuple(cors["allow_origins"]),
+            allow_methods=tuple(cors["allow_methods"]),
+            allow_headers=tuple(cors["allow_headers"]),
+            allow_credentials=cors["allow_credentials"],
+        ),
         tls=TLSSettings(**section["tls"]) if section["tls"] is not None else None,
         api_keys=tuple(section["api_keys"]),
         **{name: value for name, value in section.items() if name in known},

@@ -107,23 +107,24 @@ class Streams:
 
 async def _together(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Outputs of several streams. One that is not taken waits, so that later ones of its stream are merged."""
-    queue: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue(1)
+    queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(1)
 
     async def read(index: int, stream: RequestStream) -> None:
-        async for output in stream:
-            await queue.put((index, output))
+        try:
+            async for output in stream:
+                await queue.put((index, output))
+        except Exception as error:
+            await queue.put((index, error))
 
-    readers = [asyncio.ensure_future(read(index, stream)) for index, stream in enumerate(streams)]
-    everything = asyncio.gather(*readers)
+    readers = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
+    num_open = len(readers)
     try:
-        while not everything.done() or not queue.empty():
-            taken = asyncio.ensure_future(queue.get())
-            await asyncio.wait([taken, everything], return_when=asyncio.FIRST_COMPLETED)
-            if taken.done():
-                yield taken.result()
-            else:
-                taken.cancel()
-        everything.result()
+        while num_open:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            num_open -= item.finished
+            yield index, item
     finally:
-        everything.cancel()
-        await asyncio.gather(everything, return_exceptions=True)
+        for reader in readers:
+            reader.cancel()

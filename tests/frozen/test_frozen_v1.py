@@ -14,6 +14,7 @@ import torch
 from dovetail import SamplingParams
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
+from dovetail.plugins.server.live import live_server
 from dovetail.testing.acceptance_suite import AcceptanceRuleSuite
 from dovetail.testing.attention_suite import AttentionBackendSuite
 from dovetail.testing.dialect_suite import DialectSuite
@@ -24,6 +25,7 @@ from dovetail.testing.grammar_suite import GrammarSuite
 from dovetail.testing.model_family_suite import ModelFamilySuite
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.testing.quantization_suite import QuantizationSuite
+from dovetail.testing.route_suite import GeneratingRouteSuite
 from dovetail.testing.scheduler_suite import SchedulerSuite
 from dovetail.testing.telemetry_suite import TelemetrySinkSuite
 from dovetail.testing.tiny_models import read_config, read_weights
@@ -216,6 +218,7 @@ def _classes(frozen: Any) -> None:
     TestDrafter.worker_class = frozen.load("draft_worker", "frozen")
     TestRule.rule_class = frozen.load("acceptance_rule", "frozen")
     TestLength.length_class = frozen.load("draft_length", "frozen")
+    TestRoute.route_class = frozen.load("route", "frozen")
     TestTelemetrySink.sink_class = frozen.load("telemetry_sink", "frozen")
     TestDialect.dialect_class = frozen.load("dialect", "frozen")
     TestGrammar.grammar_class = frozen.load("grammar", "frozen")
@@ -261,6 +264,15 @@ class TestTelemetrySink(TelemetrySinkSuite):
 
 class TestLength(DraftLengthSuite):
     pass
+
+
+class TestRoute(GeneratingRouteSuite):
+    serve = staticmethod(live_server)
+    path = "/frozen"
+    end_of_stream = b"data: end\n\n"
+
+    def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
+        return {"text": prompt}
 
 
 class TestDialect(DialectSuite):

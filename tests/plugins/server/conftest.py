@@ -79,7 +79,7 @@ def nothing_is_held(engine: AsyncLLMEngine) -> Iterator[None]:
     wait_until(lambda: num_used_blocks(engine) == 0, "no KV block is held")
 
 
-def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+def _check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
     """The response is an error in OpenAI's shape."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
@@ -89,3 +89,8 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
     if param is not None:
         assert error["param"] == param, error
     return error
+
+
+@pytest.fixture
+def check_error() -> Callable[..., dict[str, Any]]:
+    return _check_error

@@ -1,0 +1,3 @@
+from dovetail.contracts.engine_client import EngineFacts
+
+def system_fingerprint(facts: EngineFacts) -> str: ...

@@ -1,0 +1,27 @@
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dovetail.contracts.engine_client import EngineClient
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.route import Route
+from dovetail.plugins.server.host import ServerHost
+from starlette.types import ASGIApp
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    address: tuple[str, int]
+    host: ServerHost
+    app: ASGIApp
+    @property
+    def url(self) -> str: ...
+
+@contextmanager
+def live_server(
+    engine: EngineClient,
+    routes: Mapping[str, tuple[type[Route], PluginOptions]],
+    *,
+    model_names: tuple[str, ...] = (),
+    **settings: Any,
+) -> Iterator[LiveServer]: ...

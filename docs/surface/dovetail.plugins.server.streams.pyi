@@ -1,0 +1,38 @@
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from dovetail.contracts.engine_client import EngineClient
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.plugins.server.sampling import SamplingFields
+from starlette.requests import Request
+from types import TracebackType
+from typing import Any, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    response_id: str
+    unique: str
+    params: SamplingParams
+    options: Mapping[str, Any]
+
+def submission(
+    request: Request,
+    fields: SamplingFields,
+    params: SamplingParams,
+    *,
+    prefix: str,
+) -> Submission: ...
+
+class Streams:
+    def __init__(self, engine: EngineClient, prompts: Sequence[Prompt], how: Submission): ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]: ...
+    async def last(self) -> list[RequestOutput]: ...

@@ -1,0 +1,149 @@
+"""An engine for tests of routes: it counts the streams that a route leaves open, and it holds requests or fails at a
+moment that a test names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.contracts.engine_client import EngineFacts, RequestStream
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.telemetry import Exposition
+from dovetail.engine.async_engine import AsyncLLMEngine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What happens to requests that are submitted from now on."""
+
+    refusal: Exception | None = None
+    """`submit` raises it."""
+    num_outputs: int | None = None
+    """Outputs that a stream yields before it waits, or fails; None: all."""
+    failure: Exception | None = None
+    """What the stream raises then; None: the request is held, and the stream waits."""
+
+
+class WatchedEngine:
+    """An `EngineClient` over an engine in this process."""
+
+    def __init__(self, engine: AsyncLLMEngine):
+        self.script = Script()
+        self.is_waiting = threading.Event()
+        """Set by a stream that waits, as its script says."""
+        self.num_open = 0
+        """Streams that were neither closed nor read to their end."""
+        self._engine = engine
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `EngineClient.facts`."""
+        return self._engine.facts
+
+    @property
+    def is_running(self) -> bool:
+        """See `EngineClient.is_running`."""
+        return self._engine.is_running
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> RequestStream:
+        """See `EngineClient.submit`."""
+        if self.script.refusal is not None:
+            raise self.script.refusal
+        stream = await self._engine.submit(prompt, sampling_params, request_id, **options)
+        self.num_open += 1
+        if self.script.num_outputs == 0 and self.script.failure is None:
+            await self._engine.hold(stream.request_id)
+        return _WatchedStream(self, stream, self.script)
+
+    async def hold(self, request_id: str) -> None:
+        """Has a request compute nothing more."""
+        await self._engine.hold(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`."""
+        await self._engine.abort(request_id)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `EngineClient.tokenize`."""
+        return await self._engine.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `EngineClient.detokenize`."""
+        return await self._engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+        """See `EngineClient.render_chat`."""
+        return await self._engine.render_chat(messages, **options)
+
+    def token_texts(self, token_ids: Iterable[int]) -> list[str]:
+        """See `EngineClient.token_texts`."""
+        return self._engine.token_texts(token_ids)
+
+    async def metrics(self) -> Exposition:
+        """An exposition without a metric."""
+        return Exposition(content_type="text/plain; version=0.0.4", body=b"")
+
+    async def check_health(self) -> None:
+        """See `EngineClient.check_health`."""
+        await self._engine.check_health()
+
+    async def num_used_blocks(self) -> int:
+        """KV blocks that requests hold."""
+        return (await self._engine.cache_statistics()).num_used_blocks
+
+
+class _WatchedStream:
+    """A stream that follows its script."""
+
+    def __init__(self, engine: WatchedEngine, stream: RequestStream, script: Script):
+        self.request_id = stream.request_id
+        self._engine = engine
+        self._stream = stream
+        self._script = script
+        self._outputs = aiter(stream)
+        self._num_outputs = 0
+        self._is_open = True
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._num_outputs == self._script.num_outputs:
+            if self._script.failure is not None:
+                self._end()
+                raise self._script.failure
+            self._engine.is_waiting.set()
+        try:
+            output = await anext(self._outputs)
+        except Exception:  # the request failed, or there is no more
+            self._end()
+            raise
+        self._num_outputs += 1
+        if output.finished:
+            self._end()
+        elif self._num_outputs == self._script.num_outputs and self._script.failure is None:
+            await self._engine.hold(self.request_id)
+        return output
+
+    def close(self) -> None:
+        """See `RequestStream.close`."""
+        self._end()
+        self._stream.close()
+
+    def _end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._engine.num_open -= 1
+
+
+__all__ = ["Script", "WatchedEngine"]

@@ -1,0 +1,42 @@
+"""The bundled routes pass the suite that third parties run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.plugins.routes.completions.route import CompletionsRoute
+from dovetail.plugins.routes.health import HealthRoute
+from dovetail.plugins.routes.metrics import MetricsRoute
+from dovetail.plugins.routes.models import ModelsRoute
+from dovetail.plugins.routes.tokenize import TokenizeRoute
+from dovetail.plugins.server.live import live_server
+from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
+
+
+class TestHealth(RouteSuite):
+    route_class = HealthRoute
+    serve = staticmethod(live_server)
+
+
+class TestMetrics(RouteSuite):
+    route_class = MetricsRoute
+    serve = staticmethod(live_server)
+
+
+class TestModels(RouteSuite):
+    route_class = ModelsRoute
+    serve = staticmethod(live_server)
+
+
+class TestTokenize(RouteSuite):
+    route_class = TokenizeRoute
+    serve = staticmethod(live_server)
+
+
+class TestCompletions(GeneratingRouteSuite):
+    route_class = CompletionsRoute
+    serve = staticmethod(live_server)
+    path = "/v1/completions"
+
+    def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
+        return {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True}
