@@ -215,6 +215,8 @@ class GrammarSection(ComponentSection):
     )
     compile_seconds: float | None = Field(default=None, gt=0, description="Longest compilation; null: 10 seconds")
     compile_gib: float | None = Field(default=None, gt=0, description="Most memory of a compilation in GiB; null: 1")
+
+
 SECRET = "**********"
 """What stands for a secret wherever a configuration is shown or written."""
 

@@ -279,6 +279,10 @@ class DraftRequest:
     uniforms: np.ndarray
     """float64 [max_drafts] in [0, 1): this request's random stream for drafting. Use it, and nothing else,
     to draw, so that a seeded request repeats."""
+    forced: Sequence[int] = ()
+    """Tokens that the request's grammar says will come next whatever is drawn, at most `max_drafts`; empty where it has
+    no grammar, or there is a choice. A drafter need not look at them: the host itself puts them in the place of a draft
+    that begins otherwise, without a verdict for the drafter."""
     first_position: int = 0
     """Position of the first of `hidden_rows`: the target computed the `len(hidden_rows)` positions from here on in this
     step, and before them everything (in earlier steps, or as a cached prefix)."""

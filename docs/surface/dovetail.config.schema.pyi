@@ -81,6 +81,8 @@ class GrammarSection(ComponentSection):
     source_bytes: int | None = Field(default=None, ge=1)
     compile_seconds: float | None = Field(default=None, gt=0)
     compile_gib: float | None = Field(default=None, gt=0)
+
+
 class CORSSection(Section):
     allow_origins: list[str] = Field(default_factory=list)
     allow_methods: list[str] = ['*']

@@ -125,6 +125,7 @@ class DraftRequest:
     sampling: SamplingParams
     hidden_rows: np.ndarray
     uniforms: np.ndarray
+    forced: Sequence[int] = ()
     first_position: int = 0
 
 

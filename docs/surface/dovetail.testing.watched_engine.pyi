@@ -1,8 +1,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from dovetail.contracts.engine_client import EngineFacts, Exposition, RequestStream
+from dovetail.contracts.engine_client import EngineFacts, RequestStream
 from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.async_engine import AsyncLLMEngine
 from typing import Any
 

@@ -1,6 +1,8 @@
-"""Drafts of requests with a grammar: what it does not allow is not worth verifying."""
+"""Drafts of requests with a grammar: what it does not allow is not worth verifying, and what it forces comes anyway."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from dovetail.contracts.speculation import Draft
 from dovetail.worker.sampling.grammar_masks import GrammarMasks
@@ -21,6 +23,28 @@ def cut_to_grammar(draft: Draft, seq_id: int, grammars: GrammarMasks) -> Draft:
     # Every node behind the last legal one but the first; of a tree all that may be drawn instead of a legal one.
     keep = len(draft.token_ids) if draft.is_tree else len(legal) + 1
     return first_nodes(draft, keep)
+
+
+def begins_with(draft: Draft, token_ids: Sequence[int]) -> bool:
+    """Whether some path of the draft from the root down begins with these tokens."""
+    node = -1
+    for token in token_ids:
+        children = (i for i, parent in enumerate(draft.parent_indices) if parent == node)
+        found = next((child for child in children if draft.token_ids[child] == token), None)
+        if found is None:
+            return False
+        node = found
+    return True
+
+
+def put_in_front(draft: Draft | None, forced: Sequence[int]) -> Draft | None:
+    """What is verified of a request whose next tokens are forced; `draft` itself where nothing has to be changed.
+
+    Whether a draft that was drawn (`Draft.probs`) gives way must not depend on what was drawn: it always does.
+    """
+    if not forced or (draft is not None and draft.probs is None and begins_with(draft, forced)):
+        return draft
+    return Draft(list(forced))
 
 
 def _only(draft: Draft, nodes: list[int]) -> Draft:

@@ -16,9 +16,10 @@ from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest, Lear
 from dovetail.contracts.step import NewRequest
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
+from dovetail.worker.sampling.grammar_masks import GrammarMasks
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.checked import checked_draft
-from dovetail.worker.speculation.draft_grammar import cut_to_grammar
+from dovetail.worker.speculation.draft_grammar import cut_to_grammar, put_in_front
 from dovetail.worker.speculation.draft_sampling import draft_uniforms
 from dovetail.worker.speculation.drafters import LoadedDrafter, wanted_layers
 from dovetail.worker.speculation.lengths import LengthFault, Lengths, Offer
@@ -26,6 +27,9 @@ from dovetail.worker.speculation.verifier import first_nodes
 from dovetail.worker.speculation.waiting_states import States, WaitingStates
 
 logger = logging.getLogger(__name__)
+
+FORCED = "forced_tokens"
+"""What counts (`DraftCounts.drafter`) name drafts that a grammar forced in the place of a drafter's own."""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,8 @@ class Drafting:
         """By seq_id, those that have or had a drafter."""
         self._accepted: dict[int, tuple[list[int], int]] = {}
         """By seq_id, what became of the draft that was just verified, for `on_verified`."""
+        self._forced: set[int] = set()
+        """seq_ids whose waiting drafts are forced tokens in the place of their drafter's."""
 
     def add(self, request: NewRequest) -> None:
         """A request comes, or comes back; a drafter that failed it before stays off."""
@@ -100,15 +106,18 @@ class Drafting:
         return replace(sampling, temperature=0.0, n=1, best_of=None)
 
     def judged(self, seq_id: int, drafted: int, nodes: list[int]) -> str:
-        """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name."""
+        """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name, or `FORCED`."""
         drafter = self._requests[seq_id].drafter
         self._accepted[seq_id] = (nodes, drafted)
+        if seq_id in self._forced:
+            return FORCED
         self._lengths.judged(seq_id, drafter, drafted, nodes)
         return drafter
 
     def computed(self, seq_id: int, num_drafts: int) -> None:
         """The step that runs computed drafts of a request."""
-        self._lengths.computed(self._requests[seq_id].drafter, num_drafts)
+        if seq_id not in self._forced:
+            self._lengths.computed(self._requests[seq_id].drafter, num_drafts)
 
     def propose(
         self, step: ComputedStep, sampler: Sampler, seconds: float | None, errors: dict[int, str]
@@ -141,7 +150,11 @@ class Drafting:
         self._switch_off(seq_ids, errors)
         # What was judged in this step is known to whom it concerns.
         self._accepted.clear()
-        return self._kept(step, drafts, errors)
+        self._forced.difference_update(seq_ids)
+        kept = self._kept(step, drafts, errors)
+        if sampler.grammars.wants(seq_ids):
+            self._put_forced_in_front(step, sampler.grammars, kept)
+        return kept
 
     def _kept(self, step: ComputedStep, drafts: Mapping[int, Draft], errors: dict[int, str]) -> dict[int, Draft]:
         """The part of each draft that is worth verifying."""
@@ -155,6 +168,27 @@ class Drafting:
         self._switch_off(seq_ids, faults)
         return {index: first_nodes(drafts[index], count) for index, count in counts.items() if count}
 
+    def _put_forced_in_front(self, step: ComputedStep, grammars: GrammarMasks, drafts: dict[int, Draft]) -> None:
+        """Changes `drafts` where grammars force tokens that they do not begin with."""
+        seq_ids = step.plan.seq_ids
+        if not self._lengths.allow_drafts(len(seq_ids)):
+            return
+        for index, seq_id in enumerate(seq_ids):
+            request = self._requests.get(seq_id)
+            if request is None or not request.is_on or not step.counts[index]:
+                continue
+            forced = self._forced_tokens(seq_id, int(step.batch.num_tokens[step.inputs.rows[index]]), grammars)
+            draft = put_in_front(drafts.get(index), forced)
+            if draft is not None and draft is not drafts.get(index):
+                drafts[index] = draft
+                self._forced.add(seq_id)
+
+    def _forced_tokens(self, seq_id: int, num_known: int, grammars: GrammarMasks) -> tuple[int, ...]:
+        """Those that a step can verify."""
+        request = self._requests[seq_id]
+        most = min(request.max_total_tokens - num_known - 1, self._facts[request.drafter].num_tokens)
+        return grammars.forced(seq_id)[: max(0, most)]
+
     def idle_drafters(self, num_requests: int) -> frozenset[str]:
         """Drafters with layers of their own that new requests should go without at this batch size."""
         idle = self._lengths.idle_drafters(num_requests)
@@ -162,6 +196,7 @@ class Drafting:
 
     def pause(self, seq_id: int, batch: InputBatch) -> None:
         """A request leaves the batch to come back; what is known of it is kept for its drafter."""
+        self._forced.discard(seq_id)
         request = self._requests.get(seq_id)
         if request is not None and seq_id in batch.requests:
             request.token_ids = batch.known_tokens(seq_id).tolist()
@@ -169,6 +204,7 @@ class Drafting:
     def finish(self, seq_id: int, batch: InputBatch) -> None:
         """Tells the request's drafter that it ended, in the batch or out of it."""
         request = self._requests.pop(seq_id, None)
+        self._forced.discard(seq_id)
         self._lengths.forget(seq_id)
         if request is not None and request.drafter in self._waiting:
             self._waiting[request.drafter].forget(seq_id)
@@ -230,7 +266,7 @@ class Drafting:
             states = self._waiting[name].join_states(states, [request.seq_id for request in requests.values()])
         try:
             for request in requests.values():
-                if request.seq_id in self._accepted:
+                if request.seq_id in self._accepted and request.seq_id not in self._forced:
                     worker.on_verified(request.seq_id, *self._accepted[request.seq_id])
             proposed = list(worker.propose(DraftBatch(list(requests.values()), *states)))
             if len(proposed) != len(requests):
@@ -331,6 +367,7 @@ class Drafting:
         hidden_rows = self._standing_rows(seq_ids, indices, inputs)
         first_positions = inputs.positions[inputs.query_start[indices]].tolist()
         requests = {}
+        has_grammars = sampler.grammars.wants(seq_ids)
         waiting = self._waiting.get(name)
         for i, (index, seq_id, room) in enumerate(zip(indices, seq_ids, wanted.tolist(), strict=True)):
             request = batch.requests[seq_id].request
@@ -345,6 +382,7 @@ class Drafting:
                 sampling=self._requests[seq_id].sampling,
                 hidden_rows=rows,
                 uniforms=uniforms[i, :room],
+                forced=sampler.grammars.forced(seq_id)[:room] if has_grammars else (),
                 first_position=first_position,
             )
         return requests

@@ -121,6 +121,10 @@ class Lengths:
         self._rounds = []
         self._computed.clear()
 
+    def allow_drafts(self, num_requests: int) -> bool:
+        """Whether the config allows drafts in steps of so many requests."""
+        return self._most_requests is None or num_requests <= self._most_requests
+
     def ask(
         self,
         drafter: str,
@@ -130,7 +134,7 @@ class Lengths:
         num_requests: int,
     ) -> NDArray[np.int64]:
         """How many drafts to ask for; arguments as in `DraftQuestion`. Raises `LengthFault`."""
-        if self._most_requests is not None and num_requests > self._most_requests:
+        if not self.allow_drafts(num_requests):
             return np.zeros_like(most)
         question = DraftQuestion(
             drafter=drafter, seq_ids=seq_ids, most=most, known_tokens=known_tokens, num_requests=num_requests

@@ -13,15 +13,19 @@ from hypothesis import strategies as st
 from dovetail.config.resolved import Component
 from dovetail.contracts.grammar import GrammarSetup, Matcher
 from dovetail.contracts.grammar_spec import GrammarSpec, OutputGrammar
+from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft
 from dovetail.contracts.step import NewRequest
+from dovetail.spec_decode.rejection import RejectionRule
+from dovetail.testing.acceptance_suite import chi_square_p
 from dovetail.testing.grammar_cases import byte_vocabulary
 from dovetail.testing.grammar_walks import bits
 from dovetail.worker.sampling.delayed_matcher import DelayedMatcher
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.draft_grammar import cut_to_grammar
+from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
 
 VOCABULARY = byte_vocabulary()
 SIZE = VOCABULARY.vocab_size
@@ -131,6 +135,27 @@ def test_of_drawn_drafts_the_first_forbidden_one_is_kept(compiler):
     assert list(cut.token_ids) == [*b"abx"]
     assert cut.probs is not None
     assert len(cut.probs) == 3
+
+
+def test_drawn_drafts_leave_the_distribution_as_it_is(compiler):
+    """p = (1/2, 1/2) of two legal tokens, and a drafter that draws half of the time one that is forbidden. A cut in
+    front of those would make it (3/4, 1/4), which a thousand draws tell from it with a probability beyond 1 - 1e-12."""
+    sampler = Sampler(SIZE, 1, grammars=compiler)
+    verifier = Verifier(RejectionRule(PluginOptions()), sampler)
+    probs = torch.zeros(1, SIZE)
+    probs[0, [ord("a"), ord("x")]] = 0.5
+    random = np.random.default_rng(7)
+    counts = {ord("a"): 0, ord("b"): 0}
+    for seed in range(1000):
+        params = SamplingParams(temperature=1.0)
+        asked = OutputGrammar(spec=GrammarSpec(form="regex", source="[ab][ab]"))
+        sampler.add(NewRequest(1, "1", [7], 1, 0, ([1],), params, seed, grammar=asked))
+        draft = cut_to_grammar(Draft([int(random.choice([*b"ax"]))], probs=probs), 1, sampler.grammars)
+        num_rows = 1 + len(draft.token_ids)
+        output = verifier.verify(torch.zeros(num_rows, SIZE), [DraftedRequest(1, 1, draft)])
+        counts[output.token_ids[0][0]] += 1
+        sampler.remove(1)
+    assert chi_square_p(np.array(list(counts.values())), np.array([500.0, 500.0])) > 1e-4
 
 
 def plain(matcher: Matcher) -> list[int]:
