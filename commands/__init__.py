@@ -18,7 +18,7 @@ the installed plugins and the schema of the config. For commands that measure: `
 from __future__ import annotations
 
 from dovetail.commands.errors import create_console, exit_code, print_error, print_warning
-from dovetail.commands.options import takes_config, takes_config_option
+from dovetail.commands.options import takes_config, takes_config_option, takes_model_or_config
 from dovetail.config.files import read_file
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
@@ -54,6 +54,7 @@ __all__ = [
     "resolve_server",
     "takes_config",
     "takes_config_option",
+    "takes_model_or_config",
     "write_manifest",
 ]
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
+from dovetail.config.files import is_config_file
 from dovetail.config.foreign_names import ForeignName, ValueType, foreign_names, project_of
 from dovetail.config.load import load_config
+from dovetail.contracts.errors import ConfigError
 
 _HELP = "Config file (YAML, TOML, JSON) or the manifest of a run; defaults where it is left out."
 _TYPES: dict[ValueType, Any] = {
@@ -40,7 +43,14 @@ def takes_config_option(command: Callable[..., None]) -> Callable[..., None]:
     return _wrap(command, Annotated[str | None, typer.Option("--config", "-c", metavar="CONFIG", help=_HELP)])
 
 
-def _wrap(command: Callable[..., None], config: Any) -> Callable[..., None]:
+def takes_model_or_config(command: Callable[..., None]) -> Callable[..., None]:
+    """Does what `takes_config` does; the argument may be a model in place of a config file."""
+    help_text = "A model: a folder, a GGUF file, `org/name` or `scheme:reference`. Or a c" + _HELP[1:]
+    argument = typer.Argument(metavar="MODEL|CONFIG", help=help_text)
+    return _wrap(command, Annotated[str | None, argument], takes_model=True)
+
+
+def _wrap(command: Callable[..., None], config: Any, *, takes_model: bool = False) -> Callable[..., None]:
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     taken = {parameter.name for parameter in own}
     names = {name.name: name for name in foreign_names().values() if name.name not in taken}
@@ -48,10 +58,16 @@ def _wrap(command: Callable[..., None], config: Any) -> Callable[..., None]:
     def wrapper(**given: Any) -> None:
         given.pop("help_all")
         flags = {name: given.pop(name) for name in names}
+        flags = {name: value for name, value in flags.items() if value is not None}
+        source = given.pop("config")
+        if takes_model and source is not None and not is_config_file(Path(source)):
+            if "model" in flags:
+                raise ConfigError(f"two models are given, {source} and --model {flags['model']}: leave one out")
+            source, flags = None, {**flags, "model": source}
         layered = load_config(
-            given.pop("config"),
+            source,
             overrides=given.pop("overrides") or [],
-            flags={name: value for name, value in flags.items() if value is not None},
+            flags=flags,
             speculative=given.pop("speculative"),
         )
         command(layered, **given)

@@ -31,6 +31,11 @@ _MOST_LEVELS = 64
 _SHOWN = 40
 
 
+def is_config_file(path: Path) -> bool:
+    """Whether the name is that of a config file, whether there is one or not."""
+    return path.suffix.lower() in _READERS and not path.is_dir()
+
+
 def read_file(path: Path, kind: str = "config file") -> FileContent:
     """Reads YAML (.yaml, .yml), TOML or JSON, told apart by the suffix. `kind`: what errors call the file.
 

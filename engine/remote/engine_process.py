@@ -118,6 +118,7 @@ def main() -> None:
     address = sys.argv[1]
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
         try:
             server = _start(pickle.load(sys.stdin.buffer), address)
