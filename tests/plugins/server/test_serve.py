@@ -1,0 +1,182 @@
+"""`dovetail serve`: real processes that are asked over HTTP, killed and told to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.plugins.server.conftest import wait_until
+
+COMPLETE = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+LONG = {**COMPLETE, "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+class Served:
+    """A server that was started from the command line."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path):
+        self.process = process
+        self.url = url
+        self.log = log
+
+    def post(self, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=60).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def children(self, what: str) -> list[psutil.Process]:
+        """Processes that run this module."""
+        return [p for p in psutil.Process(self.process.pid).children() if any(what in part for part in p.cmdline())]
+
+
+@contextmanager
+def serving(model: Path, directory: Path, *arguments: str) -> Iterator[Served]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = directory / "serve.log"
+    config = {
+        "model": {"path": str(model), "dtype": "float32", "max_model_len": 256},
+        "cache": {"block_size": 4, "num_blocks": 600},
+        "executor": {"threads": 1},
+        "server": {"port": port, "served_model_name": ["story"]},
+    }
+    file = directory / "engine.json"
+    file.write_text(json.dumps(config))
+    command = [sys.executable, "-m", "dovetail", "serve", str(file), *arguments]
+    with log.open("w") as output, subprocess.Popen(command, stderr=output, text=True) as process:
+        served = Served(process, f"http://127.0.0.1:{port}", log)
+        try:
+            wait_until(lambda: served.is_ready() or process.poll() is not None, "the server is ready", 300)
+            assert process.poll() is None, log.read_text()
+            yield served
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def served(story_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(story_model, tmp_path_factory.mktemp("serve"), "-o", "server.api_server_count=2") as started:
+        yield started
+
+
+def read_stream(served: Served, body: dict[str, Any]) -> str:
+    """The text of a stream; raises where it breaks off."""
+    text = ""
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                text += event["choices"][0]["text"]
+            if line == "data: [DONE]":
+                return text
+    raise ConnectionError("the stream broke off")
+
+
+def test_two_api_processes_serve_one_engine_and_one_truth(served: Served) -> None:
+    assert len(served.children("api_process")) == 2
+    assert len(served.children("engine_process")) == 1
+    before = metric(served, "vllm:generation_tokens_total")
+    texts = {served.post(COMPLETE).json()["choices"][0]["text"] for _ in range(8)}
+    assert len(texts) == 1
+    assert metric(served, "vllm:generation_tokens_total") == before + 64
+
+
+def metric(served: Served, name: str) -> float:
+    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def test_an_api_process_that_is_killed_loses_its_own_streams_only(served: Served) -> None:
+    whole = read_stream(served, LONG)
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(read_stream, served, LONG) for _ in range(8)]
+        wait_until(lambda: metric(served, "vllm:num_requests_running") > 4, "the streams run")
+        served.children("api_process")[0].kill()
+        ended = [stream.exception() for stream in streams]
+    survivors = [stream.result() for stream, error in zip(streams, ended, strict=True) if error is None]
+    assert set(survivors) <= {whole}
+    wait_until(lambda: len(served.children("api_process")) == 2, "another took over")
+    wait_until(lambda: metric(served, "vllm:kv_cache_usage_perc") == 0, "no block is held")
+    assert read_stream(served, LONG) == whole
+
+
+def test_an_engine_that_is_killed_comes_back(served: Served) -> None:
+    text = served.post(COMPLETE).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(read_stream, served, LONG)
+        wait_until(lambda: metric(served, "vllm:num_requests_running") > 0, "the stream runs")
+        (engine,) = served.children("engine_process")
+        engine.kill()
+        assert stream.exception() is not None
+    response = served.post(COMPLETE)
+    if response.status_code != 200:  # the next engine may be there already
+        assert response.status_code == 503
+        assert "retry-after" in response.headers
+        assert response.json()["error"]["type"] == "overloaded_error"
+    wait_until(served.is_ready, "the next engine serves", 300)
+    assert served.post(COMPLETE).json()["choices"][0]["text"] == text
+
+
+def test_sigterm_lets_streams_finish_and_takes_no_new_requests(story_model: Path, tmp_path: Path) -> None:
+    with serving(story_model, tmp_path) as served, ThreadPoolExecutor(1) as pool:
+        whole = read_stream(served, LONG)
+        stream = pool.submit(read_stream, served, LONG)
+        wait_until(lambda: metric(served, "vllm:num_requests_running") > 0, "the stream runs")
+        everything = [served.process.pid, *(p.pid for p in psutil.Process(served.process.pid).children())]
+        served.process.send_signal(signal.SIGTERM)
+        assert stream.result() == whole
+        assert served.process.wait(60) == 0
+        assert not any(psutil.pid_exists(pid) for pid in everything)
+
+
+def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: Path) -> None:
+    with serving(story_model, tmp_path) as served:
+        children = psutil.Process(served.process.pid).children()
+        os.kill(served.process.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such-folder/model"], "no-such-folder"),
+        (["--model", "a", "b"], "two models are given"),
+        (["none.yaml"], "none.yaml"),
+        (["-o", "server.prot=8000"], "did you mean"),
+        (["-o", "server.routes.chatt=chatt"], "there is no route 'chatt'"),
+    ],
+)
+def test_what_cannot_be_served_is_one_error(arguments: list[str], message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dovetail", "serve", *arguments, "-o", "server.port=0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+    assert done.returncode in (1, 2)
+    assert message.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "dovetail", "serve", "-o", f"server.port={taken.getsockname()[1]}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert "cannot listen" in done.stderr
+    assert "loading weights" not in done.stderr
