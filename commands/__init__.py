@@ -11,8 +11,9 @@ Public and versioned like a contract. To run an engine, hand `explanation.resolv
 
 Its modules have more. `.streaming` and `.sampling`: text that streams to the terminal, `-s key=value`. `.installed`:
 the installed plugins and the schema of the config. For commands that measure: `.checks` (refusals of bad input),
-`.machine` (the machine of a timing, and its other load), `.datasets` (prompts in the shapes of public sets), `.saved`
-(results read again and compared), `.progress`, `.svg` and `.page` (plots and self-contained HTML).
+`.machine` (the machine of a timing, and its other load), `.datasets` (prompts in the shapes of public sets), `.http`
+(servers of OpenAI's API), `.saved` (results read again and compared), `.progress`, `.svg` and `.page` (plots and
+self-contained HTML).
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ def _commit_rows(step: Step, kv: KVCacheManager) -> None:
         rejected = num_drafts - (len(new_tokens) - 1) if num_drafts else 0
         sequence.num_computed_tokens += schedule.num_tokens[index] - rejected
         sequence.num_draft_tokens = 0
+        start = sequence.num_output_tokens
         ending = _append(sequence, new_tokens)
+        if num_drafts and len(new_tokens) > 1:
+            _note_accepted(step, sequence, start, len(new_tokens) - 1)
         kv.commit(sequence)
         if num_drafts:
             kv.trim(sequence)
@@ -63,6 +66,13 @@ def _append(sequence: Sequence, tokens: list[int]) -> Ending | None:
             sequence.num_computed_tokens = min(sequence.num_computed_tokens, sequence.num_tokens - 1)
             return _ending(sequence, token)
     return None
+
+
+def _note_accepted(step: Step, sequence: Sequence, start: int, num_accepted: int) -> None:
+    """The first `num_accepted` of the tokens that were appended at `start` are drafts; some may have been dropped."""
+    if step.accepted_spans is None:
+        step.accepted_spans = {}
+    step.accepted_spans[sequence.seq_id] = start, min(num_accepted, sequence.num_output_tokens - start)
 
 
 def _ending(sequence: Sequence, token: int) -> Ending:

@@ -3,7 +3,7 @@ one prompt under one request. It runs where the text is wanted, which need not b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.contracts.outputs import (
@@ -12,6 +12,7 @@ from dovetail.contracts.outputs import (
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
+    Span,
 )
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.engine.input_processor import ProcessedInput
@@ -38,6 +39,9 @@ class CompletionRecord:
     chars_sent: int = 0
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
+    accepted_spans: list[Span] | None = None
+    """Output tokens that are accepted drafts; of a completion that streams "delta" outputs, those of the next one.
+    None: there are none."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     is_over: bool = False
@@ -131,6 +135,8 @@ class OutputProcessor:
                 self._requests[request_id].metrics = metrics
         if update.logprobs or update.prompt_logprobs:
             self._take_logprobs(update, ends)
+        if update.accepted_spans:
+            self._take_spans(update.accepted_spans)
         self._take_tokens(update, ends, touched, stops)
         for end in ends.values():
             record, completion = self._by_seq_id[end.seq_id]
@@ -204,6 +210,14 @@ class OutputProcessor:
                 shows_text = record_.input.params.detokenize
                 record_.prompt_logprobs.extend(self._position(entry, shows_text) for entry in entries[known:])
 
+    def _take_spans(self, accepted: Mapping[int, list[Span]]) -> None:
+        for seq_id, spans in accepted.items():
+            found = self._by_seq_id.get(seq_id)
+            if found is not None and found[1].finish_reason is None:
+                completion = found[1]
+                completion.accepted_spans = completion.accepted_spans or []
+                completion.accepted_spans += spans
+
     def _position(self, entry: TokenLogprobs, shows_text: bool) -> PositionLogprobs:
         position = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id, shows_text))}
         for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
@@ -258,6 +272,7 @@ class OutputProcessor:
         if completion.finish_reason is None:
             if end.token_ids is not None:
                 completion.token_ids = end.token_ids
+                completion.accepted_spans = end.accepted_spans or None
             del completion.token_ids[end.num_output_tokens :]
             self._advance(completion, record.input, end)
         if completion.finish_reason is None:
@@ -311,8 +326,11 @@ class OutputProcessor:
         if is_delta or completion.is_over:
             output.token_ids = completion.token_ids[first:stop]
             output.logprobs = positions[first:] if positions is not None else None
+            if completion.accepted_spans is not None:
+                output.accepted_spans = [(start - first, count) for start, count in completion.accepted_spans]
+                completion.accepted_spans = None
         else:
-            output.defer_tokens(completion.token_ids, first, stop, positions)
+            output.defer_tokens(completion.token_ids, first, stop, positions, completion.accepted_spans or ())
         completion.num_sent = stop
         completion.chars_sent = len(completion.text)
         completion.end_sent = completion.is_over
@@ -327,5 +345,9 @@ def _cut(completion: CompletionRecord, num_tokens: int) -> None:
             # The token of the position comes first.
             completion.cumulative_logprob -= next(iter(entry.values())).logprob
         del completion.logprobs[num_tokens:]
+    if completion.accepted_spans is not None:
+        completion.accepted_spans = [
+            (start, min(count, num_tokens - start)) for start, count in completion.accepted_spans if start < num_tokens
+        ]
     del completion.token_ids[num_tokens:]
     completion.num_seen = min(completion.num_seen, num_tokens)

@@ -133,6 +133,9 @@ def merged(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
 
 def _joined(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
     newer.text = older.text + newer.text
+    if older.accepted_spans or newer.accepted_spans:
+        shift = len(older.token_ids)
+        newer.accepted_spans = [*older.accepted_spans, *((start + shift, n) for start, n in newer.accepted_spans)]
     older.token_ids += newer.token_ids
     newer.token_ids = older.token_ids
     if older.logprobs is not None and newer.logprobs is not None:

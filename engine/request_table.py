@@ -55,6 +55,8 @@ class RequestTable:
         self._by_seq_id: dict[int, RequestEntry] = {}
         self._streaming: set[int] = set()
         """seq_ids of sequences whose tokens are reported after every step."""
+        self._unreported_spans: dict[int, list[tuple[int, int]]] = {}
+        """By seq_id, of sequences that do not stream, until they end."""
         self._totals: dict[str, SpeculationTotals] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -106,6 +108,8 @@ class RequestTable:
     def add_step(self, step: Step, update: StepUpdate) -> None:
         """Adds to `update` what the step brought."""
         self._take_notes(step, update)
+        if step.accepted_spans is not None:
+            self._report_accepted(step.accepted_spans, update)
         if self._streaming:
             self._report_tokens(step, update)
         for sequence, ending in step.endings:
@@ -176,6 +180,13 @@ class RequestTable:
                     update.counts.append(count)
             start += count
 
+    def _report_accepted(self, spans: Mapping[int, tuple[int, int]], update: StepUpdate) -> None:
+        for seq_id, span in spans.items():
+            if seq_id in self._streaming:
+                update.accepted_spans[seq_id] = [span]
+            else:
+                self._unreported_spans.setdefault(seq_id, []).append(span)
+
     def _end(
         self, sequence: Sequence, ending: Ending, now: float, update: StepUpdate, num_tokens: int | None = None
     ) -> None:
@@ -191,6 +202,7 @@ class RequestTable:
                 ending.error,
                 num_tokens,
                 None if streams else sequence.token_ids[sequence.num_prompt_tokens :],
+                self._unreported_spans.get(sequence.seq_id, []),
             )
         )
         self._forget(sequence.seq_id)
@@ -216,6 +228,7 @@ class RequestTable:
     def _forget(self, seq_id: int) -> None:
         self._by_seq_id.pop(seq_id, None)
         self._streaming.discard(seq_id)
+        self._unreported_spans.pop(seq_id, None)
 
 
 def _count_drafts(sums: RequestMetrics | SpeculationTotals, counts: DraftCounts) -> None:

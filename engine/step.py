@@ -49,6 +49,9 @@ class Step:
     first_tokens: list[Sequence] = field(default_factory=list)
     """Sequences that got their first output token."""
     endings: list[tuple[Sequence, Ending]] = field(default_factory=list)
+    accepted_spans: dict[int, tuple[int, int]] | None = None
+    """By seq_id: position in the output of the first draft token that the step accepted, and how many. None: no draft
+    token was accepted."""
     num_prompt_tokens: int = 0
     """Tokens computed before the first output token of their sequence."""
 

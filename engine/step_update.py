@@ -21,6 +21,8 @@ class SequenceEnd:
     """Of its output this many tokens count: behind one that ended it there may be others in the same step."""
     token_ids: list[int] | None
     """The whole output of a sequence whose tokens were not reported step by step."""
+    accepted_spans: list[tuple[int, int]] = field(default_factory=list)
+    """Likewise of such a sequence: see `StepUpdate.accepted_spans`."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class StepUpdate:
     """By seq_id, of its new tokens, whether it streams or not."""
     prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     """By request id: position of the first of the prompt tokens that were computed, and their entries."""
+    accepted_spans: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """By seq_id: of its new tokens, those that are accepted drafts, as (position in the output, number)."""
     metrics: dict[str, RequestMetrics] = field(default_factory=dict)
     """By request id, of requests that got their first token, and of those that are finished."""
 

@@ -97,6 +97,7 @@ COMMANDS = (
     "dovetail.commands",
     "dovetail.commands.checks",
     "dovetail.commands.datasets",
+    "dovetail.commands.http",
     "dovetail.commands.installed",
     "dovetail.commands.machine",
     "dovetail.commands.page",

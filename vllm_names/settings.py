@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from dovetail.config.foreign_names import ForeignName, planned, refused, works
 from dovetail.vllm.settings_later import LATER_NAMES
+from dovetail.vllm.settings_server import SERVER_NAMES
 
 _VISION = "models take text only; multimodal input comes with multimodal model families"
 _LORA = "adapters come with LoRA serving; merge the adapter into the weights until then"
@@ -319,7 +320,6 @@ _REST = (
         "an option of the bundled schedulers",
         refuses={"swap": "requests are swapped wherever cache.swap_gib gives memory; set that, and leave this out"},
     ),
-    planned("served_model_name", "str", "comes with the server"),
     refused("qlora_adapter_name_or_path", "str", "vLLM itself has dropped it; merge the adapter into the weights"),
     refused("show_hidden_metrics_for_version", "str", "no metric is hidden"),
     refused(
@@ -380,7 +380,18 @@ _REST = (
 
 VLLM_NAMES: Mapping[str, ForeignName] = {
     name.name: name
-    for group in (_MODEL, _PARALLEL, _CACHE, _SCHEDULER, _WEIGHTS, _ADAPTERS, _SPECULATION, _REST, LATER_NAMES)
+    for group in (
+        _MODEL,
+        _PARALLEL,
+        _CACHE,
+        _SCHEDULER,
+        _WEIGHTS,
+        _ADAPTERS,
+        _SPECULATION,
+        _REST,
+        LATER_NAMES,
+        SERVER_NAMES,
+    )
     for name in group
 }
 """By keyword, in vLLM's order of flags, later ones at the end."""

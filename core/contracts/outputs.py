@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ class Logprob:
     """Its text; None without a tokenizer, and with `detokenize=False`."""
 
 
+Span = tuple[int, int]
+"""Position of the first of some tokens, and how many they are."""
+
 PositionLogprobs = dict[int, Logprob]
 """Token id -> its log probability at one position; the token that stands there comes first."""
 
@@ -27,19 +31,22 @@ class _TokensOnDemand:
 
     __slots__ = ("_deferred",)
 
-    def _keep(self, tokens: list[int], start: int, stop: int, positions: list[PositionLogprobs] | None) -> None:
-        self._deferred = tokens, start, stop, positions
+    def _keep(
+        self, tokens: list[int], start: int, stop: int, positions: list[PositionLogprobs] | None, spans: Sequence[Span]
+    ) -> None:
+        self._deferred = tokens, start, stop, positions, spans, len(spans)
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
             """Called for a slot that is not filled."""
-            if name not in ("token_ids", "logprobs"):
+            if name not in ("token_ids", "logprobs", "accepted_spans"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            tokens, start, stop, positions = self._deferred
+            tokens, start, stop, positions, spans, num_spans = self._deferred
             self.token_ids = tokens[start:stop]
             self.logprobs = positions[: stop - start] if positions is not None else None
-            return self.token_ids if name == "token_ids" else self.logprobs
+            self.accepted_spans = spans[:num_spans]
+            return {"token_ids": self.token_ids, "logprobs": self.logprobs}.get(name, self.accepted_spans)
 
 
 @dataclass(slots=True)
@@ -59,17 +66,21 @@ class CompletionOutput(_TokensOnDemand):
     """"stop", "length", "abort", "error", or None while the completion goes on."""
     stop_reason: int | str | None = None
     """The stop token id or string that ended it; None for end-of-sequence."""
+    accepted_spans: Sequence[Span] = ()
+    """Of `token_ids`, those that a drafter guessed and the target accepted; in order, apart from each other."""
 
     @property
     def finished(self) -> bool:
         """Whether no more tokens will come."""
         return self.finish_reason is not None
 
-    def defer_tokens(self, tokens: list[int], start: int, stop: int, positions: list[PositionLogprobs] | None) -> None:
-        """Has `token_ids` (`tokens[start:stop]`) and `logprobs` (as many `positions`) copied when one of the two is
-        first looked at. Both lists may only grow."""
-        del self.token_ids, self.logprobs
-        self._keep(tokens, start, stop, positions)
+    def defer_tokens(
+        self, tokens: list[int], start: int, stop: int, positions: list[PositionLogprobs] | None, spans: Sequence[Span]
+    ) -> None:
+        """Has `token_ids` (`tokens[start:stop]`), `logprobs` (as many `positions`) and `accepted_spans` copied when one
+        of them is first looked at. All lists may only grow."""
+        del self.token_ids, self.logprobs, self.accepted_spans
+        self._keep(tokens, start, stop, positions, spans)
 
 
 @dataclass(slots=True)

@@ -232,6 +232,8 @@ class EngineServer:
             part(self._clients[end.seq_id]).ends.append(end)
         for seq_id, logprobs in update.logprobs.items():
             part(self._clients[seq_id]).logprobs[seq_id] = logprobs
+        for seq_id, spans in update.accepted_spans.items():
+            part(self._clients[seq_id]).accepted_spans[seq_id] = spans
         for request_id, entries in update.prompt_logprobs.items():
             part(self._owners[request_id][0]).prompt_logprobs[request_id] = entries
         for request_id, metrics in update.metrics.items():

@@ -73,6 +73,9 @@ def merged(older: StepUpdate, newer: StepUpdate) -> StepUpdate:
             count = 1 if update.counts is None else update.counts[index]
             tokens.setdefault(seq_id, []).extend(update.token_ids[start : start + count])
             start += count
+    spans = {seq_id: found[:] for seq_id, found in older.accepted_spans.items()}
+    for seq_id, new_spans in newer.accepted_spans.items():
+        spans.setdefault(seq_id, []).extend(new_spans)
     logprobs = {seq_id: entries[:] for seq_id, entries in older.logprobs.items()}
     for seq_id, entries in newer.logprobs.items():
         logprobs.setdefault(seq_id, []).extend(entries)
@@ -88,5 +91,6 @@ def merged(older: StepUpdate, newer: StepUpdate) -> StepUpdate:
         ends=[*older.ends, *newer.ends],
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        accepted_spans=spans,
         metrics={**older.metrics, **newer.metrics},
     )

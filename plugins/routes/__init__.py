@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-DEFAULT_ROUTES: Final = ("health", "metrics", "models", "completions", "tokenize")
+DEFAULT_ROUTES: Final = ("health", "metrics", "models", "completions", "tokenize", "playground")
 """Routes that a server has where its config says nothing."""

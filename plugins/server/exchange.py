@@ -101,15 +101,16 @@ class Exchanges:
         exchange = Exchange(scope, receive, send)
         self._under_way.add(exchange)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as limit:
                 await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
             if exchange.end is None:
                 raise
             exchange.forgive()
             await self._fail(exchange, exchange.end)
-        except TimeoutError:
-            await self._fail(exchange, APIError(408, f"the request took longer than {self._timeout_s:g} seconds"))
+        except TimeoutError as error:
+            too_long = APIError(408, f"the request took more than {self._timeout_s} seconds")
+            await self._fail(exchange, too_long if limit.expired() else error)  # or it is the endpoint's own
         except Exception as error:
             await self._fail(exchange, error)
         finally:

@@ -28,11 +28,12 @@ class LiveServer:
     """For a socket."""
     host: ServerHost
     app: ASGIApp
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """For HTTP clients."""
-        return f"http://{self.address[0]}:{self.address[1]}"
+        return f"{self.scheme}://{self.address[0]}:{self.address[1]}"
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def live_server(
         while not ready.wait(0.1):
             if not thread.is_alive():
                 raise RuntimeError("the server did not start: its log says why")
-        yield LiveServer(address, host, app)
+        yield LiveServer(address, host, app, "https" if given.tls is not None else "http")
     finally:
         server.end()
         thread.join()

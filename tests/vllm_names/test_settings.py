@@ -78,6 +78,12 @@ def test_names_that_work_have_a_key_in_the_tree():
     [
         ({"model": "./dir"}, {"model.path": "./dir"}),
         ({"tensor_parallel_size": 2}, {"executor.tensor_parallel": 2}),
+        ({"served_model_name": "m"}, {"server.served_model_name": ["m"]}),
+        ({"port": 80, "api_key": "k"}, {"server.port": 80, "server.api_keys": ["**********"]}),
+        ({"ssl_certfile": "c", "ssl_keyfile": "k"}, {"server.tls.certfile": "c", "server.tls.keyfile": "k"}),
+        ({"allowed_origins": '["*"]'}, {"server.cors.allow_origins": ["*"]}),
+        ({"disable_fastapi_docs": True}, {"server.docs": False}),
+        ({"disable_uvicorn_access_log": True}, {"server.access_log": False}),
         ({"dtype": "half"}, {"model.dtype": "float16"}),
         ({"max_model_len": 512}, {"model.max_model_len": 512}),
         ({"enable_prefix_caching": False}, {"cache.prefix_caching": False}),

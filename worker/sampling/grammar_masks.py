@@ -98,6 +98,7 @@ class GrammarMasks:
         work = [(self.requests[seq_id], paths) for seq_id, paths in wanted if seq_id in self.requests]
         if not work:
             return
+        self._settle()  # of a step that failed in between
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, "dovetail-masks")
         parts = [work[at : at + _ROWS_OF_A_TASK] for at in range(0, len(work), _ROWS_OF_A_TASK)]

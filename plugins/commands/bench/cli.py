@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dovetail.commands.checks import check_writable, require, require_at_least, write_text
+from dovetail.plugins.commands.bench.serve.cli import serve
 
 if TYPE_CHECKING:
     from dovetail.plugins.commands.bench.result import Result
@@ -60,7 +61,8 @@ OutputLen = Annotated[int | None, typer.Option("--output-len", help="Output toke
 SharedLen = Annotated[int | None, typer.Option("--shared-prefix-len", help="Prompt tokens that all requests share.")]
 Rate = Annotated[str, typer.Option("--rate", help="Requests per second, or inf: all at once.")]
 Burstiness = Annotated[
-    float, typer.Option("--burstiness", help="Shape of the gamma-distributed gaps; 1: Poisson, less: bursts.")
+    float,
+    typer.Option("--burstiness", help="Shape of the gaps' gamma distribution; 1: Poisson, less: bursts, inf: equal."),
 ]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", help="Most requests in the engine at a time.")]
 Levels = Annotated[
@@ -155,8 +157,8 @@ def throughput(
     _publish(run_throughput(engine, choice, procedure), json_file, html_file)
 
 
-@app.command("serve")
-def serve(
+@app.command("online")
+def online(
     model: Model = None,
     config: Config = None,
     overrides: Overrides = None,
@@ -184,15 +186,15 @@ def serve(
 ) -> None:
     """Requests over time through AsyncLLMEngine, in this process: latencies, queueing, goodput.
 
-    There is no HTTP server yet: what is measured is the engine as a server would drive it, without HTTP, in one process
-    with its client. Without any option that says what to send, 32 requests of 128 tokens in and 128 out.
+    What is measured is the engine as a server drives it, without HTTP, in one process with its client; `bench serve`
+    measures a server. Without any option that says what to send, 32 requests of 128 tokens in and 128 out.
     """
     _check_outputs(json_file, html_file)
+    from dovetail.plugins.commands.bench.online_options import OnlineOptions
     from dovetail.plugins.commands.bench.selection import EngineChoice, Procedure, SizeOptions
-    from dovetail.plugins.commands.bench.serving import ServeOptions
 
     sizes = SizeOptions(num_requests, input_len, output_len, shared_prefix_len)
-    options = ServeOptions(
+    options = OnlineOptions(
         rate,
         burstiness,
         concurrency,
@@ -208,10 +210,13 @@ def serve(
     )
     choice, traffic = options.choose()
     procedure = Procedure(repeats, warmup, neighbours, neighbour_threads).checked()
-    from dovetail.plugins.commands.bench.online import run_serve
+    from dovetail.plugins.commands.bench.online import run_online
 
     engine = EngineChoice(model, config, tuple(overrides or ()))
-    _publish(run_serve(engine, choice, traffic, procedure), json_file, html_file)
+    _publish(run_online(engine, choice, traffic, procedure), json_file, html_file)
+
+
+app.command("serve")(serve)
 
 
 @app.command("startup")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dovetail.commands.checks import nearest, require
 from dovetail.commands.machine import noise_warning
 from dovetail.commands.saved import differences
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.result import Metric, Result
-from dovetail.plugins.commands.bench.stats import MANY_GROUPS, MIN_GROUPS, ratio_of, statistic_of
-
-Verdict = Literal["faster", "slower", "undecided"]
+from dovetail.plugins.commands.bench.comparison import Comparison, Row, Verdict
+from dovetail.plugins.commands.bench.result import Metric, Result, failure_lines
+from dovetail.plugins.commands.bench.stats import MANY_GROUPS, MIN_GROUPS, Ratio, ratio_of, statistic_of
 
 _NOTES = (
     "Intervals: Student's t on logarithms, a value for each repetition (serve: block of consecutive requests); from"
@@ -22,46 +20,6 @@ _NOTES = (
     "They know the spread within each result only: what changed on the machine from one to the other is not in them."
     " Each is computed alone, so of twenty metrics that are really equal one looks decided by chance.",
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One metric of both results."""
-
-    name: str
-    unit: str
-    statistic: str
-    a: float
-    b: float
-    ratio: float | None
-    """b / a; None where a is 0."""
-    interval: tuple[float, float] | None
-    """95%."""
-    verdict: Verdict
-    """On b: "faster" is better, whatever the metric's direction."""
-    slowdown: float | None
-    """How much worse b is, 0.05 for 5%; negative where it is better."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two results side by side."""
-
-    a_name: str
-    b_name: str
-    rows: Sequence[Row]
-    notes: Sequence[str]
-    warnings: Sequence[str]
-
-    def slower_than(self, limit: float) -> list[Row]:
-        """Rows that are slower for certain, and by more than `limit` (0.05 for 5%)."""
-        return [
-            row for row in self.rows if row.verdict == "slower" and row.slowdown is not None and row.slowdown > limit
-        ]
-
-    def as_data(self) -> dict[str, Any]:
-        """Returns the comparison as plain data."""
-        return {"dovetail_bench_comparison": 1, **asdict(self)}
 
 
 def compare(
@@ -87,7 +45,7 @@ def compare(
         )
     common = _chosen([name for name in a.metrics if name in b.metrics], metrics)
     require(bool(common), f"{names[0]} and {names[1]} have no metric in common: compare results of one subcommand")
-    rows = [_row(name, a.metrics[name], b.metrics[name], statistic) for name in common]
+    rows = [compare_metric(name, a.metrics[name], b.metrics[name], statistic, ratio_of) for name in common]
     environment = list(differences(a.environment, b.environment, skip=frozenset({"load_average"})))
     config = list(differences(_with_plugins(a.config), _with_plugins(b.config)))
     notes = [f"differs: {line}" for line in environment + config] + list(_NOTES)
@@ -97,6 +55,7 @@ def compare(
     for name, result in zip(names, (a, b), strict=True):
         if warning := noise_warning(result.spans):
             warnings.append(f"{name}: {warning}")
+        warnings += [f"{name}: {line}" for line in failure_lines(result)]
     return Comparison(*names, rows, notes, warnings)
 
 
@@ -112,7 +71,10 @@ def _chosen(common: list[str], wanted: Sequence[str]) -> list[str]:
     return [name for name in common if not wanted or name in wanted or name.rpartition("/")[2] in wanted]
 
 
-def _row(name: str, a: Metric, b: Metric, statistic: str | None) -> Row:
+def compare_metric(
+    name: str, a: Metric, b: Metric, statistic: str | None, ratio_of: Callable[..., Ratio | None]
+) -> Row:
+    """The row of one metric. `statistic`: None for the metric's own; `ratio_of`: of the groups of a and b."""
     require(
         (a.unit, a.better) == (b.unit, b.better),
         f"{name} is in {a.unit} in one result and {b.unit} in the other: measure both with one version",

@@ -1,4 +1,4 @@
-"""`bench serve`: requests that come one after another through `AsyncLLMEngine`, as a server would send them."""
+"""`bench online`: requests that come one after another through `AsyncLLMEngine`, as a server would send them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail import AsyncLLMEngine, LLMEngine
-from dovetail.commands.checks import require, require_at_least
+from dovetail.commands.checks import require_at_least
 from dovetail.commands.machine import Span, Watch
 from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.plugins.commands.bench.arrivals import draw_arrivals, parse_rate, read_trace
+from dovetail.plugins.commands.bench.arrivals import check_burstiness, draw_arrivals, parse_rate, read_trace
 from dovetail.plugins.commands.bench.corpus import read_corpus
 from dovetail.plugins.commands.bench.neighbours import neighbours
-from dovetail.plugins.commands.bench.result import Metric, Result, now
+from dovetail.plugins.commands.bench.result import Result, now
 from dovetail.plugins.commands.bench.selection import EngineChoice, LoadChoice, Procedure
 from dovetail.plugins.commands.bench.session import (
     DescribedLoad,
@@ -32,7 +32,8 @@ from dovetail.plugins.commands.bench.session import (
 )
 from dovetail.plugins.commands.bench.slo import ServiceLevels
 from dovetail.plugins.commands.bench.timing import RequestTimes
-from dovetail.plugins.commands.bench.workloads import Load, cut_prompts
+from dovetail.plugins.commands.bench.traffic_metrics import Run, split_blocks, traffic_metrics
+from dovetail.plugins.commands.bench.workloads import Load, trace_prompts
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Traffic:
         """Plain data, for the workload of a result."""
         return {
             "rate": "inf" if math.isinf(self.rate) else self.rate,
-            "burstiness": self.burstiness,
+            "burstiness": "inf" if math.isinf(self.burstiness) else self.burstiness,
             "concurrency": self.concurrency,
             "slo_ms": dict(self.levels.limits_ms),
         }
@@ -73,13 +74,13 @@ class Traffic:
 
 def parse_traffic(rate: str, burstiness: float, concurrency: int | None, slo: Sequence[str], seed: int) -> Traffic:
     """Raises `ConfigError` for what cannot be."""
-    require(burstiness > 0 and math.isfinite(burstiness), f"--burstiness {burstiness}: give a number more than 0")
+    check_burstiness(burstiness)
     if concurrency is not None:
         require_at_least("--concurrency", concurrency, 1)
     return Traffic(parse_rate(rate), burstiness, concurrency, ServiceLevels.parse(slo), seed)
 
 
-def run_serve(
+def run_online(
     engine_choice: EngineChoice, choice: LoadChoice | TraceChoice, traffic: Traffic, procedure: Procedure
 ) -> Result:
     """The load, `repeats` times, each with arrivals of its own; `warmup` of its requests run before."""
@@ -100,13 +101,14 @@ def run_serve(
     ):
         detokenize = engine.tokenizer is not None
         runs, spans = asyncio.run(_repeat(engine, item.load, traffic, procedure, detokenize, progress))
+    blocks = [block for run in runs for block in split_blocks(run)]
     arrivals = {"arrivals": "trace"} if item.load.arrivals is not None else {}
     return Result(
-        kind="serve",
+        kind="online",
         date=now(),
         workloads={item.load.name: {**item.description, **traffic.describe(), **arrivals}},
         procedure={"repeats": procedure.repeats, "warmup_requests": procedure.warmup, **procedure.describe()},
-        metrics=serve_metrics(item.load.name, runs, traffic.levels),
+        metrics=traffic_metrics(item.load.name, [Run(run, _seconds(run)) for run in runs], blocks, traffic.levels),
         spans=spans,
         requests=flat(runs),
         environment=environment,
@@ -120,7 +122,7 @@ async def _repeat(
     runs, spans = [], []
     few = Load(load.name, load.prompts[: procedure.warmup], load.output_tokens[: procedure.warmup])
     progress.show(f"{load.name}: warm-up")
-    await serve_load(engine, few, [0.0] * len(few.prompts), None, -1, detokenize=detokenize)
+    await send_load(engine, few, [0.0] * len(few.prompts), None, -1, detokenize=detokenize)
     for repetition in range(procedure.repeats):
         progress.show(f"{load.name}: run {repetition + 1}")
         await engine.reset_prefix_cache()
@@ -130,7 +132,7 @@ async def _repeat(
             arrivals = draw_arrivals(len(load.prompts), traffic.rate, traffic.burstiness, traffic.seed + repetition)
         watch = Watch(load.name, repetition)
         runs.append(
-            await serve_load(
+            await send_load(
                 engine,
                 load,
                 arrivals,
@@ -144,7 +146,7 @@ async def _repeat(
     return runs, spans
 
 
-async def serve_load(
+async def send_load(
     engine: AsyncLLMEngine,
     load: Load,
     arrivals: Sequence[float],
@@ -190,51 +192,8 @@ async def serve_load(
     return list(await asyncio.gather(*(run(index) for index in range(len(load.prompts)))))
 
 
-def serve_metrics(name: str, runs: Sequence[Sequence[RequestTimes]], levels: ServiceLevels) -> dict[str, Metric]:
-    """Latencies by blocks of consecutive requests, rates by run."""
-    blocks = [block for run in runs for block in split_blocks(run)]
-    spans = [max(r.tokens[-1] for r in run) - min(r.arrival for r in run) for run in runs]
-    seconds: Mapping[str, tuple[str, list[list[float]]]] = {
-        "ttft": (
-            "A request's arrival, the wait under the concurrency cap included, to its first token.",
-            [[r.ttft for r in block] for block in blocks],
-        ),
-        "itl": (
-            "Gaps between the arrivals of one request's tokens; 0 between those that arrive together.",
-            [[gap for r in block for gap in r.gaps] for block in blocks],
-        ),
-        "tpot": (
-            "(E2E - TTFT) / (n - 1) of a request.",
-            [[r.tpot for r in block if r.tpot is not None] for block in blocks],
-        ),
-        "e2e": ("A request's arrival to its last token.", [[r.e2e for r in block] for block in blocks]),
-        "queue": (
-            "From a request's arrival to the first step that computes it.",
-            [[r.queued for r in block if r.queued is not None] for block in blocks],
-        ),
-    }
-    found = {key: Metric("s", "lower", "median", text, groups) for key, (text, groups) in seconds.items()}
-    rates = {
-        "requests": ("req/s", "Requests / (last token - first arrival).", [len(run) for run in runs]),
-        "output": ("tok/s", "Output tokens / the same time.", [sum(len(r.tokens) for r in run) for run in runs]),
-        "input": ("tok/s", "Prompt tokens / the same time.", [sum(r.prompt_tokens for r in run) for run in runs]),
-    }
-    if levels.limits_ms:
-        met = [[float(levels.are_met(r)) for r in block] for block in blocks]
-        found["slo met"] = Metric("share", "higher", "mean", f"Requests with {levels.explain()}.", met)
-        good = [sum(levels.are_met(r) for r in run) for run in runs]
-        rates["goodput"] = ("req/s", "Requests that meet all service levels / the same time.", good)
-    for key, (unit, text, counts) in rates.items():
-        values = [[count / span] for count, span in zip(counts, spans, strict=True)]
-        found[key] = Metric(unit, "higher", "median", text, values)
-    return {f"{name}/{key}": metric for key, metric in found.items() if metric.samples}
-
-
-def split_blocks(run: Sequence[RequestTimes]) -> list[list[RequestTimes]]:
-    """Consecutive requests, about sqrt(n) to a block: neighbours meet the same queue, so they go together."""
-    ordered = sorted(run, key=lambda request: request.arrival)
-    size = math.isqrt(max(1, len(ordered)))
-    return [ordered[begin : begin + size] for begin in range(0, len(ordered), size)]
+def _seconds(run: Sequence[RequestTimes]) -> float:
+    return max(request.tokens[-1] for request in run) - min(request.arrival for request in run)
 
 
 def _create_load(engine: LLMEngine, choice: LoadChoice | TraceChoice) -> DescribedLoad:
@@ -247,7 +206,7 @@ def _create_load(engine: LLMEngine, choice: LoadChoice | TraceChoice) -> Describ
         raise ConfigError(
             f"--trace {choice.path}: no request fits max_model_len {limit}; raise it, or take another trace"
         )
-    prompts = cut_prompts([r.input_tokens for r in fitting], read_corpus(engine, choice.text), choice.seed)
+    prompts = trace_prompts(fitting, read_corpus(engine, choice.text), choice.seed)
     first = fitting[0].arrival
     load = Load(choice.path.name, prompts, [r.output_tokens for r in fitting], [r.arrival - first for r in fitting])
     if not choice.skip_too_long:

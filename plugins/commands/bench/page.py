@@ -8,8 +8,8 @@ from typing import Any
 
 from dovetail.commands import page, svg
 from dovetail.commands.machine import noise_warning
-from dovetail.plugins.commands.bench.compare import Comparison
-from dovetail.plugins.commands.bench.result import PERCENTILE_DEFINITION, Metric, Result
+from dovetail.plugins.commands.bench.comparison import Comparison
+from dovetail.plugins.commands.bench.result import PERCENTILE_DEFINITION, Metric, Result, failure_lines
 from dovetail.plugins.commands.bench.terminal import SUMMARY_HEADER, format_value, summary_row
 
 _CURVE_SAMPLES = 20
@@ -18,12 +18,15 @@ _CURVE_SAMPLES = 20
 
 def result_page(result: Result) -> str:
     """The page of one result."""
-    warning = noise_warning(result.spans)
+    noise = noise_warning(result.spans)
+    warnings = [*result.warnings, *([noise] if noise else [])]
     parts = [
         f"<h1>dovetail bench {escape(result.kind)}</h1>",
         f'<p class="soft">{escape(result.date)}, {escape(str(result.environment.get("cpu", "")))}</p>',
-        f'<p class="warning">{escape(warning)}</p>' if warning else "",
+        *(f'<p class="warning">{escape(line)}</p>' for line in [*warnings, *failure_lines(result)]),
     ]
+    for comparison in result.comparisons:
+        parts += _comparison(comparison)
     for workload, description in result.workloads.items():
         parts += _workload_section(result, workload, description)
     parts += [
@@ -33,13 +36,17 @@ def result_page(result: Result) -> str:
     ]
     if result.spans:
         parts += ["<h2>The machine while timing</h2>", _spans_table(result)]
-    parts += ["<h2>Environment</h2>", page.facts({**result.environment, **result.procedure})]
+    parts += ["<h2>Environment</h2>", page.facts({**result.environment, **result.procedure, **result.client})]
     parts.append(f"<details><summary>Configuration</summary>{page.plain_data(result.config)}</details>")
     return page.whole_page(f"dovetail bench {result.kind}", parts)
 
 
 def comparison_page(comparison: Comparison) -> str:
     """The page of a comparison."""
+    return page.whole_page("dovetail bench compare", ["<h1>dovetail bench compare</h1>", *_comparison(comparison)])
+
+
+def _comparison(comparison: Comparison) -> list[str]:
     header = ["metric", "a", "b", "b / a", "95% interval", "verdict on b"]
     rows = []
     for row in comparison.rows:
@@ -51,8 +58,7 @@ def comparison_page(comparison: Comparison) -> str:
     bars = [
         svg.Interval(row.name, row.ratio, row.interval, row.verdict) for row in comparison.rows if row.ratio is not None
     ]
-    parts = [
-        "<h1>dovetail bench compare</h1>",
+    return [
         f"<p>a: {escape(comparison.a_name)}<br>b: {escape(comparison.b_name)}</p>",
         *(f'<p class="warning">{escape(warning)}</p>' for warning in comparison.warnings),
         page.table(header, "".join(rows)),
@@ -60,7 +66,6 @@ def comparison_page(comparison: Comparison) -> str:
         "<h2>Notes</h2>",
         *(f'<p class="soft">{escape(note)}</p>' for note in comparison.notes),
     ]
-    return page.whole_page("dovetail bench compare", parts)
 
 
 def _workload_section(result: Result, workload: str, description: Mapping[str, Any]) -> Iterator[str]:
@@ -91,7 +96,7 @@ def _plots(metrics: Mapping[str, Metric]) -> Iterator[str]:
 def _timeline(result: Result, workload: str) -> Iterator[str]:
     """Of a serving profile's first run: what each request waited, and how many were there."""
     run = [r for r in result.requests if r.workload == workload and r.repetition == 0]
-    if result.kind != "serve" or not run:
+    if result.kind not in ("online", "serve") or not run:
         return
     waits = [svg.Series("ttft", sorted((r.arrival, r.ttft) for r in run))]
     yield svg.points("TTFT by arrival", waits, _seconds_tick, _seconds_tick, "arrival")

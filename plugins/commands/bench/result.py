@@ -13,13 +13,18 @@ from pydantic import BaseModel, ConfigDict
 from dovetail.commands.machine import Span
 from dovetail.commands.saved import read_saved
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.stats import flatten, statistic_of, summarize
+from dovetail.plugins.commands.bench.comparison import Comparison
+from dovetail.plugins.commands.bench.stats import flatten, intervals_of, statistic_of, summarize
 from dovetail.plugins.commands.bench.timing import RequestTimes
 
 PERCENTILE_DEFINITION = (
     "Percentiles interpolate linearly between order statistics (type 7, numpy's default); one beyond which less than"
     " one sample is expected is not reported."
 )
+
+
+INTERVALS = ("mean", "median", "p90", "p99")
+"""Statistics of which a result's file has 95% intervals."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,27 @@ class Result(BaseModel):
     """Of the metrics, for readers of the file; derived, never read back."""
     spans: Sequence[Span] = ()
     requests: Sequence[RequestTimes] = ()
+    failures: Mapping[str, Mapping[str, int]] = {}
+    """Requests without times: by workload, how many of each kind."""
+    client: Mapping[str, Any] = {}
+    """Of requests over HTTP: how busy the client was, and how it counted tokens."""
+    comparisons: Sequence[Comparison] = ()
+    """Of servers that were measured by turns."""
+    warnings: Sequence[str] = ()
     environment: Mapping[str, Any]
     config: Mapping[str, Any]
     """The configuration as it was resolved, with the chosen plugins."""
     definitions: str = PERCENTILE_DEFINITION
+
+
+def failure_lines(result: Result) -> list[str]:
+    """One line for each workload of which requests failed."""
+    return [
+        f"{workload}: {sum(kinds.values())} requests failed ({', '.join(f'{n} {kind}' for kind, n in kinds.items())});"
+        " latencies are of the others"
+        for workload, kinds in result.failures.items()
+        if kinds
+    ]
 
 
 def now() -> str:
@@ -86,6 +108,7 @@ def write_json(result: Result) -> str:
             "min": summary.minimum,
             "max": summary.maximum,
             **{f"p{q}": value for q, value in summary.percentiles.items()},
+            "intervals": intervals_of(metric.groups, INTERVALS),
         }
         for name, metric in result.metrics.items()
         for summary in [summarize(metric.samples)]

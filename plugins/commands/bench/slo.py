@@ -25,18 +25,19 @@ class ServiceLevels:
     limits_ms: Mapping[str, float]
 
     @classmethod
-    def parse(cls, given: Sequence[str]) -> ServiceLevels:
+    def parse(cls, given: Sequence[str], option: str = "--slo", separator: str = "=") -> ServiceLevels:
         """From "ttft=500" and the like. Raises `ConfigError`."""
         limits: dict[str, float] = {}
         for item in given:
-            name, _, text = item.partition("=")
-            require(name in _MEANINGS, f"--slo {item}: {nearest(name, _MEANINGS)} Write, for example, --slo ttft=500")
+            name, _, text = item.partition(separator)
+            example = f"{option} ttft{separator}500"
+            require(name in _MEANINGS, f"{option} {item}: {nearest(name, _MEANINGS)} Write, for example, {example}")
             try:
                 limit = float(text.removesuffix("ms"))
             except ValueError:
                 limit = math.nan
-            require(0 < limit < math.inf, f"--slo {item}: give milliseconds, more than 0, as in --slo {name}=500")
-            require(name not in limits, f"--slo {name} is given twice: keep one")
+            require(0 < limit < math.inf, f"{option} {item}: give milliseconds, more than 0, as in {example}")
+            require(name not in limits, f"{option} {name} is given twice: keep one")
             limits[name] = limit
         return cls(limits)
 

@@ -26,6 +26,8 @@ _LARGEST_LOG = 700.0
 
 Groups = Sequence[Sequence[float]]
 """Samples by what was repeated independently: repetitions, processes, or blocks of consecutive requests."""
+Intervals = Mapping[str, tuple[float, float] | None]
+"""By statistic."""
 
 
 def percentile(samples: Sequence[float], q: float) -> float:
@@ -68,6 +70,33 @@ def statistic_of(samples: Sequence[float], statistic: str) -> float:
     return percentile(samples, _quantile(statistic))
 
 
+def intervals_of(groups: Groups, statistics: Sequence[str], *, resamples: int = 1000, seed: int = 0) -> Intervals:
+    """95% intervals of statistics, by the rules of `ratio_of`; None where a statistic has none."""
+    groups = [group for group in groups if group]
+    if len(groups) < MIN_GROUPS:
+        return dict.fromkeys(statistics)
+    if len(groups) >= MANY_GROUPS:
+        return {name: _bootstrap_of_one(groups, name, resamples, seed) for name in statistics}
+    return {name: _student_of_one(groups, name) for name in statistics}
+
+
+def _bootstrap_of_one(groups: Groups, statistic: str, resamples: int, seed: int) -> tuple[float, float]:
+    import numpy as np
+
+    drawn = _resampled(groups, statistic, resamples, np.random.default_rng(seed))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _student_of_one(groups: Groups, statistic: str) -> tuple[float, float] | None:
+    logs = _logs(groups, statistic)
+    if logs is None:
+        return None
+    value = statistic_of(flatten(groups), statistic)
+    low, high = _around(fmean(logs), math.sqrt(variance(logs) / len(logs)), len(logs) - 1)
+    return min(low, value), max(high, value)
+
+
 @dataclass(frozen=True)
 class Ratio:
     """statistic(b) / statistic(a), with its 95% interval."""
@@ -98,19 +127,53 @@ def ratio_of(a: Groups, b: Groups, statistic: str, *, resamples: int = 4000, see
     return Ratio(value, interval and (min(interval[0], value), max(interval[1], value)))
 
 
-def _student_interval(a: Groups, b: Groups, statistic: str) -> tuple[float, float] | None:
-    sides = [[statistic_of(group, statistic) for group in groups] for groups in (a, b)]
-    if min(min(side) for side in sides) <= 0:
+def paired_ratio_of(a: Groups, b: Groups, statistic: str, *, resamples: int = 4000, seed: int = 0) -> Ratio | None:
+    """As `ratio_of`, where group i of a and group i of b were measured one after the other on the same prompts.
+
+    What both share drops out of the interval: Student's t on the logarithms of each pair's ratio, or a bootstrap that
+    draws pairs. A pair of which one side has no samples is left out.
+    """
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x and y]
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    if not pairs or statistic_of(flatten(a), statistic) == 0:
         return None
-    logs = [[math.log(value) for value in side] for side in sides]
+    value = statistic_of(flatten(b), statistic) / statistic_of(flatten(a), statistic)
+    if len(pairs) < MIN_GROUPS:
+        return Ratio(value, None)
+    if len(pairs) >= MANY_GROUPS:
+        return Ratio(value, _bootstrap_interval(a, b, statistic, resamples, seed, paired=True))
+    logs = [_logs(a, statistic), _logs(b, statistic)]
+    if logs[0] is None or logs[1] is None:
+        return Ratio(value, None)
+    gaps = [y - x for x, y in zip(logs[0], logs[1], strict=True)]
+    low, high = _around(fmean(gaps), math.sqrt(variance(gaps) / len(gaps)), len(gaps) - 1)
+    return Ratio(value, (min(low, value), max(high, value)))
+
+
+def _logs(groups: Groups, statistic: str) -> list[float] | None:
+    """The logarithm of each group's statistic; None where one is not above 0."""
+    values = [statistic_of(group, statistic) for group in groups]
+    return None if min(values) <= 0 else [math.log(value) for value in values]
+
+
+def _around(centre: float, error: float, freedom: float) -> tuple[float, float]:
+    """Student's interval around a mean of logarithms, as factors."""
+    half = _student(freedom) * error
+    return math.exp(min(centre - half, _LARGEST_LOG)), math.exp(min(centre + half, _LARGEST_LOG))
+
+
+def _student_interval(a: Groups, b: Groups, statistic: str) -> tuple[float, float] | None:
+    found = [_logs(a, statistic), _logs(b, statistic)]
+    logs = [side for side in found if side is not None]
+    if len(logs) < len(found):
+        return None
     squares = [variance(side) / len(side) for side in logs]
     centre = fmean(logs[1]) - fmean(logs[0])
     total = sum(squares)
     if total == 0:
         return math.exp(centre), math.exp(centre)
     freedom = total**2 / sum(square**2 / (len(side) - 1) for square, side in zip(squares, logs, strict=True))
-    half = _student(freedom) * math.sqrt(total)
-    return math.exp(min(centre - half, _LARGEST_LOG)), math.exp(min(centre + half, _LARGEST_LOG))
+    return _around(centre, math.sqrt(total), freedom)
 
 
 def _student(freedom: float) -> float:
@@ -118,12 +181,15 @@ def _student(freedom: float) -> float:
     return _STUDENT[min(max(1, math.floor(freedom)), len(_STUDENT)) - 1]
 
 
-def _bootstrap_interval(a: Groups, b: Groups, statistic: str, resamples: int, seed: int) -> tuple[float, float] | None:
+def _bootstrap_interval(
+    a: Groups, b: Groups, statistic: str, resamples: int, seed: int, *, paired: bool = False
+) -> tuple[float, float] | None:
     import numpy as np
 
     generator = np.random.default_rng(seed)
     bottom = _resampled(a, statistic, resamples, generator)
-    top = _resampled(b, statistic, resamples, generator)
+    # From one state of the generator, the same groups are drawn of both.
+    top = _resampled(b, statistic, resamples, np.random.default_rng(seed) if paired else generator)
     usable = bottom != 0
     if not usable.any():
         return None

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.commands.machine import noise_warning
-from dovetail.plugins.commands.bench.compare import Comparison
-from dovetail.plugins.commands.bench.result import PERCENTILE_DEFINITION, Metric, Result
-from dovetail.plugins.commands.bench.stats import PERCENTILES, summarize
+from dovetail.plugins.commands.bench.comparison import Comparison
+from dovetail.plugins.commands.bench.result import PERCENTILE_DEFINITION, Metric, Result, failure_lines
+from dovetail.plugins.commands.bench.stats import PERCENTILES, intervals_of, statistic_of, summarize
 
 _PIPE_WIDTH = 200
 _VERDICT_STYLES = {"faster": "green", "slower": "bold red", "undecided": "dim"}
@@ -67,6 +67,47 @@ def print_result(result: Result) -> None:
         console.print(Text(f"{name}: {definition}", style="dim"))
     console.print(Text(PERCENTILE_DEFINITION, style="dim"))
     _print_noise(result)
+
+
+def print_served(result: Result, metrics: Sequence[str], percentiles: Sequence[float]) -> None:
+    """Of `bench serve`: a table for each server, with 95% intervals, and what has to be known about them.
+
+    `metrics`: latencies that are shown, all where none is given; `percentiles`: of latencies.
+    """
+    console = create_console()
+    columns = ["mean", "median", *(f"p{q:g}" for q in percentiles)]
+    for workload in result.workloads:
+        table = Table(title=f"{result.kind}: {workload}", title_justify="left")
+        for index, column in enumerate(["metric", "n", *(f"{name} (95% interval)" for name in columns)]):
+            table.add_column(column, justify="left" if index == 0 else "right")
+        for key, metric in result.metrics.items():
+            owner, _, name = key.rpartition("/")
+            if owner == workload and (metric.unit != "s" or name.partition(" ")[0] in metrics):
+                table.add_row(name, str(len(metric.samples)), *_cells(metric, columns))
+        console.print(table)
+    definitions = {key.rpartition("/")[2]: metric.definition for key, metric in result.metrics.items()}
+    for name, definition in definitions.items():
+        console.print(Text(f"{name}: {definition}", style="dim"))
+    facts = {**result.procedure, **result.client}
+    console.print(Text(", ".join(f"{key} {value}" for key, value in facts.items()), style="dim"))
+    for comparison in result.comparisons:
+        print_comparison(comparison)
+    warn([*failure_lines(result), *result.warnings])
+
+
+def _cells(metric: Metric, columns: Sequence[str]) -> list[str]:
+    """The statistics of a metric with their intervals; of rates and shares the mean only."""
+    samples, cells = metric.samples, []
+    shown = columns if metric.unit == "s" else columns[:1]
+    intervals = intervals_of(metric.groups, shown)
+    for name in shown:
+        if name.startswith("p") and len(samples) * (100 - float(name[1:])) < 100:
+            cells.append("-")
+            continue
+        interval = intervals[name]
+        around = "" if interval is None else " ({} to {})".format(*(format_value(v, metric.unit) for v in interval))
+        cells.append(format_value(statistic_of(samples, name), metric.unit) + around)
+    return cells + ["-"] * (len(columns) - len(cells))
 
 
 def _print_noise(result: Result) -> None:

@@ -22,7 +22,15 @@ class RequestTimes:
     cached_tokens: int
     """Prompt tokens that came from the prefix cache."""
     tokens: Sequence[float]
-    """Arrival of each output token; at least one."""
+    """Arrival of each output token; at least one. Of a server that does not say how many tokens a chunk of its stream
+    has, the arrival of each chunk."""
+    counted_tokens: int | None = None
+    """Output tokens by the server's own count, where `tokens` has chunks."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens."""
+        return len(self.tokens) if self.counted_tokens is None else self.counted_tokens
 
     @property
     def ttft(self) -> float:
@@ -42,7 +50,7 @@ class RequestTimes:
     @property
     def tpot(self) -> float | None:
         """Time per output token after the first; None for a single token."""
-        return (self.e2e - self.ttft) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
+        return (self.e2e - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     @property
     def queued(self) -> float | None:

@@ -14,6 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dovetail.commands.checks import nearest, require
+from dovetail.plugins.commands.bench.arrivals import BLOCK_TOKENS, TracedRequest
+
+_OWN_TOKENS = 8
+"""Tokens at the begin of a trace's block that are drawn for it."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,27 @@ def cut_prompts(lengths: Sequence[int], corpus: Sequence[int], seed: int) -> lis
             prompt[0] = draw.choice(known)
         prompts.append(prompt)
     return prompts
+
+
+def trace_prompts(requests: Sequence[TracedRequest], corpus: Sequence[int], seed: int) -> list[list[int]]:
+    """The prompts of a trace: pieces of the text; blocks with one id have the same tokens."""
+    prompts = cut_prompts([0 if request.blocks else request.input_tokens for request in requests], corpus, seed)
+    known = sorted(set(corpus))
+    return [
+        _of_blocks(request, corpus, known, seed) if request.blocks else prompt
+        for request, prompt in zip(requests, prompts, strict=True)
+    ]
+
+
+def _of_blocks(request: TracedRequest, corpus: Sequence[int], known: Sequence[int], seed: int) -> list[int]:
+    tokens: list[int] = []
+    for block in request.blocks:
+        draw = random.Random(f"{seed}/{block}")
+        # A short text has fewer places than a trace has blocks: what is drawn first keeps blocks apart.
+        tokens += draw.choices(known, k=_OWN_TOKENS)
+        place = draw.randrange(len(corpus))
+        tokens += [corpus[(place + step) % len(corpus)] for step in range(BLOCK_TOKENS - _OWN_TOKENS)]
+    return tokens[: request.input_tokens]
 
 
 def _range(counts: Sequence[int]) -> int | list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 from dovetail.contracts.outputs import CompletionOutput, RequestOutput
 from dovetail.plugins.routes.completions.logprobs import LogprobLists, TokenTexts, prompt_logprobs
 from dovetail.plugins.routes.completions.request import Asked
+from dovetail.plugins.server.accepted import marked_tokens, speculation_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Choice:
     stop_reason: int | str | None
     logprobs: dict[str, Any] | None
     extras: dict[str, Any]
-    """Further fields, of vLLM's."""
+    """Further fields, of vLLM's and our own."""
     num_tokens: int
     """Output tokens that are shown."""
 
@@ -42,6 +43,7 @@ class ChoiceWriter:
     def __init__(self, index: int, asked: Asked, token_texts: TokenTexts):
         self._index = index
         self._asked = asked
+        self._token_texts = token_texts
         self._is_first = True
         self._lists = LogprobLists(token_texts) if asked.with_logprobs else None
 
@@ -52,7 +54,7 @@ class ChoiceWriter:
         text, ids, positions = completion.text, completion.token_ids, list(completion.logprobs or ())
         if asked.scores_only:
             text, ids, positions = "", [], []
-        num_tokens, extras = len(ids), self._extras(output, ids, begins)
+        num_tokens, extras = len(ids), self._extras(output, completion, ids, begins)
         shown_ids, shown = ids, list[Any](positions)
         if begins and asked.echo:
             text = (output.prompt or "") + text
@@ -68,12 +70,19 @@ class ChoiceWriter:
             num_tokens=num_tokens,
         )
 
-    def _extras(self, output: RequestOutput, ids: list[int], begins: bool) -> dict[str, Any]:
+    def _extras(
+        self, output: RequestOutput, completion: CompletionOutput, ids: list[int], begins: bool
+    ) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         if self._asked.with_token_ids:
             extras["token_ids"] = ids
             if begins:
                 extras["prompt_token_ids"] = output.prompt_token_ids
+        if self._asked.with_accepted:
+            spans = () if self._asked.scores_only else completion.accepted_spans
+            extras["tokens"] = marked_tokens(ids, spans, self._token_texts)
+            if output.finished:
+                extras["speculation"] = speculation_of(output.metrics)
         if self._asked.with_prompt_logprobs and begins:
             extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return extras

@@ -26,7 +26,9 @@ class FrameWriter:
         self._with_usage = bool(options is not None and options.include_usage)
         self._continuous = bool(options is not None and options.continuous_usage_stats)
         self._head = orjson.dumps(head)[:-1]  # without the brace that closes it
-        self._is_plain = not (asked.with_logprobs or asked.with_token_ids or asked.with_prompt_logprobs)
+        self._is_plain = not (
+            asked.with_logprobs or asked.with_token_ids or asked.with_accepted or asked.with_prompt_logprobs
+        )
         self._before = b"data: " + self._head + b',"choices":[{"index":%d,"text":'
         ending = b',"usage":null}\n\n' if self._with_usage and not self._continuous else b"}\n\n"
         self._after = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]' + ending

@@ -17,7 +17,7 @@ _MAX_TOKENS = 16
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """OpenAI's fields, and vLLM's extra ones."""
+    """OpenAI's fields, vLLM's extra ones, and `return_accepted_spans`: which tokens a drafter guessed."""
 
     prompt: str | list[str | int | list[int]]
     best_of: int | None = None
@@ -25,6 +25,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: int | None = None
     max_tokens: int | None = _MAX_TOKENS
     suffix: str | None = None
+    return_accepted_spans: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class Asked:
     scores_only: bool
     """max_tokens 0: the completion is computed, since an engine always computes one token, and not shown."""
     with_token_ids: bool
+    with_accepted: bool
+    """Whether each token comes with its text, marked where it is an accepted draft."""
     with_prompt_logprobs: bool
     """Whether vLLM's field `prompt_logprobs` was asked for."""
 
@@ -72,14 +75,22 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
         with_logprobs=body.logprobs is not None,
         scores_only=scores_only,
         with_token_ids=bool(body.return_token_ids),
+        with_accepted=bool(body.return_accepted_spans),
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
 
 
 async def prompts_of(body: CompletionRequest, asked: Asked, engine: EngineClient) -> Sequence[Prompt]:
     """One prompt or several. Raises `APIError` 400 for what is neither, `RequestError` for text without a tokenizer."""
+    told_apart = _told_apart(body.prompt)
+    limit = engine.facts.max_completions
+    if len(told_apart) > 1 and len(told_apart) * asked.params.num_sequences > limit:
+        message = (
+            f"the completions of {len(told_apart)} prompts are more than model.max_completions, {limit}: send fewer"
+        )
+        raise APIError(400, message, param="prompt")
     prompts: list[Prompt] = []
-    for given in _told_apart(body.prompt):
+    for given in told_apart:
         if isinstance(given, str) and body.add_special_tokens is False:
             ids = await engine.tokenize(given, add_special_tokens=False)
             prompts.append(TokensPrompt(prompt=given, prompt_token_ids=ids))

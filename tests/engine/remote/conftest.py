@@ -25,6 +25,10 @@ def sections(story_model: Path) -> dict[str, Any]:
         "cache": {"block_size": 4, "num_blocks": 600},
         "scheduler": {"name": "priority"},
         "executor": {"threads": 1},
+        "speculative": {
+            "drafters": {"lookup": {"name": "ngram", "num_tokens": 4, "min_match": 1, "length": "fixed"}},
+            "default": None,
+        },
     }
 
 

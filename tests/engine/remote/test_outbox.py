@@ -15,6 +15,7 @@ from dovetail.engine.remote.messages import Update, decode_to_client, encode
 from dovetail.engine.remote.outbox import Outbox, merged
 from dovetail.engine.step_update import SequenceEnd, StepUpdate
 
+SPANS = st.tuples(st.integers(0, 99), st.integers(1, 4))
 ENTRY = TokenLogprobs(1, -0.5, 1, [1], [-0.5])
 
 
@@ -30,6 +31,7 @@ def updates(draw: st.DrawFn) -> StepUpdate:
         counts=counts,
         ends=[SequenceEnd(seq_id, "stop", None, None, 3, None) for seq_id in draw(st.lists(st.integers(5, 9)))],
         logprobs={seq_id: [ENTRY] for seq_id in seq_ids if draw(st.booleans())},
+        accepted_spans=draw(st.dictionaries(st.integers(0, 4), st.lists(SPANS, min_size=1, max_size=1))),
         metrics={name: RequestMetrics(draw(st.floats(0, 9))) for name in draw(st.sets(st.sampled_from("ab")))},
     )
 
@@ -59,6 +61,9 @@ def test_merged_updates_say_what_they_say_one_by_one(given_updates: list[StepUpd
         seq_id: tokens for seq_id, tokens in expected.items() if tokens
     }
     assert sum(map(len, whole.logprobs.values())) == num_logprobs
+    for seq_id in range(5):
+        spans = [span for update in given_updates for span in update.accepted_spans.get(seq_id, [])]
+        assert whole.accepted_spans.get(seq_id, []) == spans
     assert (whole.ends, whole.metrics) == (ends, metrics)
 
 

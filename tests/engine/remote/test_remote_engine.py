@@ -39,6 +39,9 @@ CASES = {
         "logprobs": 1,
         "max_tokens": 40,
     },
+    "drafts": {"temperature": 0.0, "speculation": "lookup", "max_tokens": 90},
+    "drafts of several": {"temperature": 0.3, "seed": 2, "n": 2, "speculation": "lookup", "max_tokens": 90},
+    "drafts to a stop string": {"temperature": 0.0, "speculation": "lookup", "stop": ["cat was"], "max_tokens": 90},
     "bias": {"temperature": 0.0, "logit_bias": {17: 30.0}, "allowed_token_ids": [17, 18, 19], "max_tokens": 5},
     "bad words": {"temperature": 0.0, "bad_words": ["the", "a"], "repetition_penalty": 1.2, "max_tokens": 20},
 }
@@ -54,11 +57,12 @@ def told(outputs: list[RequestOutput]) -> Any:
     found: dict[int, list[Any]] = {}
     for output in outputs if outputs[-1].is_delta else outputs[-1:]:
         for each in output.outputs:
-            mine = found.setdefault(each.index, ["", [], [], None, None])
+            mine = found.setdefault(each.index, ["", [], [], [], None, None])
             mine[0] += each.text
+            mine[3] += [(len(mine[1]) + start, count) for start, count in each.accepted_spans]
             mine[1] += each.token_ids
             mine[2] += each.logprobs or []
-            mine[3:] = each.finish_reason, each.stop_reason
+            mine[4:] = each.finish_reason, each.stop_reason
     last = outputs[-1]
     return found, last.prompt_token_ids, last.prompt, last.prompt_logprobs, last.metrics.num_generated_tokens
 
@@ -73,6 +77,8 @@ def test_outputs_are_those_of_an_engine_in_this_process(
     outputs = with_remote(lambda engine: collect(engine, params))
     assert told(outputs) == told(expected)
     assert outputs[-1].finished
+    has_spans = any(completion.accepted_spans for output in outputs for completion in output.outputs)
+    assert has_spans == ("speculation" in CASES[case])
 
 
 def test_several_clients_get_what_is_theirs(engine_process: EngineProcess, local_engine: AsyncLLMEngine) -> None:
@@ -96,7 +102,7 @@ def test_several_clients_get_what_is_theirs(engine_process: EngineProcess, local
         ({"prompt": [10**9]}, "no token id"),
         ({"prompt": [5], "sampling_params": SamplingParams(logprobs=1000)}, "logprobs is 1000"),
         ({"prompt": [5], "sampling_params": SamplingParams(processors={"x": 1})}, "no logits processor 'x'"),
-        ({"prompt": [5], "sampling_params": SamplingParams(speculation="x")}, "no speculative section"),
+        ({"prompt": [5], "sampling_params": SamplingParams(speculation="x")}, "no drafter 'x' is configured"),
         ({"prompt": [5], "priority": "high"}, "priority must be an integer"),
         ({"prompt": [5], "cache_salt": 5}, "cache_salt must be text"),
         ({"prompt": [5], "request_id": ""}, "a request id is a string"),

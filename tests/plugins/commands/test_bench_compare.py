@@ -55,6 +55,13 @@ def test_one_run_beside_itself_is_told() -> None:
     assert list(other) == []
 
 
+def test_requests_that_failed_are_told() -> None:
+    failed = result(seed=1, failures={"w": {"http 429": 3, "timeout": 1}})
+    assert list(compare(result(), failed).warnings) == [
+        "b: w: 4 requests failed (3 http 429, 1 timeout); latencies are of the others"
+    ]
+
+
 def test_few_repetitions_are_undecided_however_far_apart() -> None:
     rows = compare(result(groups=2), result(9.0, groups=2)).rows
     assert {(row.verdict, row.interval) for row in rows} == {("undecided", None)}

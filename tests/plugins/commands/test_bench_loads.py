@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.arrivals import draw_arrivals, parse_rate, read_trace
+from dovetail.plugins.commands.bench.arrivals import TracedRequest, draw_arrivals, parse_rate, read_trace
 from dovetail.plugins.commands.bench.corpus import prose
 from dovetail.plugins.commands.bench.selection import SizeOptions, choose_load, sized_workload
-from dovetail.plugins.commands.bench.workloads import NAMED, create_load, cut_prompts, find_workload
+from dovetail.plugins.commands.bench.workloads import NAMED, create_load, cut_prompts, find_workload, trace_prompts
 
 CORPUS = list(prose().encode())
 NO_SIZES = SizeOptions(None, None, None, None)
@@ -105,6 +105,50 @@ def test_json_traces_are_sorted_and_cut(tmp_path: Path) -> None:
     lines = [{"arrival": at, "input_tokens": 5, "output_tokens": 2} for at in (9.0, 7.5, 8.0)]
     file.write_text("\n".join(map(json.dumps, lines)))
     assert [request.arrival for request in read_trace(file, limit=2)] == [0.0, 0.5]
+
+
+MOONCAKE = [
+    {"timestamp": 3000, "input_length": 1030, "output_length": 6, "hash_ids": [4, 5, 6]},
+    {"timestamp": 1500, "input_length": 512, "output_length": 9, "hash_ids": [4]},
+]
+
+
+def test_mooncakes_traces_are_in_milliseconds_and_name_their_blocks(tmp_path: Path) -> None:
+    file = tmp_path / "mooncake.jsonl"
+    file.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    first, second = read_trace(file)
+    assert (first.arrival, first.input_tokens, first.output_tokens, first.blocks) == (0.0, 512, 9, (4,))
+    assert (second.arrival, second.blocks) == (1.5, (4, 5, 6))
+
+
+def test_blocks_of_a_trace_with_one_id_have_the_same_tokens(tmp_path: Path) -> None:
+    requests = [
+        TracedRequest(0.0, 1030, 1, (4, 5, 6)),
+        TracedRequest(0.0, 700, 1, (4, 5)),
+        TracedRequest(0.0, 1024, 1, (7, 5)),
+        TracedRequest(0.0, 20, 1),
+    ]
+    prompts = trace_prompts(requests, [1, 2, 3], seed=0)
+    assert [len(prompt) for prompt in prompts] == [1030, 700, 1024, 20]
+    assert prompts[0][:700] == prompts[1]
+    assert prompts[0][512:1024] == prompts[2][512:]
+    assert prompts[0][:512] != prompts[2][:512]
+    assert trace_prompts(requests, [1, 2, 3], seed=0) == prompts
+
+
+def test_blocks_that_do_not_fit_the_length_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mooncake.jsonl"
+    file.write_text(json.dumps(MOONCAKE[1] | {"input_length": 513}))
+    with pytest.raises(ConfigError, match="hash_ids must be 2 integers"):
+        read_trace(file)
+
+
+def test_equal_gaps_and_bursts_of_one_size() -> None:
+    assert draw_arrivals(4, 10.0, math.inf) == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    arrivals = draw_arrivals(3000, 10.0, burst_size=3, seed=1)
+    assert all(len({*arrivals[begin : begin + 3]}) == 1 for begin in range(0, 3000, 3))
+    # 999 exponential gaps of mean 0.3: five standard errors.
+    assert arrivals[-1] / 999 == pytest.approx(0.3, rel=5 / math.sqrt(999))
 
 
 @pytest.mark.parametrize(

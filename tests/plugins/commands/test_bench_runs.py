@@ -96,7 +96,19 @@ def test_public_sets_are_read_in_their_own_shape(tmp_path: Path) -> None:
 
 
 def test_serving_keeps_the_cap_and_counts_the_wait(tmp_path: Path, engine_options: list[str]) -> None:
-    arguments = ["serve", "-n", "9", "--input-len", "12", "--output-len", "6", "--concurrency", "2", "--slo", "e2e=1e9"]
+    arguments = [
+        "online",
+        "-n",
+        "9",
+        "--input-len",
+        "12",
+        "--output-len",
+        "6",
+        "--concurrency",
+        "2",
+        "--slo",
+        "e2e=1e9",
+    ]
     result = measure(tmp_path, arguments, engine_options)
     requests = result.requests
     assert [len(request.tokens) for request in requests] == [6] * 9
@@ -113,11 +125,11 @@ def test_serving_keeps_the_cap_and_counts_the_wait(tmp_path: Path, engine_option
 def test_traces_say_when_and_what(tmp_path: Path, engine_options: list[str]) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n5.0,9,2\n5.1,5000,4\n5.2,7,3\n")
-    result = measure(tmp_path, ["serve", "--trace", str(trace), "--skip-too-long"], engine_options)
+    result = measure(tmp_path, ["online", "--trace", str(trace), "--skip-too-long"], engine_options)
     sent = [(request.prompt_tokens, len(request.tokens)) for request in result.requests]
     assert sent == [(9, 2), (7, 3)]
     assert [request.arrival for request in result.requests] == pytest.approx([0.0, 0.2])
-    refused = invoke(["serve", "--trace", str(trace)], engine_options)
+    refused = invoke(["online", "--trace", str(trace)], engine_options)
     assert "1 of 3 requests exceed max_model_len 1100" in str(refused.exception)
 
 
@@ -142,12 +154,12 @@ def test_an_error_of_the_fresh_process_is_told(engine_options: list[str]) -> Non
         (["latency", "--json", "/nope/x.json"], "no folder /nope"),
         (["throughput", "-w", "decode"], "did you mean 'decode-1'"),
         (["throughput", "--text", "/nope.txt"], "--text /nope.txt: cannot be read"),
-        (["serve", "--rate", "0"], "--rate 0"),
-        (["serve", "--burstiness", "-1"], "--burstiness -1"),
-        (["serve", "--trace-speed", "2"], "need --trace"),
-        (["serve", "--trace", "/nope.csv", "--rate", "3"], "leave out --rate"),
-        (["serve", "--trace", "/nope.csv"], "cannot be read"),
-        (["serve", "--concurrency", "0"], "--concurrency is 0"),
+        (["online", "--rate", "0"], "--rate 0"),
+        (["online", "--burstiness", "-1"], "--burstiness -1"),
+        (["online", "--trace-speed", "2"], "need --trace"),
+        (["online", "--trace", "/nope.csv", "--rate", "3"], "leave out --rate"),
+        (["online", "--trace", "/nope.csv"], "cannot be read"),
+        (["online", "--concurrency", "0"], "--concurrency is 0"),
     ],
 )
 def test_bad_input_is_told(arguments: list[str], words: str, engine_options: list[str]) -> None:

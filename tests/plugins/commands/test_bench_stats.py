@@ -15,6 +15,8 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.slo import ServiceLevels
 from dovetail.plugins.commands.bench.stats import (
     flatten,
+    intervals_of,
+    paired_ratio_of,
     percentile,
     ratio_of,
     statistic_of,
@@ -128,6 +130,71 @@ def test_two_repetitions_have_no_interval_and_zero_no_ratio() -> None:
     assert ratio_of([[0.0]] * 3, [[1.0]] * 3, "median") is None
 
 
+def test_an_interval_covers_the_true_value_about_as_often_as_it_says() -> None:
+    for groups, least in ((5, 180), (40, 176)):
+        draw = random.Random(groups)
+        covered = 0
+        for trial in range(200):
+            samples = [[draw.lognormvariate(0, 0.1) for _ in range(3)] for _ in range(groups)]
+            interval = intervals_of(samples, ["mean"], resamples=300, seed=trial)["mean"]
+            assert interval is not None
+            covered += interval[0] <= math.exp(0.005) <= interval[1]
+        # Of 200 at 95%, fewer than 180 have a chance below 1e-2 and fewer than 176 below 1e-4.
+        assert covered >= least
+
+
+def test_intervals_are_of_whole_groups_and_need_three() -> None:
+    groups = [[value] * 400 for value in (1.0, 1.4, 0.8)]
+    found = intervals_of(groups, ["mean", "median"])
+    assert found["mean"] is not None
+    assert found["mean"][0] < 0.8
+    assert found["mean"][1] > 1.3
+    assert intervals_of(groups[:2], ["mean", "p90"]) == {"mean": None, "p90": None}
+    assert intervals_of([[0.0], [1.0], [1.0]], ["mean"]) == {"mean": None}
+
+
+@given(st.lists(st.lists(st.floats(1, 100), min_size=1, max_size=4), min_size=30, max_size=33), st.integers(0, 99))
+def test_many_pairs_are_drawn_together(groups: list[list[float]], seed: int) -> None:
+    """The interval of ratios, computed the long way with the same draws."""
+    others = [[value * (1 + index % 3) for value in group] for index, group in enumerate(groups)]
+    found = paired_ratio_of(groups, others, "median", resamples=20, seed=seed)
+    generator = np.random.default_rng(seed)
+    ratios = []
+    for _ in range(20):
+        drawn = generator.integers(0, len(groups), len(groups))
+        top, bottom = ([side[index] for index in drawn] for side in (others, groups))
+        ratios.append(statistic_of(flatten(top), "median") / statistic_of(flatten(bottom), "median"))
+    assert found is not None
+    assert found.interval == pytest.approx(np.quantile(ratios, [0.025, 0.975]))
+
+
+def test_what_both_of_a_pair_share_drops_out_of_the_interval() -> None:
+    draw = random.Random(2)
+    for count in (8, 60):
+        shared = [draw.lognormvariate(0, 1.0) for _ in range(count)]
+        a = [[level * draw.lognormvariate(0, 0.02)] for level in shared]
+        b = [[1.1 * level * draw.lognormvariate(0, 0.02)] for level in shared]
+        paired, alone = paired_ratio_of(a, b, "mean"), ratio_of(a, b, "mean")
+        assert paired is not None
+        assert paired.interval is not None
+        assert 1.0 < paired.interval[0] < 1.1 < paired.interval[1] < 1.2
+        assert alone is not None
+        assert alone.interval is not None
+        assert alone.interval[0] < 1.0 < alone.interval[1]
+
+
+def test_a_pair_with_an_empty_side_is_left_out() -> None:
+    a, b = [[1.0], [2.0], [], [4.0], [3.0]], [[2.0], [], [6.0], [8.0], [6.0]]
+    found = paired_ratio_of(a, b, "mean")
+    assert found is not None
+    assert found.value == pytest.approx(2.0)
+    assert found.interval == pytest.approx((2.0, 2.0))
+    assert paired_ratio_of([[]], [[1.0]], "mean") is None
+    two = paired_ratio_of(a[:2], b[:2], "mean")
+    assert two is not None
+    assert two.interval is None
+
+
 def test_times_of_a_request() -> None:
     one = request([1.5, 1.7, 1.7, 2.1], arrival=1.0)
     assert (one.ttft, one.e2e) == (0.5, pytest.approx(1.1))
@@ -141,6 +208,13 @@ def test_gaps_sum_to_what_is_left_after_the_first_token(times: list[float]) -> N
     one = request(sorted(times))
     assert sum(one.gaps) == pytest.approx(one.e2e - one.ttft)
     assert one.tpot == pytest.approx(sum(one.gaps) / len(one.gaps))
+
+
+def test_the_servers_count_goes_before_the_number_of_chunks() -> None:
+    one = RequestTimes("w", 0, 0.0, 0.0, None, 5, 0, [1.0, 2.0, 3.0], counted_tokens=6)
+    assert one.num_tokens == 6
+    assert one.tpot == pytest.approx(2.0 / 5)
+    assert len(one.gaps) == 2
 
 
 def test_rates_of_a_batch() -> None:

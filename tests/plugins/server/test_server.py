@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -24,13 +27,14 @@ from dovetail import AsyncLLMEngine
 from dovetail.contracts.errors import ConfigError, QueueFull, RequestError, WorkerError
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import APIError, Route
+from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.health import HealthRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.routes.models import ModelsRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.api import listen
 from dovetail.plugins.server.live import LiveServer, live_server
-from dovetail.plugins.server.settings import CORSSettings, ServerSettings
+from dovetail.plugins.server.settings import CORSSettings, ServerSettings, TLSSettings
 
 CheckError = Callable[..., dict[str, Any]]
 OPTIONS = PluginOptions()
@@ -57,6 +61,7 @@ class Raises(Route):
             "worker": WorkerError("rank 1 died"),
             "teapot": APIError(418, "short and stout", param="handle", code="tea", headers={"x-tea": "green"}),
             "bug": ZeroDivisionError("secret detail"),
+            "late": TimeoutError("the endpoint's own"),
         }[name]
 
     async def fail(self, name: str) -> None:
@@ -98,6 +103,13 @@ def talk(server: LiveServer, sent: bytes, timeout_s: float = 30) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.005)
+
+
 def error_of(answer: bytes) -> dict[str, Any]:
     """The error in what `talk` returned."""
     error: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
@@ -124,6 +136,7 @@ def caller(raising: LiveServer) -> Any:
         ("worker", 503, "overloaded_error"),
         ("teapot", 418, "invalid_request_error"),
         ("bug", 500, "api_error"),
+        ("late", 500, "api_error"),
     ],
 )
 @pytest.mark.parametrize("path", ["/raise/{}", "/stream/{}?frames=0"])
@@ -162,6 +175,15 @@ def test_an_error_in_a_stream_is_its_last_event(caller: httpx.Client) -> None:
     first, last, rest = caller.get("/stream/worker").text.split("\n\n")
     assert (first, rest) == ("data: 0", "")
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+
+
+def test_a_client_that_left_is_a_499_in_the_log(raising: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "dovetail.server"):
+        with socket.create_connection(raising.address) as connection:
+            connection.sendall(b"GET /wait HTTP/1.1\r\nhost: a\r\nx-api-key: first\r\n\r\n")
+            wait_until(lambda: bool(raising.host.under_way), "the endpoint runs")
+        wait_until(lambda: not raising.host.under_way, "the endpoint was ended")
+    assert "GET /wait: 499, the client left" in caplog.messages
 
 
 @pytest.mark.parametrize("query", ["", "?count=many"])
@@ -281,6 +303,40 @@ def test_the_end_lets_requests_finish_and_then_interrupts_them(engine: AsyncLLME
         assert first_came.wait(30)
     reader.join(30)
     assert "overloaded_error" in events[2]
+
+
+def test_the_end_waits_for_requests_under_way(engine: AsyncLLMEngine) -> None:
+    answers: list[str] = []
+    first_came = threading.Event()
+
+    def read(url: str) -> None:
+        body = {"prompt": "Once", "max_tokens": 200, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            for text in response.iter_text():
+                answers.append(text)
+                first_came.set()
+
+    routes = {"completions": (CompletionsRoute, OPTIONS)}
+    with live_server(engine, routes, drain_timeout_s=60) as live:
+        reader = threading.Thread(target=read, args=(live.url,))
+        reader.start()
+        assert first_came.wait(30)
+    reader.join(30)
+    assert "".join(answers).endswith("data: [DONE]\n\n")
+
+
+def test_https(engine: AsyncLLMEngine, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed, which makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    ask = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*ask, *names], check=True, capture_output=True)
+    tls = TLSSettings(certfile=str(certificate), keyfile=str(key))
+    with live_server(engine, ROUTES, tls=tls) as live:
+        context = ssl.create_default_context(cafile=str(certificate))
+        assert httpx.get(f"{live.url}/health", verify=context).status_code == 200
+    assert live.url.startswith("https://")
 
 
 def test_a_path_of_two_routes_is_refused_at_start(engine: AsyncLLMEngine) -> None:

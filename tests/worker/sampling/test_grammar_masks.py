@@ -25,7 +25,7 @@ from dovetail.worker.sampling.delayed_matcher import DelayedMatcher
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.draft_grammar import cut_to_grammar
-from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
+from dovetail.worker.speculation.verifier import DraftedRequest, Verifier, draft_paths
 
 VOCABULARY = byte_vocabulary()
 SIZE = VOCABULARY.vocab_size
@@ -73,6 +73,41 @@ def test_each_row_of_a_tree_has_the_mask_behind_its_own_path(compiler, starts):
     found = legal(sampler, [1] * 5, paths)
     assert found == [set(b"ab"), set(b"bc"), set(b"xy"), {ord("z")} | ENDS, {ord("z")} | ENDS]
     assert legal(sampler, [1]) == [set(b"ab")]
+
+
+WORDS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
+
+
+@settings(max_examples=80, deadline=None)
+@given(words=WORDS, tree=st.lists(st.tuples(st.integers(0, 99), st.sampled_from([*b"ab", *ENDS])), max_size=8))
+def test_masks_and_cuts_are_those_of_all_legal_texts(compiler, words, tree):
+    """Brute force over the list of texts: which tokens may follow a path, and which paths are legal at all."""
+    tokens = [token for _, token in tree]
+    parents = [number % (node + 1) - 1 for node, (number, _) in enumerate(tree)]
+    draft = Draft(tokens, parents)
+    sampler = Sampler(SIZE, 1, grammars=compiler)
+    sampler.add(request(1, "|".join(words)))
+    paths = draft_paths(draft)
+    found = legal(sampler, [1] * len(paths), paths)
+    expected = [follows(words, path) for path in paths]
+    assert all(own == want for own, want in zip(found, expected, strict=True) if want is not None)
+    kept = cut_to_grammar(draft, 1, sampler.grammars)
+    assert draft_paths(kept)[1:] == [
+        path for path, want in zip(paths[1:], expected[1:], strict=True) if want is not None
+    ]
+
+
+def follows(words: Sequence[str], path: Sequence[int]) -> set[int] | None:
+    """Tokens that may follow; None where the path itself is not legal."""
+    text = bytes(token for token in path if token not in ENDS)
+    ended = len(text) < len(path)
+    if ended and (list(path[: len(text)]) != list(text) or text.decode() not in words):
+        return None
+    if ended:
+        return ENDS
+    nexts = {word.encode()[len(text)] for word in words if word.encode().startswith(text) and len(word) > len(text)}
+    ends = ENDS if text.decode() in words else set()
+    return nexts | ends or None
 
 
 def test_a_request_that_comes_back_goes_on_where_it_was(compiler):

@@ -1,4 +1,4 @@
-"""The options of `bench serve`, made into what to send and how."""
+"""The options of `bench online`, made into what to send and how."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dovetail.plugins.commands.bench.selection import LoadChoice, SizeOptions, c
 
 
 @dataclass(frozen=True)
-class ServeOptions:
-    """Options of `bench serve`."""
+class OnlineOptions:
+    """Options of `bench online`."""
 
     rate: str
     burstiness: float

@@ -1,0 +1,1 @@
+"""`dovetail batch`: files of requests in OpenAI's batch format, answered by a server."""

@@ -1,0 +1,133 @@
+"""The options of `dovetail batch`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dovetail.commands.checks import check_writable, require, require_at_least
+
+if TYPE_CHECKING:
+    from dovetail.plugins.commands.batch.lines import Batch
+    from dovetail.plugins.commands.batch.runner import Server, Tally
+
+app = typer.Typer(
+    help="Answer files of requests in OpenAI's batch format.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_INTERRUPTED = 130
+_MOST_LINES = 20
+"""Failures that are printed; all are in the output."""
+
+
+@app.callback()
+def _batch() -> None:
+    """Answer files of requests in OpenAI's batch format."""
+
+
+@app.command("run")
+def run(
+    input_file: Annotated[
+        Path, typer.Option("--input-file", "--input", "-i", help="JSON lines: custom_id, method, url, body.")
+    ],
+    output_file: Annotated[Path, typer.Option("--output-file", "--output", "-o", help="JSON lines, as answers come.")],
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", metavar="URL", help="Server, as in http://127.0.0.1:8000.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model of bodies that name none.")] = None,
+    max_concurrency: Annotated[int, typer.Option("--max-concurrency", help="Most requests at a time.")] = 64,
+    max_retries: Annotated[
+        int, typer.Option("--max-retries", help="Of a request, after 408, 429, 500, 502 to 504, or a lost connection.")
+    ] = 4,
+    timeout: Annotated[float, typer.Option("--timeout", help="Longest wait for an answer in seconds.")] = 3600.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave out requests that the output has.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="--resume, with failed ones anew.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the output anew.")] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token."),
+    ] = None,
+) -> None:
+    """Send each line's body to its url on a server, and write the answers.
+
+    Answers come in the order in which they are done. Ctrl-C leaves whole lines; --resume goes on. Lines that cannot be
+    sent are reported with their numbers. Exits with 1 where a line was invalid or a request failed.
+    """
+    require(
+        base_url is not None,
+        "`dovetail batch run` starts no server of its own: start one, and give --base-url URL, as in --base-url"
+        " http://127.0.0.1:8000",
+    )
+    require_at_least("--max-concurrency", max_concurrency, 1)
+    require_at_least("--max-retries", max_retries, 0)
+    require(timeout > 0, f"--timeout {timeout}: give seconds, more than 0")
+    check_writable("--output", output_file)
+    from dovetail.commands.http import parse_base_url
+    from dovetail.plugins.commands.batch.lines import read_batch
+    from dovetail.plugins.commands.batch.runner import Server
+
+    batch = read_batch(input_file, model)
+    for line in batch.invalid:
+        typer.echo(f"{input_file}:{line.line}: {line.message}", err=True)
+    server = Server(parse_base_url("--base-url", base_url or ""), api_key, timeout, max_concurrency, max_retries)
+    done = _done_before(output_file, resume=resume, retry_failed=retry_failed, overwrite=overwrite)
+    raise typer.Exit(_answer(batch, server, output_file, done))
+
+
+def _done_before(path: Path, *, resume: bool, retry_failed: bool, overwrite: bool) -> frozenset[str]:
+    """custom_ids that the output has already. Raises `ConfigError` where nobody said what to do with them."""
+    from dovetail.plugins.commands.batch.output import read_output
+
+    require(not overwrite or not (resume or retry_failed), "--overwrite and --resume say different things: keep one")
+    if not path.exists() or path.stat().st_size == 0:
+        return frozenset()
+    if overwrite:
+        os.truncate(path, 0)
+        return frozenset()
+    require(
+        resume or retry_failed,
+        f"--output {path} has answers already: go on with --resume or --retry-failed, or start anew with --overwrite",
+    )
+    written = read_output(path, drop_failed=retry_failed)
+    return written.answered | written.failed
+
+
+def _answer(batch: Batch, server: Server, path: Path, done: frozenset[str]) -> int:
+    """Sends what is left, and returns the exit code."""
+    import asyncio
+
+    from dovetail.commands.progress import Progress
+    from dovetail.plugins.commands.batch.output import open_output
+    from dovetail.plugins.commands.batch.runner import Tally, run_batch
+
+    left = [request for request in batch.requests if request.custom_id not in done]
+    tally = Tally()
+    was_interrupted = False
+    with open_output(path) as output, Progress(len(left)) as progress:
+        progress.show(path.name)
+        try:
+            asyncio.run(run_batch(server, left, output, tally, progress.advance))
+        except KeyboardInterrupt:
+            was_interrupted = True
+    _report(batch, tally, len(batch.requests) - len(left))
+    if was_interrupted:
+        open_requests = len(left) - tally.answered - tally.failed
+        typer.echo(f"interrupted with {open_requests} requests left: go on with --resume", err=True)
+        return _INTERRUPTED
+    return 1 if batch.invalid or tally.failed else 0
+
+
+def _report(batch: Batch, tally: Tally, before: int) -> None:
+    for line in tally.failures[:_MOST_LINES]:
+        typer.echo(line, err=True)
+    if (more := len(tally.failures) - _MOST_LINES) > 0:
+        typer.echo(f"and {more} more, in the output", err=True)
+    parts = [f"{tally.answered} answered", f"{tally.failed} failed", f"{len(batch.invalid)} invalid lines"]
+    if before:
+        parts.append(f"{before} were done before")
+    parts.append(f"{tally.prompt_tokens:,} prompt and {tally.output_tokens:,} output tokens")
+    typer.echo(", ".join(parts), err=True)

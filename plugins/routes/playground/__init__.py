@@ -1,0 +1,1 @@
+"""Route `playground`: a page that compares ways to speculate."""
