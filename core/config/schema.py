@@ -275,6 +275,9 @@ class ServerSection(Section):
     header_timeout_s: float = Field(default=10.0, gt=0, description="For the request line and headers to arrive")
     body_timeout_s: float = Field(default=60.0, gt=0, description="For the body to arrive")
     keep_alive_timeout_s: float = Field(default=5.0, gt=0, description="For the next request on a connection")
+    max_num_waiting: int | None = Field(
+        default=2048, ge=0, description="Requests that may wait for their first step; more get 429. null: any number"
+    )
     request_timeout_s: float | None = Field(default=None, gt=0, description="For the whole response; null: no limit")
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="For requests under way to finish once the server is told to end"

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ class Logprob:
     rank: int
     decoded_token: str | None = None
 
+Span = tuple[int, int]
 PositionLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
@@ -19,6 +21,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    accepted_spans: Sequence[Span] = ()
     @property
     def finished(self) -> bool: ...
     def defer_tokens(
@@ -27,6 +30,7 @@ class CompletionOutput:
         start: int,
         stop: int,
         positions: list[PositionLogprobs] | None,
+        spans: Sequence[Span],
     ) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
 

@@ -14,6 +14,7 @@ class LiveServer:
     address: tuple[str, int]
     host: ServerHost
     app: ASGIApp
+    scheme: str = 'http'
     @property
     def url(self) -> str: ...
 

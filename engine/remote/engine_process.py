@@ -136,8 +136,11 @@ def main() -> None:
 def _start(config: LayeredConfig, address: str) -> EngineServer:
     # Another thread listens to clients, and must not wait for the interpreter's lock as long as by default.
     sys.setswitchinterval(_SWITCH_S)
+    server = config.config.server
     with collector_paused():
-        return EngineServer(TokenEngine(resolve(config)), address)
+        return EngineServer(
+            TokenEngine(resolve(config)), address, server.max_num_waiting if server is not None else None
+        )
 
 
 def _end_with_parent(server: EngineServer) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from dovetail.contracts.errors import DovetailError, WorkerError
+from dovetail.contracts.errors import DovetailError, QueueFull, WorkerError
 from dovetail.engine.remote.io_thread import IOThread
 from dovetail.engine.remote.messages import (
     Abort,
@@ -38,9 +38,11 @@ logger = logging.getLogger(__name__)
 class EngineServer:
     """Serves an engine to clients until it is stopped. `run` is the step loop, in the thread that calls it."""
 
-    def __init__(self, engine: TokenEngine, address: str):
-        """`address`: of the ROUTER socket, which clients connect to ("ipc:///path")."""
+    def __init__(self, engine: TokenEngine, address: str, max_num_waiting: int | None = None):
+        """`address`: of the ROUTER socket, which clients connect to ("ipc:///path"). While `max_num_waiting` sequences
+        wait for their first step, requests are refused with `QueueFull`."""
         self._engine = engine
+        self._max_num_waiting = max_num_waiting
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
         self._outboxes: dict[bytes, Outbox] = {}
@@ -149,6 +151,7 @@ class EngineServer:
         if client not in self._outboxes:
             return
         try:
+            self._check_queue()
             entry = self._engine.add_request(
                 message.request_id,
                 processed_input(message),
@@ -168,6 +171,14 @@ class EngineServer:
         self._requests.setdefault(client, set()).add(message.request_id)
         self._owners[message.request_id] = client, seq_ids
         self._outboxes[client].send(Accepted(message.request_id, seq_ids, entry.metrics, entry.weight_version))
+
+    def _check_queue(self) -> None:
+        waiting, limit = self._engine.core.num_waiting, self._max_num_waiting
+        if limit is not None and waiting >= limit:
+            raise QueueFull(
+                f"{waiting} requests wait already, and server.max_num_waiting is {limit}: send this one again later",
+                retry_after_s=_RETRY_S,
+            )
 
     def _end(self, end: Callable[[], StepUpdate]) -> None:
         try:
@@ -265,5 +276,7 @@ class EngineServer:
         self._engine.shutdown()
 
 
+_RETRY_S = 1.0
+"""After so long another request may find a place in the queue."""
 _FLUSH_S = 0.01
 """Seconds between looks at clients that are behind, while there are no steps."""

@@ -61,17 +61,20 @@ class Streams:
         self._streams: list[RequestStream] = []
 
     async def __aenter__(self) -> Self:
+        # At once: the engine answers between two steps, and would do so for one after the other.
+        waiting = [asyncio.create_task(self._submit(index)) for index in range(len(self._prompts))]
         try:
-            for index, prompt in enumerate(self._prompts):
-                request_id = f"{self._how.response_id}-{self._how.unique}-{index}"
-                stream = await self._engine.submit(prompt, self._how.params, request_id, **self._how.options)
-                self._streams.append(stream)
+            self._streams = await asyncio.gather(*waiting)
         except BaseException as error:
-            self._close()
+            await _close_all(waiting)
             if isinstance(error, RequestError) and not isinstance(error, QueueFull) and self._engine.is_running:
                 raise with_param(error) from None
             raise
         return self
+
+    async def _submit(self, index: int) -> RequestStream:
+        request_id = f"{self._how.response_id}-{self._how.unique}-{index}"
+        return await self._engine.submit(self._prompts[index], self._how.params, request_id, **self._how.options)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -103,6 +106,16 @@ class Streams:
         async for index, output in self.outputs():
             found[index] = output
         return [found[index] for index in range(len(self._streams))]
+
+
+async def _close_all(waiting: Sequence[asyncio.Task[RequestStream]]) -> None:
+    """Closes the streams of those that were accepted, and waits for nobody else."""
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for task in waiting:
+        if not task.cancelled() and task.exception() is None:
+            task.result().close()
 
 
 async def _together(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

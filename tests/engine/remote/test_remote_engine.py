@@ -16,7 +16,7 @@ import pytest
 from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
 from dovetail.config.load import load_config
 from dovetail.contracts.engine_client import EngineClient
-from dovetail.contracts.errors import ConfigError, ModelError, RequestError, WorkerError
+from dovetail.contracts.errors import ConfigError, ModelError, QueueFull, RequestError, WorkerError
 from dovetail.engine.remote import client as client_module
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
@@ -321,3 +321,23 @@ def test_an_engine_ends_with_the_process_that_started_it(sections: dict[str, Any
 def test_no_engine_at_the_address_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="no engine answers"):
         asyncio.run(RemoteEngine.connect(f"ipc://{tmp_path}/none", 0.1))
+
+
+def test_a_queue_that_is_full_refuses_with_when_to_try_again(sections: dict[str, Any], tmp_path: Path) -> None:
+    one_at_a_time = {**sections, "scheduler": {"name": "priority", "max_num_seqs": 1}, "server": {"max_num_waiting": 2}}
+
+    async def main(address: str) -> None:
+        async with await RemoteEngine.connect(address, 60) as engine:
+            long = SamplingParams(max_tokens=200, ignore_eos=True)
+            running = await engine.submit(PROMPT, long)
+            await anext(aiter(running))
+            waiting = [await engine.submit(PROMPT, long) for _ in range(2)]
+            with pytest.raises(QueueFull, match="2 requests wait already") as caught:
+                await engine.submit(PROMPT, long)
+            assert caught.value.retry_after_s > 0
+            running.close()
+            assert all([(await anext(aiter(stream))).outputs for stream in waiting])
+
+    with EngineProcess(load_config(None, keywords=one_at_a_time, overrides=()), tmp_path) as process:
+        process.wait()
+        asyncio.run(main(process.address))
