@@ -26,6 +26,7 @@ from dovetail.config.load import load_config
 from dovetail.config.manifest import write_manifest
 from dovetail.config.resolved import Component, Decision, ResolvedConfig
 from dovetail.contracts.plugin import ContractVersion
+from dovetail.engine.dialects import create_dialect
 from dovetail.engine.explanation import Explanation, Value, as_data, explain
 from dovetail.engine.resolving.server import ResolvedServer, resolve_server
 from dovetail.registry.components import create_class
@@ -45,6 +46,7 @@ __all__ = [
     "as_data",
     "create_class",
     "create_console",
+    "create_dialect",
     "detect_environment",
     "exit_code",
     "explain",

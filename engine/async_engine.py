@@ -16,7 +16,7 @@ from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.outputs import RequestOutput
-from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.engine import LLMEngine
@@ -141,7 +141,7 @@ class AsyncLLMEngine:
         """See `EngineClient.detokenize`."""
         return await self._text.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
         return await self._text.render_chat(messages, **options)
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.tokenization import FastTokenizer, Tokenizer
@@ -47,11 +47,9 @@ class ClientText:
         self._inputs.check_ids("token_ids", ids)
         return await self._run(4 * len(ids), partial(self._known().decode, ids, skip_special_tokens))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
-        render = partial(self._known().chat_prompt, messages, **options)
-        text, token_ids = await self._run(_num_chars(messages), render)
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        return await self._run(_num_chars(messages), partial(_rendered, self._known(), messages, options))
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """See `EngineClient.token_texts`."""
@@ -71,6 +69,12 @@ class ClientText:
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer (tokenizer_mode none): it takes and gives token ids only")
         return self._tokenizer
+
+
+def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> ChatPrompt:
+    text, token_ids = tokenizer.chat_prompt(messages, **options)
+    tail = tokenizer.chat_tail(text, messages, **options)
+    return ChatPrompt(prompt={"prompt": text, "prompt_token_ids": token_ids}, tail=tail)
 
 
 def _num_chars(messages: object) -> int:

@@ -6,18 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.engine_client import EngineFacts, GrammarFacts
+from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.engine.tokenization import Tokenizer
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Keys of generation_config.json that are fields of `SamplingParams` as they are."""
 
 
 def engine_facts(
-    config: ResolvedConfig, scheduler: type[Scheduler], acceptance: type[AcceptanceRule] | None, grammar: GrammarFacts
+    config: ResolvedConfig,
+    scheduler: type[Scheduler],
+    acceptance: type[AcceptanceRule] | None,
+    tokenizer: Tokenizer | None,
+    grammar: GrammarFacts,
 ) -> EngineFacts:
-    """The facts of an engine with these components."""
+    """The facts of an engine of these parts."""
     model, speculation = config.model, config.speculation
     architectures = model.hf_config.get("architectures") or [""]
     return EngineFacts(
@@ -38,6 +43,17 @@ def engine_facts(
         default_sampling=_default_sampling(model.hf_config.get("generation_config") or {}),
         grammar=grammar,
         architecture=str(architectures[0]),
+        dialect=_dialect_facts(config, tokenizer) if tokenizer is not None else None,
+    )
+
+
+def _dialect_facts(config: ResolvedConfig, tokenizer: Tokenizer) -> DialectFacts:
+    texts = {token_id: tokenizer.id_to_token(token_id) for token_id in sorted(tokenizer.added_token_ids)}
+    return DialectFacts(
+        name=config.dialect.name,
+        reference=config.dialect.reference,
+        options=dict(config.dialect.options),
+        special_tokens={text: token_id for token_id, text in texts.items() if text is not None},
     )
 
 

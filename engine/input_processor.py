@@ -174,6 +174,7 @@ class InputProcessor:
                 f" model.max_completions allows {self._facts.max_completions}: ask for fewer, or raise it"
             )
         self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("kept_special_tokens", params.kept_special_tokens)
         self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self.check_ids("logit_bias", list(params.logit_bias or ()))
         for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):

@@ -162,6 +162,7 @@ class OutputProcessor:
             self._tokenizer,
             processed.token_ids,
             skip_special_tokens=params.skip_special_tokens,
+            kept_special_tokens=params.kept_special_tokens,
         )
 
     def _take_tokens(

@@ -7,8 +7,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import GrammarError, RequestError
 from dovetail.contracts.outputs import CompletionOutput, RequestOutput
+from dovetail.engine.step_update import GRAMMAR_REFUSED
 
 
 class OutputStream:
@@ -77,6 +78,8 @@ class OutputReader:
             raise
         self._is_over = output.finished
         if output.error is not None:
+            if any(completion.stop_reason == GRAMMAR_REFUSED for completion in output.outputs):
+                raise GrammarError(output.error)
             raise RequestError(f"request {self.request_id} failed: {output.error}")
         return output
 

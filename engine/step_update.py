@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from dovetail.contracts.outputs import RequestMetrics
 from dovetail.contracts.step import TokenLogprobs
 
+GRAMMAR_REFUSED = "grammar"
+"""`stop_reason` of a request that ended since its grammar cannot be compiled."""
+
 
 @dataclass(slots=True)
 class SequenceEnd:

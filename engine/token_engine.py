@@ -33,7 +33,7 @@ from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.sequence import DraftBlocks, Sequence
 from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts, pages_identity
 from dovetail.engine.step import Ending
-from dovetail.engine.step_update import StepUpdate, TextStop
+from dovetail.engine.step_update import GRAMMAR_REFUSED, StepUpdate, TextStop
 from dovetail.engine.telemetry import Telemetry
 from dovetail.engine.tokenization import Tokenizer
 
@@ -59,7 +59,9 @@ class TokenEngine:
         """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
         parts: EngineParts = create_parts(config)
         self._parts = parts
-        self.facts: EngineFacts = engine_facts(config, type(parts.scheduler), parts.acceptance, parts.grammars.facts)
+        self.facts: EngineFacts = engine_facts(
+            config, type(parts.scheduler), parts.acceptance, parts.tokenizer, parts.grammars.facts
+        )
         self._core = self._create_core()
         self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
         self._requests = RequestTable(self._telemetry)
@@ -413,7 +415,7 @@ class TokenEngine:
     def _take_grammars(self, update: StepUpdate) -> None:
         """Requests whose grammars are compiled go on; those that have none end."""
         for request_id, error in self._pending_grammars.take():
-            self._end_requests([request_id], Ending("error", error=error), update)
+            self._end_requests([request_id], Ending("error", GRAMMAR_REFUSED, error), update)
 
     def _note_rest(self) -> None:
         if not self._core.has_work:

@@ -58,6 +58,13 @@ BASES = {
         "dovetail.plugins.server.sampling",
         "dovetail.plugins.server.sse",
         "dovetail.plugins.server.streams",
+        "dovetail.plugins.server.structured",
+        "dovetail.plugins.server.turns.blocks",
+        "dovetail.plugins.server.turns.formats",
+        "dovetail.plugins.server.turns.messages",
+        "dovetail.plugins.server.turns.reading",
+        "dovetail.plugins.server.turns.tools",
+        "dovetail.plugins.server.turns.turn",
         "dovetail.plugins.server.usage",
     ),
     "dialect": (

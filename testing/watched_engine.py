@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.contracts.engine_client import EngineFacts, RequestStream
 from dovetail.contracts.outputs import RequestOutput
-from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.async_engine import AsyncLLMEngine
@@ -81,7 +81,7 @@ class WatchedEngine:
         """See `EngineClient.detokenize`."""
         return await self._engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
         return await self._engine.render_chat(messages, **options)
 

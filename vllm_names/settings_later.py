@@ -72,7 +72,9 @@ LATER_NAMES: tuple[ForeignName, ...] = (
         False,
     ),
     refused("structured_outputs_config", "json", "the section grammar of the config has what it says", {}),
-    planned("reasoning_parser", "str", "what a model thinks is not separated from its answer yet", ""),
+    refused(
+        "reasoning_parser", "str", "the dialect reads reasoning and calls alike; set dialect.name, or leave it out", ""
+    ),
     refused("guided_decoding_disable_fallback", "switch", "grammar plugins never fall back; leave it out", False),
     refused("guided_decoding_disable_any_whitespace", "switch", "requests say so: max_whitespace=0", False),
     refused("guided_decoding_disable_additional_properties", "switch", "schemas say so themselves", False),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dovetail.config.foreign_names import ForeignName, planned, refused, works
 
-_CHAT = "chat is not served yet"
 _ADAPTERS = "adapters are not loaded yet"
 
 SERVER_NAMES: tuple[ForeignName, ...] = (
@@ -54,12 +53,35 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     planned("enable_log_outputs", "switch", "no output is logged", False),
     planned("enable_server_load_tracking", "switch", "/metrics has the requests that run and wait", False),
     planned("return_tokens_as_token_ids", "switch", "requests may ask for ids as well: return_token_ids", False),
-    planned("chat_template", "str", _CHAT),
-    planned("chat_template_content_format", "str", _CHAT, "auto"),
-    planned("response_role", "str", _CHAT, "assistant"),
-    planned("enable_auto_tool_choice", "switch", _CHAT, False),
-    planned("tool_call_parser", "str", _CHAT),
-    planned("tool_parser_plugin", "str", _CHAT, ""),
+    refused(
+        "chat_template",
+        "str",
+        "put it into the directory of model.tokenizer as chat_template.jinja; requests may bring their own too",
+    ),
+    refused("chat_template_content_format", "str", "the template itself says whether it takes parts or text", "auto"),
+    refused("trust_request_chat_template", "switch", "templates run in a sandbox that bounds them", True, False),
+    refused(
+        "exclude_tools_when_tool_choice_none",
+        "switch",
+        "tools are shown to the model with tool_choice none as well, as OpenAI does; leave them out of the request",
+        False,
+    ),
+    refused("response_role", "str", "answers are the assistant's", "assistant"),
+    refused(
+        "enable_auto_tool_choice",
+        "switch",
+        "tools are served wherever the dialect has them; leave it out",
+        True,
+        False,
+    ),
+    works(
+        "tool_call_parser",
+        "str",
+        "dialect.name",
+        "any installed dialect; auto goes by the chat template",
+        values={"qwen3_xml": "qwen3_coder", "deepseek_v3": "deepseek_r1"},
+    ),
+    refused("tool_parser_plugin", "str", "write dialect.name: ./file.py:Class, a dialect", ""),
     planned("lora_modules", "str", _ADAPTERS),
     planned("headless", "switch", "a server has its engine with it", False),
 )

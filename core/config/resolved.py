@@ -210,6 +210,8 @@ class ResolvedConfig:
     """Host memory of the machine that workers run on."""
     reproducibility: str
     """"default" or "strict"."""
+    dialect: Component
+    """How the model writes reasoning and tool calls. Clients create it; workers do not use it."""
     grammar: ResolvedGrammar | None
     """None: requests with a grammar are refused."""
     logits_processors: Mapping[str, Component]
@@ -241,6 +243,7 @@ class ResolvedConfig:
             "executor": self.executor,
             "attention": self.attention,
             "scheduler": self.scheduler,
+            "dialect": self.dialect,
             "model.family": self.model_family,
             "model.weight_format": self.weight_format,
             "model.source": self.model_source,

@@ -335,6 +335,10 @@ class EngineConfig(Section):
         default="default",
         description="strict: a request's tokens do not depend on what else is in the batch, nor on speculation",
     )
+    dialect: ComponentSection = Field(
+        default=ComponentSection(),
+        description="How the model writes reasoning and tool calls; auto: by the signs of its chat template",
+    )
     grammar: GrammarSection | None = Field(
         default=GrammarSection(),
         description="Structured outputs; auto: what reads the model's tokenizer; null: refuse requests that want them",
@@ -384,6 +388,7 @@ PLACES: tuple[Place, ...] = (
     Place(("speculative", "drafters", "*"), DrafterSection, "draft_worker", "name"),
     Place(("speculative", "drafters", "*", "attention"), ComponentSection, "attention_backend", "name", nullable=True),
     Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
+    Place(("dialect",), ComponentSection, "dialect", "name"),
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),

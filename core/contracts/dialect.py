@@ -226,8 +226,8 @@ class DialectSetup:
     """What a dialect is created with."""
 
     special_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Ids of the tokens that decoding skips, by text. A grammar names a marker among them by its id; all other markers
-    are plain text to it."""
+    """Ids of the tokenizer's added tokens by text, those included that decoding does not skip. A grammar names a marker
+    among them by its id; all other markers are plain text to it."""
 
 
 class DialectParser(ABC):
@@ -265,7 +265,7 @@ class Dialect(Plugin):
 
     @property
     def kept_tokens(self) -> frozenset[str]:
-        """The special tokens that decoding must not skip."""
+        """The added tokens that decoding must not skip."""
         return frozenset(self.markers) & frozenset(self.setup.special_tokens)
 
     @abstractmethod
@@ -301,7 +301,10 @@ class Dialect(Plugin):
         if len(names) < len(request.tools):
             raise RequestError("two tools have one name: give each its own")
         is_strict = choice.mode != "none" and any(tool.strict for tool in request.tools)
-        if (asks_for_calls or is_strict or request.response_format is not None) and not can.grammars:
+        is_single = bool(names) and choice.mode != "none" and not choice.parallel
+        is_bound = asks_for_calls or is_strict or is_single or request.response_format is not None
+        if is_bound and not can.grammars:
             raise RequestError(
-                f"{name} writes no grammars: tool_choice auto, tools that are not strict and no response format only"
+                f"{name} writes no grammars: tool_choice auto, several calls, tools that are not strict and no response "
+                "format only"
             )

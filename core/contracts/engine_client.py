@@ -4,6 +4,7 @@
 own: prompts are tokenized and text is made where the client is, token ids travel. Both raise the same errors:
 
     RequestError    the request is refused, or failed; the engine and other requests are unharmed
+    GrammarError    the form that the request asks of its output cannot be kept to: the stream raises it
     QueueFull       the engine takes no more requests for now
     WorkerError     the engine died; a remote one may come back (`is_running`)
 """
@@ -15,9 +16,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.contracts.outputs import RequestOutput
-from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialectFacts:
+    """The dialect that the config names, for clients to create."""
+
+    name: str
+    """As the config names it."""
+    reference: str
+    """What to import: "package.module:Class" or "/absolute/file.py:Class"."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+    """`DialectSetup.special_tokens` of the engine's tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +81,8 @@ class EngineFacts:
     """What serves `SamplingParams.structured_outputs`."""
     architecture: str = ""
     """First of `architectures` in the model's config.json."""
+    dialect: DialectFacts | None = None
+    """None: the engine has no tokenizer."""
 
 
 class RequestStream(Protocol):
@@ -116,7 +132,7 @@ class EngineClient(Protocol):
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`. Raises `RequestError` for what is no token id."""
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """The prompt of a conversation, by the model's chat template. `options`: chat_template,
         add_generation_prompt, continue_final_message, tools, and variables of the template. Raises `RequestError`."""
 

@@ -34,6 +34,10 @@ class QueueFull(RequestError):
         """Seconds after which to try again."""
 
 
+class GrammarError(RequestError):
+    """What a request asked for as the form of its output cannot be compiled. That shows once the engine has it."""
+
+
 class GenerationError(RequestError):
     """Some requests of one call failed while they ran. Carries the outputs of all requests."""
 

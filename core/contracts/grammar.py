@@ -1,6 +1,7 @@
 """Grammar: constrained decoding. It says which tokens may come next, so that the output has a given form.
 
-The host creates one instance on the rank that samples, and calls it in this order:
+The host creates one instance in the engine's process, and another on the rank that samples where that is another
+process. It calls them in this order:
 
     grammar.compile(spec)         once per different `GrammarSpec`, on a thread of its own; requests with the same spec
                                   share what comes back
@@ -148,7 +149,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def legal_prefix(self, token_ids: Sequence[int] | np.ndarray) -> int:
-        """How many `advance` would take; nothing changes. Hosts cut drafts with it before they are verified."""
+        """How many `advance` would take; nothing changes. For hosts that cut drafts which are chains."""
 
     @abstractmethod
     def forced(self) -> tuple[int, ...]:
@@ -165,7 +166,7 @@ class Matcher(ABC):
     @abstractmethod
     def is_done(self) -> bool:
         """Whether it is complete and nothing but end tokens is legal, an end token having been taken or not. The host
-        ends the sequence there without waiting for an end token."""
+        draws an end token then, whatever `min_tokens` of the request says."""
 
 
 class CompiledGrammar(ABC):

@@ -40,7 +40,7 @@ def dovetail_engine_started(config: dict[str, Any], plugins: dict[str, str], con
     """An engine is ready. `config` is the resolved config as plain data, `control` holds requests.
 
     `plugins` maps the path of each choice in the config to the class that was chosen ("package.module:Class" or
-    "/absolute/file.py:Class"): "executor", "attention", "scheduler"; "model.family", "model.weight_format",
+    "/absolute/file.py:Class"): "executor", "attention", "scheduler", "dialect"; "model.family", "model.weight_format",
     "model.source", "model.quantization", "model.operators"; "grammar"; "logits_processors.LABEL", "telemetry.INDEX";
     "speculative.acceptance"; for each drafter "speculative.drafters.NAME", with ".length", ".attention" and
     ".quantization" behind it, and ".model.family" and so on for a model of its own. What was not chosen (no

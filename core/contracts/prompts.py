@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 
@@ -19,6 +20,16 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatPrompt:
+    """The prompt of a conversation."""
+
+    prompt: TokensPrompt
+    tail: str
+    """What of its text is behind the last whole message: the generation prompt, and the text of a message that is to
+    be continued. See `DialectRequest.prompt_tail`."""
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt

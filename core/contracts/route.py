@@ -6,7 +6,10 @@ read. The task of an endpoint is cancelled when its client leaves and when its t
 `RequestError` for what a client did wrong (status 400) and `APIError` for any other status; the server writes both in
 OpenAI's shape:
 
-    {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
+    {"type": "error",
+     "error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
+
+which is Anthropic's as well.
 
 An API process never imports torch: neither may a route.
 """
@@ -64,6 +67,10 @@ class RouteHost(Protocol):
         """How the model writes reasoning and tool calls."""
 
     @property
+    def num_api_processes(self) -> int:
+        """How many API processes answer at this address. What one of them keeps in its memory, others do not have."""
+
+    @property
     def is_draining(self) -> bool:
         """Whether the server takes no new requests, and ends once those under way are done."""
 
@@ -97,14 +104,15 @@ class Route(Plugin):
 
 
 def json_error(error: APIError) -> dict[str, Any]:
-    """The body of an error response, in OpenAI's shape."""
+    """The body of an error response, in OpenAI's shape and Anthropic's."""
     return {
+        "type": "error",
         "error": {
             "message": str(error),
             "type": error_type(error.status),
             "param": error.param,
             "code": error.code,
-        }
+        },
     }
 
 

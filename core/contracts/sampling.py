@@ -91,6 +91,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    kept_special_tokens: list[int] | tuple[int, ...] = ()
+    """Token ids that `skip_special_tokens` does not leave out: a dialect's markers."""
     truncate_prompt_tokens: int | None = None
     """Keeps only this many tokens at the end of the prompt."""
     output_kind: str = "cumulative"
@@ -111,6 +113,7 @@ class SamplingParams:
         set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop))
         stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
         set_(self, "stop_token_ids", as_token_ids("stop_token_ids", stop_token_ids))
+        set_(self, "kept_special_tokens", as_token_ids("kept_special_tokens", self.kept_special_tokens))
         bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else _as_tuple("bad_words", self.bad_words)
         set_(self, "bad_words", bad_words)
         if self.allowed_token_ids is not None:

@@ -6,6 +6,8 @@ from dovetail.config.manifest import RecordedPlugin
 from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedModel, ResolvedSpeculation
 from dovetail.config.schema import EngineConfig
 from dovetail.config.tree import KeyPath
+from dovetail.contracts.dialect import Dialect
+from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.quantization import QuantizationNeed
@@ -28,6 +30,7 @@ __all__ = [
     "as_data",
     "create_class",
     "create_console",
+    "create_dialect",
     "detect_environment",
     "exit_code",
     "explain",
@@ -120,6 +123,7 @@ class ResolvedConfig:
     speculation: ResolvedSpeculation | None
     worker_memory_bytes: int
     reproducibility: str
+    dialect: Component
     grammar: ResolvedGrammar | None
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
@@ -151,6 +155,7 @@ class Value:
 def as_data(explanation: Explanation) -> dict[str, Any]: ...
 def create_class(component: Component) -> tuple[type[Plugin], PluginOptions]: ...
 def create_console(*, stderr: bool = False) -> Console: ...
+def create_dialect(facts: EngineFacts) -> Dialect | None: ...
 def detect_environment(device_type: str | None = None) -> Environment: ...
 def exit_code(error: DovetailError) -> int: ...
 def explain(

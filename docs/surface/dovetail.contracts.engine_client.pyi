@@ -1,10 +1,18 @@
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.outputs import RequestOutput
-from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialectFacts:
+    name: str
+    reference: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,7 @@ class EngineFacts:
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar: GrammarFacts = GrammarFacts(refusal='this engine has no grammar plugin')
     architecture: str = ''
+    dialect: DialectFacts | None = None
 
 
 class RequestStream(Protocol):
@@ -68,7 +77,7 @@ class EngineClient(Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         **options: Any,
-    ) -> TokensPrompt: ...
+    ) -> ChatPrompt: ...
     def token_texts(self, token_ids: Iterable[int]) -> list[str]: ...
     async def metrics(self) -> Exposition: ...
     async def check_health(self) -> None: ...

@@ -26,6 +26,10 @@ class QueueFull(RequestError):
     retry_after_s: float
 
 
+class GrammarError(RequestError):
+    ...
+
+
 class GenerationError(RequestError):
     def __init__(self, message: str, outputs: list[Any]): ...
     message: str

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 
@@ -10,5 +11,11 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatPrompt:
+    prompt: TokensPrompt
+    tail: str
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt

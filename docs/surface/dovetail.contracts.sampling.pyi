@@ -31,6 +31,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    kept_special_tokens: list[int] | tuple[int, ...] = ()
     truncate_prompt_tokens: int | None = None
     output_kind: str = 'cumulative'
     speculation: str | None = None

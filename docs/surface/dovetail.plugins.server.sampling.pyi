@@ -3,6 +3,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Body, Ignored
+from dovetail.plugins.server.structured import FormFields
 from typing import Any
 
 
@@ -12,7 +13,7 @@ class StreamOptions(Body, kw_only=True):
     include_obfuscation: Ignored = None
 
 
-class SamplingFields(Body, kw_only=True):
+class SamplingFields(FormFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

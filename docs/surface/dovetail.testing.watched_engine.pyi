@@ -1,7 +1,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.engine_client import EngineFacts, RequestStream
-from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.async_engine import AsyncLLMEngine
@@ -48,7 +48,7 @@ class WatchedEngine:
         self,
         messages: Sequence[Mapping[str, Any]],
         **options: Any,
-    ) -> TokensPrompt: ...
+    ) -> ChatPrompt: ...
     def token_texts(self, token_ids: Iterable[int]) -> list[str]: ...
     async def metrics(self) -> Exposition: ...
     async def check_health(self) -> None: ...

@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError, WorkerError
 from dovetail.contracts.outputs import RequestOutput
-from dovetail.contracts.prompts import Prompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.client_text import ClientText
@@ -186,7 +186,7 @@ class RemoteEngine:
         """See `EngineClient.detokenize`."""
         return await self._known_text().detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokensPrompt:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
         return await self._known_text().render_chat(messages, **options)
 

@@ -14,6 +14,7 @@ from dovetail.contracts.plugin import Environment
 from dovetail.engine.resolving.attention import attention_need
 from dovetail.engine.resolving.cache import choose_kv_dtype, plan_cache, refuse_more_than_host
 from dovetail.engine.resolving.choose import choose
+from dovetail.engine.resolving.dialect import choose_dialect
 from dovetail.engine.resolving.executor import find_executor, settle_executor
 from dovetail.engine.resolving.grammar import choose_grammar
 from dovetail.engine.resolving.limits import choose_max_model_len, set_limits
@@ -80,6 +81,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     executor = settle_executor(state, found)
     attention = choose(state, ATTENTION, replace(need, kv_dtype=kv_dtype, trees=trees)).component
     scheduler = choose(state, SCHEDULER, limits).component
+    dialect = choose_dialect(state, model)
     processors = {name: choose(state, PROCESSOR.at(name), None).component for name in config.logits_processors}
     sinks = [choose(state, TELEMETRY.at(str(index)), None).component for index in range(len(config.telemetry))]
     resolved_model = _resolved_model(state, model, max_model_len)
@@ -103,6 +105,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         speculation=speculation,
         worker_memory_bytes=state.environment.memory_bytes,
         reproducibility=config.reproducibility,
+        dialect=dialect,
         grammar=grammar,
         logits_processors=processors,
         telemetry=tuple(sinks),

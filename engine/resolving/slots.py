@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.contracts.attention import AttentionBackend
+from dovetail.contracts.dialect import Dialect
 from dovetail.contracts.draft_length import DraftLength
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.executor import Executor
@@ -78,6 +79,7 @@ DRAFT_QUANTIZATION = Slot[QuantizationMethod](("model", "quantization"), "quanti
 """Of layers that a drafter builds by itself, in the resolution of its own model."""
 LENGTH = Slot[DraftLength](("speculative", "drafters", "*", "length"), "draft_length")
 ACCEPTANCE = Slot[AcceptanceRule](("speculative", "acceptance"), "acceptance_rule", _must_be_named)
+DIALECT = Slot[Dialect](("dialect",), "dialect")
 GRAMMAR = Slot[Grammar](("grammar",), "grammar")
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")
 ROUTE = Slot[Route](("server", "routes", "*"), "route")

@@ -31,13 +31,25 @@ class Detokenizer(ABC):
 
 
 def create_detokenizer(
-    tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int] = (),
+    *,
+    skip_special_tokens: bool = True,
+    kept_special_tokens: Sequence[int] = (),
 ) -> Detokenizer:
-    """The one that suits the tokenizer, for what comes behind a prompt."""
-    pieces = tokenizer.pieces(skip_special_tokens)
+    """The one that suits the tokenizer, for what comes behind a prompt. `kept_special_tokens` are not skipped."""
+    skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+    if kept_special_tokens:
+        skipped -= frozenset(kept_special_tokens)
+    pieces = tokenizer.pieces(skipped)
     if pieces is not None:
         return ByteDetokenizer(pieces, prompt_token_ids)
-    return WindowDetokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens), prompt_token_ids)
+    if not kept_special_tokens:
+        return WindowDetokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens), prompt_token_ids)
+    return WindowDetokenizer(
+        lambda ids: tokenizer.decode([token_id for token_id in ids if token_id not in skipped], False),
+        prompt_token_ids,
+    )
 
 
 class ByteDetokenizer(Detokenizer):

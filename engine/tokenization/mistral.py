@@ -125,6 +125,11 @@ class MistralTokenizer(Tokenizer):
         ids: list[int] = self.apply_chat_template(messages, **{**options, "tokenize": True})
         return self.decode(ids, skip_special_tokens=False), ids
 
+    def chat_tail(self, text: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """See `Tokenizer.chat_tail`. The library ends prompts with the message that is to be answered or continued."""
+        content = messages[-1].get("content") if options.get("continue_final_message") else ""
+        return content if isinstance(content, str) else ""
+
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
         return {self._backend.id_to_piece(token_id): token_id for token_id in reversed(range(self.vocab_size))}

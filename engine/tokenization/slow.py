@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,15 @@ class TransformersTokenizer(Tokenizer):
             mode="slow",
         )
 
-    @property
+    @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """See `Tokenizer.special_token_ids`."""
         return frozenset(self._backend.all_special_ids)
+
+    @cached_property
+    def added_token_ids(self) -> frozenset[int]:
+        """See `Tokenizer.added_token_ids`."""
+        return self.special_token_ids | frozenset(self._backend.get_added_vocab().values())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See `Tokenizer.encode`."""

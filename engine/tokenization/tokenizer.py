@@ -47,6 +47,11 @@ class Tokenizer(ABC):
     def special_token_ids(self) -> frozenset[int]:
         """Tokens that `skip_special_tokens` leaves out."""
 
+    @property
+    def added_token_ids(self) -> frozenset[int]:
+        """Tokens that stand for one text and are part of no other: the special ones, and such as decoding shows."""
+        return self.special_token_ids
+
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the model expects around a text, such as BOS.
@@ -149,13 +154,13 @@ class Tokenizer(ABC):
             return self.unk_token_id if found is None else found
         return [cast("int | None", self.convert_tokens_to_ids(token)) for token in tokens]
 
-    def pieces(self, skip_special_tokens: bool) -> Pieces | None:
-        """Bytes per token, None where tokens do not decode one by one."""
+    def pieces(self, skipped: frozenset[int]) -> Pieces | None:
+        """Bytes per token, none for tokens in `skipped`; None where tokens do not decode one by one."""
         return None
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, special ones included; bytes that are no UTF-8 become U+FFFD."""
-        pieces = self.pieces(skip_special_tokens=False)
+        pieces = self.pieces(frozenset())
         if pieces is None:
             return self.decode([token_id], skip_special_tokens=False)
         return pieces.of(token_id).decode("utf-8", errors="replace")
@@ -200,6 +205,21 @@ class Tokenizer(ABC):
         # The template writes the special tokens itself.
         return text, self.encode(text, add_special_tokens=False)
 
+    def chat_tail(self, text: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """What of a conversation's prompt `text` is behind the last whole message; `options` are those that it was
+        rendered with."""
+        continues = options.get("continue_final_message", False)
+        if not continues and not options.get("add_generation_prompt", True):
+            return ""
+        whole = messages[:-1] if continues else messages
+        without = {"add_generation_prompt": False, "continue_final_message": False, "tokenize": False}
+        try:
+            before: str = self.apply_chat_template(whole, **{**options, **without}) if whole else ""
+        except RequestError:  # a template may refuse a conversation that ends so
+            content = messages[-1].get("content")
+            return text.rpartition(content)[2] if isinstance(content, str) and content and not continues else text
+        return text[_num_common(text, before) :]
+
     def _template_source(self, chat_template: str | None, has_tools: bool) -> str:
         if chat_template is not None:
             return self.chat_templates.get(chat_template, chat_template)
@@ -216,6 +236,14 @@ class Tokenizer(ABC):
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self.token_to_id(token)
+
+
+def _num_common(text: str, other: str) -> int:
+    """Characters with which both begin."""
+    if text.startswith(other):
+        return len(other)
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((index for index, (one, two) in pairs if one != two), min(len(text), len(other)))
 
 
 _OF_TRANSFORMERS = (
@@ -266,7 +294,9 @@ class FastTokenizer(Tokenizer):
         self._prefix = [] if first_token is None else [first_token]
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._pieces = {skips: self._find_pieces(skips) for skips in (False, True)}
+        self._added_ids = frozenset(added)
+        self._pieces: dict[frozenset[int], Pieces | None] = {}
+        """By the tokens that are skipped."""
 
     @property
     def vocab_size(self) -> int:
@@ -293,6 +323,11 @@ class FastTokenizer(Tokenizer):
         """See `Tokenizer.special_token_ids`."""
         return self._special_ids
 
+    @property
+    def added_token_ids(self) -> frozenset[int]:
+        """See `Tokenizer.added_token_ids`."""
+        return self._added_ids
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See `Tokenizer.encode`."""
         try:
@@ -303,7 +338,7 @@ class FastTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
-        pieces = self._pieces[skip_special_tokens]
+        pieces = self.pieces(self._special_ids if skip_special_tokens else frozenset())
         if pieces is None:
             text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
             return text
@@ -318,13 +353,14 @@ class FastTokenizer(Tokenizer):
         """See `Tokenizer.id_to_token`."""
         return self._backend.id_to_token(token_id)
 
-    def pieces(self, skip_special_tokens: bool) -> Pieces | None:
+    def pieces(self, skipped: frozenset[int]) -> Pieces | None:
         """See `Tokenizer.pieces`."""
-        return self._pieces[skip_special_tokens]
+        if skipped not in self._pieces:
+            self._pieces[skipped] = self._find_pieces(skipped)
+        return self._pieces[skipped]
 
-    def _find_pieces(self, skips_special: bool) -> Pieces | None:
+    def _find_pieces(self, skipped: frozenset[int]) -> Pieces | None:
         decoder = self._backend.decoder
         if decoder is None:
             return None
-        skipped = self._special_ids if skips_special else frozenset()
         return find_pieces(decoder.__getstate__().decode(), self._backend.id_to_token, skipped)

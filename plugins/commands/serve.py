@@ -57,7 +57,13 @@ def serve(layered: LayeredConfig) -> None:
     names = tuple(server.section["served_model_name"])
 
     def job(address: str) -> APIJob:
-        return APIJob(engine=address, settings=settings, model_names=names, routes=server.routes)
+        return APIJob(
+            engine=address,
+            settings=settings,
+            model_names=names,
+            routes=server.routes,
+            num_api_processes=server.section["api_server_count"],
+        )
 
     supervisor = Supervisor(
         with_sink(layered, _METRICS) if "metrics" in server.routes else layered,

@@ -4,5 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-DEFAULT_ROUTES: Final = ("health", "metrics", "models", "completions", "tokenize", "playground")
+DEFAULT_ROUTES: Final = (
+    "health",
+    "metrics",
+    "models",
+    "completions",
+    "chat",
+    "responses",
+    "messages",
+    "tokenize",
+    "playground",
+)
 """Routes that a server has where its config says nothing."""

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.route import Route, RouteHost
+from dovetail.contracts.route import APIError, Route, RouteHost
+from dovetail.plugins.routes.chat.request import ChatRequest, turn_of
 from dovetail.plugins.server.bodies import Body, BodyReader, body_schema
+from dovetail.plugins.server.turns.turn import render
+
+_OF_CHAT = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
 class TokenizeRequest(Body, kw_only=True):
-    """Body of /tokenize."""
+    """Body of /tokenize: a text, or a conversation as /v1/chat/completions takes it."""
 
-    prompt: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
     model: str | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Body, kw_only=True):
@@ -50,10 +63,25 @@ class TokenizeRoute(Route):
         asked = await self._to_tokenize.read(request)
         self.host.check_model(asked.model)
         engine = self.host.engine
-        ids = await engine.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens)
+        ids = await self._token_ids(asked)
         texts = engine.token_texts(ids) if asked.return_token_strs else None
         content = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids, "token_strs": texts}
         return Response(orjson.dumps(content), media_type="application/json")
+
+    async def _token_ids(self, asked: TokenizeRequest) -> list[int]:
+        if (asked.prompt is None) == (asked.messages is None):
+            raise APIError(400, "give a prompt or messages, one of them", param="prompt")
+        chat = {name: value for name in _OF_CHAT if (value := msgspec.structs.asdict(asked)[name]) is not None}
+        if asked.prompt is not None:
+            if chat:
+                raise APIError(400, f"{min(chat)} is for messages, and this is a prompt", param=min(chat))
+            with_special = asked.add_special_tokens is not False
+            return await self.host.engine.tokenize(asked.prompt, add_special_tokens=with_special)
+        if asked.add_special_tokens:
+            message = "add_special_tokens is for prompts: the chat template writes the special tokens"
+            raise APIError(400, message, param="add_special_tokens")
+        rendered = await render(self.host, turn_of(ChatRequest(messages=asked.messages or [], **chat)))
+        return rendered.prompt["prompt_token_ids"]
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special ones included."""

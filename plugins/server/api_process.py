@@ -36,6 +36,8 @@ class APIJob:
     model_names: tuple[str, ...]
     routes: Mapping[str, Component]
     """By label."""
+    num_api_processes: int = 1
+    """How many have this job."""
 
 
 class APIProcess:
@@ -82,7 +84,7 @@ class APIProcess:
 async def serve(job: APIJob, listener: socket.socket) -> None:
     """Serves until a signal."""
     async with await RemoteEngine.connect(job.engine) as engine:
-        host = ServerHost(engine, job.model_names)
+        host = ServerHost(engine, job.model_names, job.num_api_processes)
         routes = {label: _create(component, host) for label, component in job.routes.items()}
         app = create_app(host, routes, job.settings)
         await APIServer(app, host, job.settings).serve(sockets=[listener])

@@ -55,8 +55,8 @@ def error_response(error: APIError) -> Response:
 
 
 def error_event(error: APIError) -> bytes:
-    """The last event of a stream that failed."""
-    return b"data: " + error_body(error) + b"\n\n"
+    """The last event of a stream that failed. Anthropic's clients go by its name, OpenAI's by what is in it."""
+    return b"event: error\ndata: " + error_body(error) + b"\n\n"
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.commands import create_dialect
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.route import APIError
 from dovetail.plugins.server.exchange import Exchange
@@ -20,20 +21,23 @@ if TYPE_CHECKING:
 class ServerHost:
     """The `RouteHost` of one API process. Whoever supervises the engine replaces `engine` and sets `is_draining`."""
 
-    def __init__(self, engine: EngineClient, model_names: Sequence[str] = (), dialect: Dialect | None = None):
-        """`model_names`: empty for the path of the engine's model. `dialect`: None where no route asks for it."""
+    def __init__(self, engine: EngineClient, model_names: Sequence[str] = (), num_api_processes: int = 1):
+        """`model_names`: empty for the path of the engine's model."""
         self.engine = engine
         self.model_names = tuple(model_names) or (engine.facts.model,)
+        self.num_api_processes = num_api_processes
         self.is_draining = False
         self.under_way: set[Exchange] = set()
         """Requests that have no complete response."""
-        self._dialect = dialect
+        self._dialect: Dialect | None = None
 
     @property
     def dialect(self) -> Dialect:
-        """See `RouteHost.dialect`."""
+        """See `RouteHost.dialect`. Created when a route first asks for it; a restarted engine has the same."""
         if self._dialect is None:
-            raise APIError(501, "this server was started without a dialect, which chat needs")
+            self._dialect = create_dialect(self.engine.facts)
+        if self._dialect is None:
+            raise APIError(501, "chat needs a tokenizer, and this engine has none (model.tokenizer_mode is none)")
         return self._dialect
 
     def check_model(self, name: str | None) -> str:

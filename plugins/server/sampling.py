@@ -12,6 +12,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Body, Ignored
+from dovetail.plugins.server.structured import FormFields, structured_outputs
 
 
 class StreamOptions(Body, kw_only=True):
@@ -22,7 +23,7 @@ class StreamOptions(Body, kw_only=True):
     include_obfuscation: Ignored = None
 
 
-class SamplingFields(Body, kw_only=True):
+class SamplingFields(FormFields, kw_only=True):
     """What requests for generated text share. null means that a field was not given."""
 
     model: str | None = None
@@ -98,6 +99,10 @@ def sampling_params(fields: SamplingFields, facts: EngineFacts, **given: Any) ->
         raise APIError(400, message, param="priority")
     if fields.stream_options is not None and not fields.stream:
         raise APIError(400, "stream_options need stream: true", param="stream_options")
+    asked.pop("structured_outputs", None)
+    form = structured_outputs(fields)
+    if form is not None:
+        asked["structured_outputs"] = form
     values = {**facts.default_sampling, **{name: asked[name] for name in _PASSED_ON if name in asked}, **given}
     if fields.logit_bias is not None:
         values["logit_bias"] = _by_token_id(fields.logit_bias)

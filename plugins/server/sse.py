@@ -18,6 +18,11 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """One event with a name. `data` has no line breaks."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
 class EventStream(StreamingResponse):
     """Sends frames as they come. While the client does not read, `send` waits, so that no frame is asked for and the
     engine merges what nobody has read."""

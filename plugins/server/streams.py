@@ -12,7 +12,7 @@ from typing import Any, Self
 from starlette.requests import Request
 
 from dovetail.contracts.engine_client import EngineClient, RequestStream
-from dovetail.contracts.errors import QueueFull, RequestError
+from dovetail.contracts.errors import GrammarError, QueueFull, RequestError
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.route import APIError
@@ -95,6 +95,8 @@ class Streams:
             else:
                 async for item in _together(self._streams):
                     yield item
+        except GrammarError as error:
+            raise APIError(400, str(error), param="structured_outputs") from error
         except RequestError as error:
             if not self._engine.is_running:
                 raise

@@ -95,7 +95,7 @@ class PlaygroundRoute(Route):
         """The token ids of a conversation, up to where the model answers."""
         asked = await self._to_render.read(request)
         rendered = await self.host.engine.render_chat(asked.messages, add_generation_prompt=True)
-        return Response(orjson.dumps({"tokens": rendered["prompt_token_ids"]}), media_type="application/json")
+        return Response(orjson.dumps({"tokens": rendered.prompt["prompt_token_ids"]}), media_type="application/json")
 
     async def _why_no_chat(self) -> str | None:
         """Why the model cannot chat; None where it can."""

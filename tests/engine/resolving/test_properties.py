@@ -141,6 +141,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "scheduler.long_prefill_token_threshold": limits.long_prefill_token_threshold,
         "speculative": None,
         "reproducibility": resolved.reproducibility,
+        "dialect": {},
         "grammar": None,
         "logits_processors": {},
         "telemetry": [],
@@ -153,6 +154,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "executor": resolved.executor,
         "attention": resolved.attention,
         "scheduler": resolved.scheduler,
+        "dialect": resolved.dialect,
     }
     chosen |= {f"logits_processors.{name}": found for name, found in resolved.logits_processors.items()}
     chosen |= {f"telemetry.{index}": found for index, found in enumerate(resolved.telemetry)}

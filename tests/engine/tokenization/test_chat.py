@@ -210,3 +210,29 @@ def test_the_template_of_a_gguf_file(byte_level: Tokenizer) -> None:
     text = byte_level.apply_chat_template([{"role": "user", "content": "the"}])
     assert text == "<|im_start|>user\nthe<|im_end|>\n<|im_start|>assistant\n"
     assert byte_level.encode(text, add_special_tokens=False)[0] == byte_level.bos_token_id
+
+
+THINKING = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "tail"),
+    [
+        ([{"role": "user", "content": "<think>"}], {}, "[assistant]<think>"),
+        ([{"role": "user", "content": "a"}], {"add_generation_prompt": False}, ""),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b"}],
+            {"add_generation_prompt": False, "continue_final_message": True},
+            "[assistant]<think>b",
+        ),
+    ],
+)
+def test_the_tail_is_what_is_behind_the_last_whole_message(
+    byte_level: Tokenizer, messages: Any, options: dict[str, Any], tail: str
+) -> None:
+    options = {**options, "chat_template": THINKING}
+    text, _ = byte_level.chat_prompt(messages, **options)
+    assert byte_level.chat_tail(text, messages, **options) == tail

@@ -118,3 +118,17 @@ def test_special_tokens_are_left_out_or_shown(byte_level: Tokenizer) -> None:
     ids = [0, *byte_level.encode("the"), 2, 1]
     assert "".join(pieces(byte_level, ids)) == "the<think>"
     assert "".join(pieces(byte_level, ids, skip=False)) == "<|im_start|>the<think><|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece", "metaspace"])
+def test_kept_special_tokens_are_shown_and_others_are_not(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    special = sorted(tokenizer.special_token_ids)
+    text = tokenizer.encode("ab", add_special_tokens=False)
+    ids = [*special, *text, *special]
+    kept, dropped = special[:1], [token for token in ids if token not in special[1:]]
+    shown = create_detokenizer(tokenizer, text, kept_special_tokens=kept)
+    expected = create_detokenizer(tokenizer, text, skip_special_tokens=False)
+    pushed = "".join(shown.push([token]) for token in ids) + shown.finish()
+    assert pushed == expected.push(dropped) + expected.finish()
+    assert tokenizer.id_to_token(special[0]) in pushed  # type: ignore[operator]

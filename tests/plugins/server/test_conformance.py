@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.plugins.routes.chat.route import ChatRoute
 from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.health import HealthRoute
+from dovetail.plugins.routes.messages.route import MessagesRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.routes.models import ModelsRoute
+from dovetail.plugins.routes.responses.route import ResponsesRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.live import live_server
 from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
@@ -40,3 +43,38 @@ class TestCompletions(GeneratingRouteSuite):
 
     def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
         return {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True}
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+"""The suite's model has none."""
+
+
+class TestChat(GeneratingRouteSuite):
+    route_class = ChatRoute
+    serve = staticmethod(live_server)
+    path = "/v1/chat/completions"
+
+    def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
+        messages = [{"role": "user", "content": prompt}]
+        return {"messages": messages, "max_tokens": num_tokens, "ignore_eos": True, "chat_template": TEMPLATE}
+
+
+class TestResponses(GeneratingRouteSuite):
+    route_class = ResponsesRoute
+    serve = staticmethod(live_server)
+    path = "/v1/responses"
+    end_of_stream = b',"type":"response.incomplete"}\n\n'
+
+    def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
+        return {"input": prompt, "max_output_tokens": num_tokens, "ignore_eos": True, "chat_template": TEMPLATE}
+
+
+class TestMessages(GeneratingRouteSuite):
+    route_class = MessagesRoute
+    serve = staticmethod(live_server)
+    path = "/v1/messages"
+    end_of_stream = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+    def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
+        messages = [{"role": "user", "content": prompt}]
+        return {"messages": messages, "max_tokens": num_tokens, "ignore_eos": True, "chat_template": TEMPLATE}

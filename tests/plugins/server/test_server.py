@@ -174,7 +174,7 @@ def test_a_bug_is_logged_and_not_shown(caller: httpx.Client, caplog: pytest.LogC
 def test_an_error_in_a_stream_is_its_last_event(caller: httpx.Client) -> None:
     first, last, rest = caller.get("/stream/worker").text.split("\n\n")
     assert (first, rest) == ("data: 0", "")
-    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+    assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["type"] == "overloaded_error"
 
 
 def test_a_client_that_left_is_a_499_in_the_log(raising: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -264,7 +264,7 @@ def test_a_request_that_takes_too_long_is_ended(engine: AsyncLLMEngine, check_er
         check_error(httpx.get(f"{live.url}/wait"), 408)
         first, last, rest = httpx.get(f"{live.url}/wait?frames=1").text.split("\n\n")
         assert (first, rest) == ("data: 0", "")
-        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "timeout_error"
+        assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["type"] == "timeout_error"
 
 
 def test_cors_is_for_the_origins_that_are_named(engine: AsyncLLMEngine) -> None:

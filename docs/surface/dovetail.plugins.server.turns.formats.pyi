@@ -1,0 +1,13 @@
+from collections.abc import Mapping, Sequence
+from dovetail.contracts.structured_outputs import StructuredOutputs
+from dovetail.plugins.dialects.lark import json_rule
+from typing import Any
+
+ANY_OBJECT = json_rule({'type': 'object'})
+def format_expression(
+    response_format: Mapping[str, Any] | None,
+    param: str = 'response_format',
+) -> str | None: ...
+def schema_expression(schema: Any, param: str) -> str: ...
+def choice_expression(choices: Sequence[str]) -> str: ...
+def expression_of(asked: StructuredOutputs) -> str | None: ...

@@ -1,0 +1,27 @@
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from dovetail.contracts.dialect import DialectRequest
+from dovetail.contracts.prompts import ChatPrompt, TokensPrompt
+from dovetail.contracts.route import RouteHost
+from dovetail.contracts.sampling import SamplingParams
+from dovetail.plugins.server.turns.tools import ToolSet
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    messages: Sequence[Mapping[str, Any]]
+    tools: ToolSet = field(default_factory=ToolSet)
+    response_format: str | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    def request(self, tail: str = '') -> DialectRequest: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedTurn:
+    prompt: TokensPrompt
+    params: SamplingParams
+    request: DialectRequest
+
+async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> PreparedTurn: ...
+async def render(host: RouteHost, turn: Turn) -> ChatPrompt: ...

@@ -1,0 +1,16 @@
+from dataclasses import dataclass
+from pathlib import Path
+
+CHATML = ...
+LLAMA3 = ...
+MISTRAL = ...
+
+@dataclass(frozen=True)
+class Family:
+    template: str
+    special: tuple[str, ...]
+    plain: tuple[str, ...] = ()
+
+FAMILIES = ...
+MAX_LEN = 4096
+def save_chat_model(directory: Path, family: Family) -> None: ...

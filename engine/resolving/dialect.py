@@ -1,0 +1,49 @@
+"""The rule about the dialect: which one recognizes the model's chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.config.resolved import Component
+from dovetail.config.schema import AUTO
+from dovetail.contracts.dialect import DialectNeed
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.weights import TokenizerFiles
+from dovetail.engine.resolving.choose import choose
+from dovetail.engine.resolving.model import ChosenModel
+from dovetail.engine.resolving.resolution import Resolution
+from dovetail.engine.resolving.slots import DIALECT, architectures_of
+from dovetail.engine.tokenization.signs import ChatSigns, read_signs
+
+
+def choose_dialect(state: Resolution, model: ChosenModel) -> Component:
+    """The dialect that the config names, or the first that recognizes the model. Call it once the tokenizer's directory
+    is resolved."""
+    section = state.section(DIALECT.path)
+    assert section is not None
+    signs = _signs(state, model)
+    need = DialectNeed(
+        tools=False,
+        reasoning=False,
+        grammars=False,
+        is_named=section.name != AUTO,
+        chat_template=signs.chat_template,
+        special_tokens=signs.added_tokens,
+        architecture=next(iter(architectures_of(model.hf_config)), ""),
+    )
+    return choose(state, DIALECT, need).component
+
+
+def _signs(state: Resolution, model: ChosenModel) -> ChatSigns:
+    section = state.config.model
+    if section.tokenizer_mode == "none":
+        return ChatSigns()
+    try:
+        if section.tokenizer is not None:
+            directory = state.layered.base_dir("model.tokenizer") / Path(section.tokenizer).expanduser()
+            return read_signs(TokenizerFiles(directory=directory))
+        files = model.opener.tokenizer(model.files)
+        return read_signs(files) if files is not None else ChatSigns()
+    except ModelError:
+        # The engine's start says what is wrong with the tokenizer; configs are explained without it.
+        return ChatSigns()

@@ -1,0 +1,1 @@
+"""Route `chat`: OpenAI's /v1/chat/completions with vLLM's extra fields."""

@@ -1,0 +1,107 @@
+"""The endpoints /v1/chat/completions and /v1/chat/completions/render."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.route import APIError, Route, RouteHost
+from dovetail.plugins.routes.chat.choices import ChoiceWriter
+from dovetail.plugins.routes.chat.frames import FrameWriter
+from dovetail.plugins.routes.chat.request import Asked, ChatRequest, what_is_asked
+from dovetail.plugins.routes.completions.logprobs import prompt_logprobs
+from dovetail.plugins.server.bodies import BodyReader, body_schema
+from dovetail.plugins.server.fingerprint import system_fingerprint
+from dovetail.plugins.server.streams import Streams, Submission, submission
+from dovetail.plugins.server.turns.turn import PreparedTurn, prepare
+from dovetail.plugins.server.usage import usage_of
+
+
+class ChatRoute(Route):
+    """POST /v1/chat/completions, and /v1/chat/completions/render, which shows the prompt and generates nothing."""
+
+    contract = (1, 0)
+
+    def __init__(self, options: PluginOptions, host: RouteHost):
+        super().__init__(options, host)
+        self._bodies = BodyReader(ChatRequest)
+
+    def router(self) -> APIRouter:
+        """See `Route.router`."""
+        router = APIRouter(tags=["chat"])
+        schema = body_schema(ChatRequest)
+        router.post("/v1/chat/completions", openapi_extra=schema)(self.complete)
+        router.post("/v1/chat/completions/render", openapi_extra=schema)(self.render)
+        return router
+
+    async def complete(self, request: Request) -> Response:
+        """Answers a conversation."""
+        body, asked, prepared = await self._prepared(request)
+        how = submission(request, body, prepared.params, prefix="chatcmpl")
+        if body.stream:
+            return self.host.event_stream(request, self._stream(body, asked, prepared, how))
+        async with Streams(self.host.engine, [prepared.prompt], how) as streams:
+            (output,) = await streams.last()
+        return Response(orjson.dumps(self._response(asked, prepared, how, output)), media_type="application/json")
+
+    async def render(self, request: Request) -> Response:
+        """The prompt of a conversation: its text and its token ids."""
+        _, asked, prepared = await self._prepared(request)
+        ids = prepared.prompt["prompt_token_ids"]
+        content = {
+            "model": asked.model,
+            "prompt": prepared.prompt.get("prompt"),
+            "prompt_token_ids": ids,
+            "count": len(ids),
+            "max_model_len": self.host.engine.facts.max_model_len,
+        }
+        return Response(orjson.dumps(content), media_type="application/json")
+
+    async def _prepared(self, request: Request) -> tuple[ChatRequest, Asked, PreparedTurn]:
+        body = await self._bodies.read(request)
+        asked = what_is_asked(body, self.host.check_model(body.model), self.host.engine.facts)
+        if asked.with_prompt_logprobs and body.stream:
+            raise APIError(400, "prompt_logprobs come whole: leave stream out", param="prompt_logprobs")
+        return body, asked, await prepare(self.host, asked.turn, asked.params)
+
+    async def _stream(
+        self, body: ChatRequest, asked: Asked, prepared: PreparedTurn, how: Submission
+    ) -> AsyncGenerator[bytes, None]:
+        head = self._head("chat.completion.chunk", asked, how)
+
+        def create_writer(index: int) -> ChoiceWriter:
+            return self._writer(index, asked, prepared)
+
+        writer = FrameWriter(head, asked, body.stream_options, create_writer)
+        async with Streams(self.host.engine, [prepared.prompt], how) as streams:
+            async for frame in writer.frames(streams.outputs()):
+                yield frame
+
+    def _response(self, asked: Asked, prepared: PreparedTurn, how: Submission, output: RequestOutput) -> dict[str, Any]:
+        choices = [self._writer(completion.index, asked, prepared).whole(completion) for completion in output.outputs]
+        response = {**self._head("chat.completion", asked, how), "choices": choices, "usage": usage_of([output])}
+        if asked.with_token_ids:
+            response["prompt_token_ids"] = output.prompt_token_ids
+        if asked.with_prompt_logprobs:
+            response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        return response
+
+    def _writer(self, index: int, asked: Asked, prepared: PreparedTurn) -> ChoiceWriter:
+        return ChoiceWriter(index, asked, self.host.dialect, prepared.request, self.host.engine.token_texts)
+
+    def _head(self, kind: str, asked: Asked, how: Submission) -> dict[str, Any]:
+        return {
+            "id": how.response_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": asked.model,
+            "system_fingerprint": system_fingerprint(self.host.engine.facts),
+        }

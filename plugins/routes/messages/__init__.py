@@ -1,0 +1,1 @@
+"""Route `messages`: Anthropic's /v1/messages."""

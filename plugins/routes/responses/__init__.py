@@ -1,0 +1,1 @@
+"""Route `responses`: OpenAI's /v1/responses."""

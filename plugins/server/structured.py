@@ -1,0 +1,85 @@
+"""vLLM's fields for the form of an output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.route import APIError
+from dovetail.contracts.structured_outputs import StructuredOutputs
+from dovetail.plugins.server.bodies import Body, Ignored
+
+
+class StructuredFields(Body, kw_only=True):
+    """vLLM's `structured_outputs`."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    max_whitespace: int | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_fallback: Ignored = None
+    """There is one grammar plugin, and none to fall back to."""
+
+
+class FormFields(Body, kw_only=True):
+    """`structured_outputs`, and the names that it had before."""
+
+    structured_outputs: StructuredFields | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+
+
+def structured_outputs(fields: FormFields) -> StructuredOutputs | None:
+    """What the fields ask for, None for nothing. Raises `APIError` 400 that names the field."""
+    _refuse("guided_decoding_backend", fields.guided_decoding_backend, "set the config's grammar.name")
+    _refuse("guided_whitespace_pattern", fields.guided_whitespace_pattern, "give structured_outputs.max_whitespace")
+    older = {
+        form: value
+        for form in ("json", "regex", "choice", "grammar")
+        if (value := msgspec.structs.asdict(fields)[f"guided_{form}"]) is not None
+    }
+    asked = fields.structured_outputs
+    if asked is None:
+        return _made(older, f"guided_{min(older)}") if older else None
+    if older:
+        name = f"guided_{min(older)}"
+        raise APIError(400, f"{name} and structured_outputs exclude each other: give one of them", param=name)
+    where = "structured_outputs"
+    _refuse(f"{where}.whitespace_pattern", asked.whitespace_pattern, "give max_whitespace")
+    _refuse(
+        f"{where}.disable_additional_properties",
+        asked.disable_additional_properties,
+        "say additionalProperties: false in the schema",
+    )
+    given: dict[str, Any] = {
+        name: value
+        for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "max_whitespace")
+        if (value := msgspec.structs.asdict(asked)[name]) is not None
+    }
+    if asked.disable_any_whitespace:
+        given["max_whitespace"] = 0
+    return _made(given, where)
+
+
+def _made(given: dict[str, Any], param: str) -> StructuredOutputs:
+    try:
+        return StructuredOutputs(**given)
+    except RequestError as error:
+        raise APIError(400, str(error), param=param) from None
+
+
+def _refuse(name: str, value: object, instead: str) -> None:
+    if value:
+        raise APIError(400, f"{name} is not served: {instead}", param=name)

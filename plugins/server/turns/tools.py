@@ -1,0 +1,73 @@
+"""Tools in OpenAI's form: for the chat template, and for the dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.contracts.dialect import Tool, ToolChoice
+from dovetail.contracts.route import APIError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolSet:
+    """The tools of a request."""
+
+    shown: tuple[dict[str, Any], ...] = ()
+    """As templates show them to the model."""
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+
+
+def tool_set(tools: Sequence[Mapping[str, Any]] | None, choice: Any, parallel: bool | None) -> ToolSet:
+    """From `tools`, `tool_choice` and `parallel_tool_calls`. Raises `APIError` 400 that names the field."""
+    functions = [_function(tool, f"tools.{index}") for index, tool in enumerate(tools or ())]
+    return ToolSet(
+        shown=tuple({"type": "function", "function": _without_strict(function)} for function in functions),
+        tools=tuple(_tool(function, f"tools.{index}.function") for index, function in enumerate(functions)),
+        choice=tool_choice(choice, parallel is not False),
+    )
+
+
+def tool_choice(choice: Any, parallel: bool) -> ToolChoice:
+    """From OpenAI's `tool_choice`, of chat or of responses."""
+    if choice is None or choice == "auto":
+        return ToolChoice(parallel=parallel)
+    if choice == "none":
+        return ToolChoice(mode="none", parallel=parallel)
+    if choice == "required":
+        return ToolChoice(mode="required", parallel=parallel)
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        named = choice.get("function", choice)
+        if isinstance(named, Mapping) and isinstance(named.get("name"), str):
+            return ToolChoice(mode="named", name=named["name"], parallel=parallel)
+    message = "tool_choice is auto, none, required, or names a function; other kinds are not served"
+    raise APIError(400, message, param="tool_choice")
+
+
+def _function(tool: Any, param: str) -> Mapping[str, Any]:
+    kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
+    if kind != "function":
+        message = f"{param}: tools have type function, which the client runs; {kind!r} is not served"
+        raise APIError(400, message, param=f"{param}.type")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise APIError(400, f"{param}.function is missing", param=f"{param}.function")
+    return function
+
+
+def _without_strict(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Models were trained on prompts without it."""
+    return {key: value for key, value in function.items() if key != "strict" and value is not None}
+
+
+def _tool(function: Mapping[str, Any], param: str) -> Tool:
+    name, parameters, strict = (function.get(key) for key in ("name", "parameters", "strict"))
+    if not isinstance(name, str) or not name:
+        raise APIError(400, f"{param}.name must be text", param=f"{param}.name")
+    if not isinstance(parameters, Mapping | None):
+        raise APIError(400, f"{param}.parameters must be a JSON schema", param=f"{param}.parameters")
+    if not isinstance(strict, bool | None):
+        raise APIError(400, f"{param}.strict must be true or false", param=f"{param}.strict")
+    return Tool(name=name, parameters=parameters, strict=bool(strict))

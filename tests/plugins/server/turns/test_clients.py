@@ -1,0 +1,84 @@
+"""OpenAI's client and LangChain's, over a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+HELLO: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+
+
+class Weather(pydantic.BaseModel):
+    """Where to look."""
+
+    city: str
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Weather of a city."""
+    return f"sunny in {city}"
+
+
+@pytest.fixture
+def client(hermes: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{hermes.server.url}/v1", api_key="none", max_retries=0) as created:
+        yield created
+
+
+def test_openais_stream_of_events(client: openai.OpenAI, hermes: Any) -> None:
+    tools: list[Any] = [openai.pydantic_function_tool(Weather, name="get_weather")]
+    tools[0]["function"]["strict"] = True
+    said = hermes.says(CALL)
+    said["chat_template_kwargs"] = {"enable_thinking": False}
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": tools, "extra_body": said}
+    with client.chat.completions.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_completion()
+    assert "tool_calls.function.arguments.done" in kinds
+    (call,) = streamed.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments == Weather(city="Paris")
+    whole = client.chat.completions.parse(**asked)
+    (again,) = whole.choices[0].message.tool_calls or ()
+    assert (again.function.name, again.function.arguments) == (call.function.name, call.function.arguments)
+
+
+def test_openais_parsed_responses(client: openai.OpenAI, hermes: Any) -> None:
+    said = {**hermes.says('{"city": "Paris"}'), "chat_template_kwargs": {"enable_thinking": False}}
+    parsed = client.chat.completions.parse(model="tiny", messages=HELLO, response_format=Weather, extra_body=said)
+    assert parsed.choices[0].message.parsed == Weather(city="Paris")
+    response = client.responses.parse(model="tiny", input="Hello", text_format=Weather, extra_body=said)
+    assert response.output_parsed == Weather(city="Paris")
+
+
+@pytest.mark.parametrize("through", ["chat", "responses"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_langchain_runs_a_tool(hermes: Any, through: str, streams: bool) -> None:
+    def model(text: str) -> Any:
+        chat = ChatOpenAI(
+            model="tiny",
+            base_url=f"{hermes.server.url}/v1",
+            api_key=pydantic.SecretStr("none"),
+            max_retries=0,
+            streaming=streams,
+            use_responses_api=through == "responses",
+            extra_body=hermes.says(text),
+        )
+        return chat.bind_tools([get_weather])
+
+    question = HumanMessage("Hello")
+    first = model(CALL).invoke([question])
+    (call,) = first.tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+    result = ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
+    last = model("It is sunny.").invoke([question, first, result])
+    assert last.text == "It is sunny."
+    assert not last.tool_calls

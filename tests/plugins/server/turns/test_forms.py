@@ -1,0 +1,152 @@
+"""What a request asks of the form of an answer is what a model that says anything has to keep to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+HELLO = [{"role": "user", "content": "Hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, *, strict: bool = True) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": strict}}
+
+
+def ask(served: Any, family: str, **body: Any) -> dict[str, Any]:
+    """Any text: the model is random, and does not begin to reason."""
+    options = {"chat_template_kwargs": {"enable_thinking": False}} if family == "hermes" else {}
+    if family == "mistral":  # its template cannot say that there is no reasoning
+        (think,) = served.post("/tokenize", {"prompt": "[THINK]", "add_special_tokens": False})["tokens"]
+        options["logit_bias"] = {str(think): -100}
+    answer = served.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 400, "seed": 1, **options, **body})
+    choice: dict[str, Any] = answer["choices"][0]
+    return choice
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3_json"])
+def test_required_calls_are_made(serve: Callable[[str], Any], family: str) -> None:
+    body = {"tools": [tool("get_weather"), tool("book")], "parallel_tool_calls": False}
+    choice = ask(serve(family), family, tool_choice="required", **body)
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert call["function"]["name"] in ("get_weather", "book")
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments["city"] in ("Paris", "Rome")
+    assert not (choice["message"]["content"] or "").strip()
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3_json"])
+def test_the_tool_that_is_named_is_called(serve: Callable[[str], Any], family: str) -> None:
+    named = {"type": "function", "function": {"name": "book"}}
+    choice = ask(serve(family), family, tools=[tool("get_weather"), tool("book")], tool_choice=named)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "book"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+        {"guided_json": SCHEMA},
+    ],
+)
+@pytest.mark.parametrize("family", ["hermes", "llama3_json"])
+def test_formats_are_kept_to(serve: Callable[[str], Any], family: str, asked: dict[str, Any]) -> None:
+    choice = ask(serve(family), family, **asked)
+    trip = json.loads(choice["message"]["content"])
+    assert trip["city"] in ("Paris", "Rome")
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"yes", "no"}),
+        ({"structured_outputs": {"regex": "a|bc"}}, {"a", "bc"}),
+        ({"guided_choice": ["yes"]}, {"yes"}),
+        ({"structured_outputs": {"grammar": 'start: "on" | "off"'}}, {"on", "off"}),
+    ],
+)
+def test_other_forms_are_kept_to(hermes: Any, asked: dict[str, Any], answers: set[str]) -> None:
+    assert ask(hermes, "hermes", **asked)["message"]["content"] in answers
+
+
+def test_a_form_begins_behind_reasoning(hermes: Any) -> None:
+    """The prompt opens the reasoning; what the model is told to say ends it, and then the form begins."""
+    options = {"chat_template_kwargs": {"enable_thinking": True}}
+    for asked in ({"structured_outputs": {"regex": "yes"}}, {"structured_outputs": {"choice": ["yes"]}}):
+        said = hermes.says("Hm.\n</think>\n\nyes") if "choice" in str(asked) else hermes.says("Hm.</think>yes")
+        choice = ask(hermes, "llama3_json", **options, **asked, **said)
+        assert choice["message"]["reasoning"] == "Hm."
+        assert choice["message"]["content"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tool_choice": "required"}, "response_format"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [tool("a"), tool("a")]}, "tools"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "a", "colour": "red"}]}, "messages.0.colour"),
+        ({"messages": []}, "messages"),
+        ({"chat_template_kwargs": {"no_such_variable": 1}}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"echo": True}, "echo"),
+        ({"functions": []}, "functions"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "tools": [tool("a", strict=False)]}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+        ({"no_such_field": 1}, "no_such_field"),
+    ],
+)
+def test_what_is_refused_is_named(hermes: Any, body: dict[str, Any], param: str) -> None:
+    error = hermes.post("/v1/chat/completions", {"messages": HELLO, **body}, 400)["error"]
+    assert error["param"].startswith(param), error
+    assert error["type"] == "invalid_request_error"
+
+
+def test_the_message_that_is_continued_may_be_shown(hermes: Any) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "I say"}]
+    body = {"messages": messages, "continue_final_message": True, "echo": True, **hermes.says(" hello.")}
+    assert hermes.post("/v1/chat/completions", body)["choices"][0]["message"]["content"] == "I say hello."
+    prompt = hermes.post("/v1/chat/completions/render", body)["prompt"]
+    assert prompt.endswith("<|im_start|>assistant\nI say")
+
+
+def test_log_probabilities_and_token_ids(hermes: Any) -> None:
+    said = hermes.says("é!")
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2, "return_token_ids": True, **said}
+    answer = hermes.post("/v1/chat/completions", body)
+    (choice,) = answer["choices"]
+    script = said["processors"]["script"]
+    assert choice["token_ids"][:-1] == script
+    content = choice["logprobs"]["content"]
+    assert len(content) == len(choice["token_ids"])
+    assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+    assert (content[2]["token"], content[2]["bytes"]) == ("!", [33])
+    assert content[0]["bytes"] is None  # half of a character
+    ids = hermes.post("/v1/chat/completions", {**body, "return_tokens_as_token_ids": True})
+    assert ids["choices"][0]["logprobs"]["content"][2]["token"] == f"token_id:{script[2]}"
+    assert answer["prompt_token_ids"] == hermes.post("/v1/chat/completions/render", body)["prompt_token_ids"]
+
+
+def test_a_schema_that_cannot_be_kept_to_is_a_bad_request(hermes: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "no such type"}}}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    for body in (asked, {**asked, "stream": True}):
+        error = hermes.post("/v1/chat/completions", {"messages": HELLO, **body}, 400)["error"]
+        assert error["type"] == "invalid_request_error"
