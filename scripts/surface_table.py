@@ -113,6 +113,7 @@ COMMANDS = (
     "dovetail.commands.saved",
     "dovetail.commands.streaming",
     "dovetail.commands.svg",
+    "dovetail.commands.telemetry",
 )
 
 

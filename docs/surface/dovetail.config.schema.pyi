@@ -118,6 +118,7 @@ class ServerSection(Section):
     header_timeout_s: float = Field(default=10.0, gt=0)
     body_timeout_s: float = Field(default=60.0, gt=0)
     keep_alive_timeout_s: float = Field(default=5.0, gt=0)
+    max_num_waiting: int | None = Field(default=2048, ge=0)
     request_timeout_s: float | None = Field(default=None, gt=0)
     drain_timeout_s: float = Field(default=30.0, ge=0)
     cors: CORSSection = CORSSection()

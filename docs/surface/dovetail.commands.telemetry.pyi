@@ -1,0 +1,3 @@
+from dovetail.config.layers import LayeredConfig
+
+def with_sink(layered: LayeredConfig, name: str) -> LayeredConfig: ...
