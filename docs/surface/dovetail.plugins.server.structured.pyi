@@ -3,6 +3,18 @@ from dovetail.plugins.server.bodies import Body, Ignored
 from typing import Any
 
 
+class JSONSchemaFormat(Body, kw_only=True):
+    schema: dict[str, Any] | bool | None = None
+    name: Ignored = None
+    description: Ignored = None
+    strict: Ignored = None
+
+
+class ResponseFormat(Body, kw_only=True):
+    type: str
+    json_schema: JSONSchemaFormat | None = None
+
+
 class StructuredFields(Body, kw_only=True):
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -27,3 +39,4 @@ class FormFields(Body, kw_only=True):
     guided_decoding_backend: str | None = None
 
 def structured_outputs(fields: FormFields) -> StructuredOutputs | None: ...
+def of_response_format(asked: ResponseFormat) -> StructuredOutputs | None: ...

@@ -12,6 +12,22 @@ from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.plugins.server.bodies import Body, Ignored
 
 
+class JSONSchemaFormat(Body, kw_only=True):
+    """OpenAI's `json_schema` of a response format."""
+
+    schema: dict[str, Any] | bool | None = None
+    name: Ignored = None
+    description: Ignored = None
+    strict: Ignored = None
+
+
+class ResponseFormat(Body, kw_only=True):
+    """OpenAI's `response_format`, where no dialect is asked."""
+
+    type: str
+    json_schema: JSONSchemaFormat | None = None
+
+
 class StructuredFields(Body, kw_only=True):
     """vLLM's `structured_outputs`."""
 
@@ -71,6 +87,21 @@ def structured_outputs(fields: FormFields) -> StructuredOutputs | None:
     if asked.disable_any_whitespace:
         given["max_whitespace"] = 0
     return _made(given, where)
+
+
+def of_response_format(asked: ResponseFormat) -> StructuredOutputs | None:
+    """The form of a response format; None for text. Raises `APIError` 400."""
+    param = "response_format"
+    if asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if asked.type != "json_schema":
+        message = f"response_format.type must be text, json_object or json_schema, got {asked.type!r}"
+        raise APIError(400, message, param=param)
+    if asked.json_schema is None or asked.json_schema.schema is None:
+        raise APIError(400, "response_format of type json_schema needs json_schema.schema", param=param)
+    return _made({"json": asked.json_schema.schema}, param)
 
 
 def _made(given: dict[str, Any], param: str) -> StructuredOutputs:

@@ -11,6 +11,7 @@ from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.sampling import SamplingFields, sampling_params
+from dovetail.plugins.server.structured import ResponseFormat, of_response_format
 
 _MAX_TOKENS = 16
 """OpenAI's default."""
@@ -25,6 +26,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: int | None = None
     max_tokens: int | None = _MAX_TOKENS
     suffix: str | None = None
+    response_format: ResponseFormat | None = None
     return_accepted_spans: bool | None = None
 
 
@@ -68,6 +70,8 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
     }
     if echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs
+    if body.response_format is not None:
+        given |= _form(body, body.response_format)
     return Asked(
         model=model,
         params=sampling_params(body, facts, **given),
@@ -78,6 +82,16 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
         with_accepted=bool(body.return_accepted_spans),
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
+
+
+def _form(body: CompletionRequest, response_format: ResponseFormat) -> dict[str, Any]:
+    fields = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    other = next((name for name in fields if getattr(body, name) is not None), None)
+    if other is not None:
+        message = f"{other} and response_format exclude each other: give one of them"
+        raise APIError(400, message, param=other)
+    form = of_response_format(response_format)
+    return {} if form is None else {"structured_outputs": form}
 
 
 async def prompts_of(body: CompletionRequest, asked: Asked, engine: EngineClient) -> Sequence[Prompt]:

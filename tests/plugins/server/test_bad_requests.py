@@ -139,8 +139,6 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"request_id": 1}, "request_id"),
     ({"temprature": 1}, "temprature"),
     ({"messages": []}, "messages"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"guided_json": {}}, "guided_json"),
 ]
 """Fields, and the one that the error names."""
 
