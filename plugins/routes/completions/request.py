@@ -85,8 +85,14 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
 
 
 def _form(body: CompletionRequest, response_format: ResponseFormat) -> dict[str, Any]:
-    fields = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    other = next((name for name in fields if getattr(body, name) is not None), None)
+    others = {
+        "structured_outputs": body.structured_outputs,
+        "guided_json": body.guided_json,
+        "guided_regex": body.guided_regex,
+        "guided_choice": body.guided_choice,
+        "guided_grammar": body.guided_grammar,
+    }
+    other = next((name for name, value in others.items() if value is not None), None)
     if other is not None:
         message = f"{other} and response_format exclude each other: give one of them"
         raise APIError(400, message, param=other)

@@ -139,6 +139,12 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"request_id": 1}, "request_id"),
     ({"temprature": 1}, "temprature"),
     ({"messages": []}, "messages"),
+    ({"guided_json": "{"}, "structured_outputs"),
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_json"),
+    ({"guided_json": {}, "structured_outputs": {"json": {}}}, "guided_json"),
+    ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
 ]
 """Fields, and the one that the error names."""
 

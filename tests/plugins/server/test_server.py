@@ -302,7 +302,8 @@ def test_the_end_lets_requests_finish_and_then_interrupts_them(engine: AsyncLLME
         reader.start()
         assert first_came.wait(30)
     reader.join(30)
-    assert "overloaded_error" in events[2]
+    assert events[2] == "event: error"
+    assert "overloaded_error" in events[3]
 
 
 def test_the_end_waits_for_requests_under_way(engine: AsyncLLMEngine) -> None:

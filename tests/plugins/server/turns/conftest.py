@@ -15,6 +15,7 @@ from dovetail import AsyncLLMEngine
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import Route
 from dovetail.plugins.routes.chat.route import ChatRoute
+from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.messages.route import MessagesRoute
 from dovetail.plugins.routes.responses.route import ResponsesOptions, ResponsesRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
@@ -23,6 +24,7 @@ from dovetail.testing.chat_models import FAMILIES, MAX_LEN, save_chat_model
 
 SCRIPT = "dovetail.testing.scripted_output:Script"
 ROUTES: dict[str, tuple[type[Route], PluginOptions]] = {
+    "completions": (CompletionsRoute, PluginOptions()),
     "chat": (ChatRoute, PluginOptions()),
     "responses": (ResponsesRoute, ResponsesOptions()),
     "messages": (MessagesRoute, PluginOptions()),

@@ -150,3 +150,8 @@ def test_a_schema_that_cannot_be_kept_to_is_a_bad_request(hermes: Any) -> None:
     for body in (asked, {**asked, "stream": True}):
         error = hermes.post("/v1/chat/completions", {"messages": HELLO, **body}, 400)["error"]
         assert error["type"] == "invalid_request_error"
+
+
+def test_completions_keep_to_forms_too(hermes: Any) -> None:
+    body = {"prompt": "On or off?", "structured_outputs": {"choice": ["on", "off"]}, "seed": 1}
+    assert hermes.post("/v1/completions", body)["choices"][0]["text"] in ("on", "off")
