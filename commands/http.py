@@ -36,20 +36,26 @@ def parse_base_url(option: str, text: str) -> str:
 
 
 def create_client(
-    *, api_key: str | None = None, headers: Mapping[str, str] | None = None, timeout_s: float = 600.0
+    *,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 600.0,
+    uds: str | None = None,
 ) -> httpx.AsyncClient:
     """Returns a client with kept connections and no limit on their number.
 
     Proxies of the environment are not used: a measurement goes to the server itself. Answers come uncompressed.
-    `timeout_s`: longest wait for a connection, or between two pieces of an answer.
+    `timeout_s`: longest wait for a connection, or between two pieces of an answer. `uds`: path of a Unix socket, which
+    all requests go to.
     """
     own = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if api_key:
         own["Authorization"] = f"Bearer {api_key}"
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(
         headers={**own, **(headers or {})},
         timeout=httpx.Timeout(timeout_s),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        transport=httpx.AsyncHTTPTransport(uds=uds, limits=limits, trust_env=False),
         trust_env=False,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ import typer
 from dovetail.commands.checks import check_writable, require, require_at_least
 
 if TYPE_CHECKING:
-    from dovetail.plugins.commands.batch.lines import Batch
+    from dovetail.plugins.commands.batch.lines import Batch, BatchRequest
     from dovetail.plugins.commands.batch.runner import Server, Tally
 
 app = typer.Typer(
@@ -36,9 +38,16 @@ def run(
     ],
     output_file: Annotated[Path, typer.Option("--output-file", "--output", "-o", help="JSON lines, as answers come.")],
     base_url: Annotated[
-        str | None, typer.Option("--base-url", metavar="URL", help="Server, as in http://127.0.0.1:8000.")
+        str | None,
+        typer.Option("--base-url", metavar="URL", help="Server, as in http://127.0.0.1:8000 (its own)."),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Model of bodies that name none.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model of bodies that name none; without --base-url the one served.")
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", "-c", help="Config file of an own server.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Set one value of an own server's config.")
+    ] = None,
     max_concurrency: Annotated[int, typer.Option("--max-concurrency", help="Most requests at a time.")] = 64,
     max_retries: Annotated[
         int, typer.Option("--max-retries", help="Of a request, after 408, 429, 500, 502 to 504, or a lost connection.")
@@ -54,28 +63,35 @@ def run(
 ) -> None:
     """Send each line's body to its url on a server, and write the answers.
 
-    Answers come in the order in which they are done. Ctrl-C leaves whole lines; --resume goes on. Lines that cannot be
-    sent are reported with their numbers. Exits with 1 where a line was invalid or a request failed.
+    Without --base-url a server is started for the batch, of --model, --config or the default model. Answers come in the
+    order in which they are done. Ctrl-C leaves whole lines; --resume goes on. Lines that cannot be sent are reported
+    with their numbers. Exits with 1 where a line was invalid or a request failed.
     """
-    require(
-        base_url is not None,
-        "`dovetail batch run` starts no server of its own: start one, and give --base-url URL, as in --base-url"
-        " http://127.0.0.1:8000",
-    )
     require_at_least("--max-concurrency", max_concurrency, 1)
     require_at_least("--max-retries", max_retries, 0)
     require(timeout > 0, f"--timeout {timeout}: give seconds, more than 0")
+    is_own = base_url is None
+    require(is_own or not (config or options), "--config and --option are of a server of its own: leave out --base-url")
+    require(not (model and config) or not is_own, "--model and --config both say what is served: keep one")
     check_writable("--output", output_file)
     from dovetail.commands.http import parse_base_url
     from dovetail.plugins.commands.batch.lines import read_batch
+    from dovetail.plugins.commands.batch.own_server import BASE_URL, own_server
     from dovetail.plugins.commands.batch.runner import Server
 
-    batch = read_batch(input_file, model)
+    url = BASE_URL if base_url is None else parse_base_url("--base-url", base_url)
+    batch = read_batch(input_file, None if is_own else model, needs_model=not is_own)
     for line in batch.invalid:
         typer.echo(f"{input_file}:{line.line}: {line.message}", err=True)
-    server = Server(parse_base_url("--base-url", base_url or ""), api_key, timeout, max_concurrency, max_retries)
     done = _done_before(output_file, resume=resume, retry_failed=retry_failed, overwrite=overwrite)
-    raise typer.Exit(_answer(batch, server, output_file, done))
+    server = Server(url, api_key, timeout, max_concurrency, max_retries)
+    left = [request for request in batch.requests if request.custom_id not in done]
+    if is_own and left:
+        with own_server(config or model, options or ()) as socket:
+            code = _answer(batch, left, replace(server, uds=socket), output_file)
+    else:
+        code = _answer(batch, left, server, output_file)
+    raise typer.Exit(code)
 
 
 def _done_before(path: Path, *, resume: bool, retry_failed: bool, overwrite: bool) -> frozenset[str]:
@@ -96,7 +112,7 @@ def _done_before(path: Path, *, resume: bool, retry_failed: bool, overwrite: boo
     return written.answered | written.failed
 
 
-def _answer(batch: Batch, server: Server, path: Path, done: frozenset[str]) -> int:
+def _answer(batch: Batch, left: Sequence[BatchRequest], server: Server, path: Path) -> int:
     """Sends what is left, and returns the exit code."""
     import asyncio
 
@@ -104,7 +120,6 @@ def _answer(batch: Batch, server: Server, path: Path, done: frozenset[str]) -> i
     from dovetail.plugins.commands.batch.output import open_output
     from dovetail.plugins.commands.batch.runner import Tally, run_batch
 
-    left = [request for request in batch.requests if request.custom_id not in done]
     tally = Tally()
     was_interrupted = False
     with open_output(path) as output, Progress(len(left)) as progress:

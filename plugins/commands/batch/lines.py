@@ -48,8 +48,10 @@ class _Invalid(Exception):
     pass
 
 
-def read_batch(path: Path, model: str | None) -> Batch:
-    """The lines of a file. `model`: for bodies that name none. Raises `ConfigError` where it cannot be read."""
+def read_batch(path: Path, model: str | None, *, needs_model: bool = True) -> Batch:
+    """The lines of a file. `model`: for bodies that name none; those are invalid where it is None and `needs_model`.
+    Raises `ConfigError` where the file cannot be read.
+    """
     requests: list[BatchRequest] = []
     invalid: list[InvalidLine] = []
     first_lines: dict[str, int] = {}
@@ -57,7 +59,7 @@ def read_batch(path: Path, model: str | None) -> Batch:
         if not line.strip():
             continue
         try:
-            request = _parse(number, line, model)
+            request = _parse(number, line, model, needs_model)
             if request.custom_id in first_lines:
                 first = first_lines[request.custom_id]
                 raise _Invalid(f"custom_id {request.custom_id!r} is that of line {first} too: give each its own")
@@ -76,7 +78,7 @@ def _read(option: str, path: Path) -> bytes:
         raise ConfigError(f"{option} {path}: cannot be read ({error.strerror}); give a JSONL file") from None
 
 
-def _parse(number: int, line: bytes, model: str | None) -> BatchRequest:
+def _parse(number: int, line: bytes, model: str | None, needs_model: bool) -> BatchRequest:
     try:
         data = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -95,9 +97,9 @@ def _parse(number: int, line: bytes, model: str | None) -> BatchRequest:
     if body.get("stream"):
         raise _Invalid("body.stream: an answer of a batch is one object; leave stream out")
     if body.get("model") is None:
-        if model is None:
+        if model is None and needs_model:
             raise _Invalid("body names no model: name one, or give --model")
-        body = {**body, "model": model}
+        body = body if model is None else {**body, "model": model}
     return BatchRequest(number, custom_id, url, body)
 
 

@@ -30,6 +30,8 @@ class Server:
     timeout_s: float
     max_concurrency: int
     max_retries: int
+    uds: str | None = None
+    """Path of a Unix socket, which all requests go to."""
 
 
 @dataclass
@@ -70,7 +72,7 @@ async def run_batch(
     Raises `DovetailError` where the file cannot be written.
     """
     waiting = iter(requests)
-    async with create_client(api_key=server.api_key, timeout_s=server.timeout_s) as client:
+    async with create_client(api_key=server.api_key, timeout_s=server.timeout_s, uds=server.uds) as client:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(server.max_concurrency, len(requests))):

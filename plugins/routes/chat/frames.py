@@ -34,7 +34,7 @@ class FrameWriter:
         self._before = b"data: " + self._head + b',"choices":[{"index":%d,"delta":{"content":'
         ending = b',"usage":null}\n\n' if self._with_usage else b"}\n\n"
         self._after = b'},"logprobs":null,"finish_reason":null,"stop_reason":null}]' + ending
-        self._is_plain = not (asked.with_logprobs or asked.with_token_ids or self._continuous)
+        self._is_plain = not (asked.with_logprobs or asked.with_token_ids or asked.with_accepted or self._continuous)
         self._writers: dict[int, ChoiceWriter] = {}
         self._num_output_tokens = 0
         self._last: RequestOutput | None = None
@@ -43,27 +43,27 @@ class FrameWriter:
         """Whole events; what came in one output goes out at once."""
         async for _, output in outputs:
             begins, self._last = self._last is None, output
-            written = b"".join([self._frame(completion, output if begins else None) for completion in output.outputs])
+            written = b"".join([self._frame(output, completion, begins) for completion in output.outputs])
             if written:
                 yield written
         if self._with_usage:
             yield event(self._head + b',"choices":[],"usage":' + orjson.dumps(self._usage()) + b"}")
         yield DONE
 
-    def _frame(self, completion: CompletionOutput, first: RequestOutput | None) -> bytes:
-        """`first`: the request's first output, which shows the prompt."""
+    def _frame(self, output: RequestOutput, completion: CompletionOutput, begins: bool) -> bytes:
+        """`begins`: whether it is the request's first output, which shows the prompt."""
         self._num_output_tokens += len(completion.token_ids)
         writer = self._writers.get(completion.index)
         if writer is None:
             writer = self._writers[completion.index] = self._create_writer(completion.index)
-        choice = writer.delta(completion)
+        choice = writer.delta(output, completion)
         delta = choice["delta"]
         if self._is_plain and choice["finish_reason"] is None:
             if not delta:
                 return b""
             if len(delta) == 1 and "content" in delta:
                 return self._before % completion.index + orjson.dumps(delta["content"]) + self._after
-        return self._whole(choice, first)
+        return self._whole(choice, output if begins else None)
 
     def _whole(self, choice: dict[str, Any], first: RequestOutput | None) -> bytes:
         """A frame with all that it can have."""

@@ -26,6 +26,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_accepted_spans: bool | None = None
 
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -75,6 +76,8 @@ class Asked:
     with_logprobs: bool
     tokens_as_ids: bool
     with_token_ids: bool
+    with_accepted: bool
+    """Whether each token comes with its text, marked where it is an accepted draft."""
     with_prompt_logprobs: bool
 
 
@@ -102,6 +105,7 @@ def what_is_asked(body: ChatRequest, model: str, facts: EngineFacts) -> Asked:
         with_logprobs=bool(body.logprobs),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         with_token_ids=bool(body.return_token_ids),
+        with_accepted=bool(body.return_accepted_spans),
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
 

@@ -86,7 +86,9 @@ class ChatRoute(Route):
                 yield frame
 
     def _response(self, asked: Asked, prepared: PreparedTurn, how: Submission, output: RequestOutput) -> dict[str, Any]:
-        choices = [self._writer(completion.index, asked, prepared).whole(completion) for completion in output.outputs]
+        choices = [
+            self._writer(completion.index, asked, prepared).whole(output, completion) for completion in output.outputs
+        ]
         response = {**self._head("chat.completion", asked, how), "choices": choices, "usage": usage_of([output])}
         if asked.with_token_ids:
             response["prompt_token_ids"] = output.prompt_token_ids

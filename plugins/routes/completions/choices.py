@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.contracts.outputs import CompletionOutput, RequestOutput
 from dovetail.plugins.routes.completions.logprobs import LogprobLists, TokenTexts, prompt_logprobs
 from dovetail.plugins.routes.completions.request import Asked
-from dovetail.plugins.server.accepted import marked_tokens, speculation_of
+from dovetail.plugins.server.accepted import accepted_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,9 @@ class ChoiceWriter:
             if begins:
                 extras["prompt_token_ids"] = output.prompt_token_ids
         if self._asked.with_accepted:
-            spans = () if self._asked.scores_only else completion.accepted_spans
-            extras["tokens"] = marked_tokens(ids, spans, self._token_texts)
-            if output.finished:
-                extras["speculation"] = speculation_of(output.metrics)
+            extras |= accepted_fields(output, completion, self._token_texts)
+            if self._asked.scores_only:
+                extras["tokens"] = []
         if self._asked.with_prompt_logprobs and begins:
             extras["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return extras

@@ -50,7 +50,7 @@ export const metrics = async () => (await request("metrics")).text();
 
 /** The token ids of a conversation. */
 export async function render(messages, signal) {
-  return (await (await post("playground/prompt", { messages }, signal)).json()).tokens;
+  return (await (await post("tokenize", { messages }, signal)).json()).tokens;
 }
 
 /** The choices of a completion as they come. Aborting the signal aborts the request in the engine. */

@@ -1,4 +1,4 @@
-"""The playground: a static page at /, and the two things that it asks which no other route tells."""
+"""The playground: a static page at /, and what it asks that no other route tells."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.route import Route, RouteHost
-from dovetail.plugins.server.bodies import Body, BodyReader, body_schema
+from dovetail.contracts.route import Route
 
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
@@ -51,21 +48,11 @@ def _path(name: str) -> str:
     return "/" if name == "index.html" else f"/playground/{name}"
 
 
-class RenderRequest(Body, kw_only=True):
-    """Body of /playground/prompt."""
-
-    messages: list[dict[str, Any]]
-
-
 class PlaygroundRoute(Route):
-    """GET / and its files, which need no API key; /playground/facts and /playground/prompt, which do."""
+    """GET / and its files, which need no API key; /playground/facts, which does."""
 
     contract = (1, 0)
     open_paths = frozenset(map(_path, _FILES))
-
-    def __init__(self, options: PluginOptions, host: RouteHost):
-        super().__init__(options, host)
-        self._to_render = BodyReader(RenderRequest)
 
     def router(self) -> APIRouter:
         """See `Route.router`."""
@@ -75,7 +62,6 @@ class PlaygroundRoute(Route):
             router.get(_path(name))(endpoint)
             router.head(_path(name), include_in_schema=False)(endpoint)
         router.get("/playground/facts")(self.facts)
-        router.post("/playground/prompt", openapi_extra=body_schema(RenderRequest))(self.prompt)
         return router
 
     async def facts(self) -> dict[str, Any]:
@@ -90,12 +76,6 @@ class PlaygroundRoute(Route):
             "accepts_sampling": facts.accepts_sampling,
             "no_chat": await self._why_no_chat(),
         }
-
-    async def prompt(self, request: Request) -> Response:
-        """The token ids of a conversation, up to where the model answers."""
-        asked = await self._to_render.read(request)
-        rendered = await self.host.engine.render_chat(asked.messages, add_generation_prompt=True)
-        return Response(orjson.dumps({"tokens": rendered.prompt["prompt_token_ids"]}), media_type="application/json")
 
     async def _why_no_chat(self) -> str | None:
         """Why the model cannot chat; None where it can."""

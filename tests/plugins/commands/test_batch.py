@@ -11,12 +11,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.batch.command import BatchCommand
 from dovetail.plugins.commands.batch.output import read_output
+from dovetail.testing.story_model import save_story_model
 
 
 def line(name: str, prompt: str = "hello", model: str | None = "usage", **more: Any) -> dict[str, Any]:
@@ -212,8 +214,37 @@ def test_a_full_disk_is_told(tmp_path: Path, server: Any) -> None:
     assert "make room, and go on with --resume" in str(found.exception)
 
 
-def test_without_a_server_it_says_what_to_do(tmp_path: Path) -> None:
-    files = ["-i", str(write(tmp_path, [line("a")])), "-o", str(tmp_path / "out.jsonl")]
-    found = CliRunner().invoke(BatchCommand().app(), ["run", *files, "--model", "m"])
-    assert isinstance(found.exception, ConfigError)
-    assert "start one, and give --base-url" in str(found.exception)
+def run_alone(tmp_path: Path, *options: str) -> Any:
+    files = ["-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    return CliRunner().invoke(BatchCommand().app(), ["run", *files, *options])
+
+
+def test_without_a_url_it_starts_a_server_for_the_batch(tmp_path: Path) -> None:
+    save_story_model(tmp_path / "story")
+    write(tmp_path, [line("a", "Lily saw", model=None), line("b", "Lily saw", model="other")])
+    options = ["cache.num_blocks=100", "executor.threads=1", "model.max_model_len=64"]
+    found = run_alone(
+        tmp_path, "--model", str(tmp_path / "story"), *(part for option in options for part in ("--option", option))
+    )
+    assert found.exit_code == 1, found.output + repr(found.exception)
+    lines = answers(tmp_path)
+    assert lines["a"]["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert lines["b"]["response"]["status_code"] == 404
+    assert not [child for child in psutil.Process().children() if "serve" in child.cmdline()]
+
+
+def test_a_server_that_cannot_start_is_told(tmp_path: Path) -> None:
+    write(tmp_path, [line("a")])
+    found = run_alone(tmp_path, "--model", str(tmp_path / "none"))
+    assert isinstance(found.exception, DovetailError)
+    assert "ended with code 1 before it was ready" in str(found.exception)
+
+
+def test_what_is_served_is_said_once(tmp_path: Path) -> None:
+    write(tmp_path, [line("a")])
+    both = run_alone(tmp_path, "--model", "m", "--config", "c.yaml")
+    assert isinstance(both.exception, ConfigError)
+    assert "keep one" in str(both.exception)
+    url = run_alone(tmp_path, "--base-url", "http://127.0.0.1:1", "--config", "c.yaml")
+    assert isinstance(url.exception, ConfigError)
+    assert "leave out --base-url" in str(url.exception)

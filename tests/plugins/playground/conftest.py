@@ -14,9 +14,11 @@ import pytest
 
 from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
 from dovetail.contracts.plugin import PluginOptions
+from dovetail.plugins.routes.chat.route import ChatRoute
 from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.routes.playground.route import PlaygroundRoute
+from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.live import LiveServer, live_server
 from dovetail.testing.story_model import save_story_model
 
@@ -24,7 +26,13 @@ Value = TypeVar("Value")
 
 ROUTES = {
     label: (kind, PluginOptions())
-    for label, kind in {"completions": CompletionsRoute, "metrics": MetricsRoute, "playground": PlaygroundRoute}.items()
+    for label, kind in {
+        "chat": ChatRoute,
+        "completions": CompletionsRoute,
+        "metrics": MetricsRoute,
+        "playground": PlaygroundRoute,
+        "tokenize": TokenizeRoute,
+    }.items()
 }
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 

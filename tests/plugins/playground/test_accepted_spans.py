@@ -17,18 +17,22 @@ ASKED = {"prompt": PROMPT, "temperature": 0, "max_tokens": 70}
 
 def answer(client: httpx.Client, is_stream: bool, **body: Any) -> dict[str, Any]:
     """The only choice; of a stream, all its parts as one."""
-    response = client.post(
-        "/v1/completions", json={**ASKED, "return_accepted_spans": True, "stream": is_stream, **body}
-    )
+    asked = {**ASKED, "return_accepted_spans": True, "stream": is_stream, **body}
+    return choice_of(client.post("/v1/completions", json=asked), is_stream)
+
+
+def choice_of(response: httpx.Response, is_stream: bool) -> dict[str, Any]:
+    """Likewise."""
     assert response.status_code == 200, response.text
     if not is_stream:
         (choice,) = response.json()["choices"]
         return choice
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+    assert events[-1] == "[DONE]"
     assert all("speculation" not in choice for choice in choices[:-1])
     tokens = [token for choice in choices for token in choice["tokens"]]
-    return {**choices[-1], "text": "".join(choice["text"] for choice in choices), "tokens": tokens}
+    return {**choices[-1], "text": "".join(choice.get("text", "") for choice in choices), "tokens": tokens}
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -64,3 +68,18 @@ def test_without_a_drafter_no_token_is_marked(is_stream: bool, client: httpx.Cli
 def test_who_does_not_ask_gets_nothing_more(client: httpx.Client) -> None:
     (choice,) = client.post("/v1/completions", json=ASKED).json()["choices"]
     assert {"tokens", "speculation"}.isdisjoint(choice)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_chat_marks_tokens_too(is_stream: bool, client: httpx.Client, complete: Callable[..., RequestOutput]) -> None:
+    """The chat template of the model writes the message and a space."""
+    output = complete(f"{PROMPT} ", max_tokens=50)
+    spans = output.outputs[0].accepted_spans
+    accepted = {start + i for start, count in spans for i in range(count)}
+    assert accepted
+    body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": 50, "stream": is_stream}
+    choice = choice_of(client.post("/v1/chat/completions", json={**body, "return_accepted_spans": True}), is_stream)
+    assert [token["accepted"] for token in choice["tokens"]] == [i in accepted for i in range(50)]
+    assert choice["speculation"]["num_accepted"] == output.metrics.num_accepted
+    (plain,) = client.post("/v1/chat/completions", json={**body, "stream": False}).json()["choices"]
+    assert {"tokens", "speculation"}.isdisjoint(plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from importlib import resources
 from typing import Any
@@ -90,20 +89,11 @@ def test_facts_are_what_can_be_chosen(client: httpx.Client) -> None:
     }
 
 
-def test_a_conversation_becomes_the_tokens_of_the_chat_template(client: httpx.Client, engine: AsyncLLMEngine) -> None:
-    messages = [
-        {"role": role, "content": text} for role, text in [("user", "Hi"), ("assistant", "Lily"), ("user", "!")]
-    ]
-    tokens = client.post("/playground/prompt", json={"messages": messages}).json()["tokens"]
-    assert tokens == asyncio.run(engine.tokenize("Hi Lily ! ", add_special_tokens=False))
-
-
 def test_files_are_open_and_what_they_ask_is_not(engine: AsyncLLMEngine) -> None:
     routes: Any = {"playground": (PlaygroundRoute, PlaygroundRoute.Options())}
     with live_server(engine, routes, api_keys=("secret",)) as live, httpx.Client(base_url=live.url) as client:
         assert {client.get(path).status_code for path in PATHS} == {200}
         assert client.get("/playground/facts").status_code == 401
-        assert client.post("/playground/prompt", json={"messages": []}).status_code == 401
         assert client.get("/playground/facts", headers={"authorization": "Bearer secret"}).status_code == 200
 
 
