@@ -305,6 +305,6 @@ class Dialect(Plugin):
         is_bound = asks_for_calls or is_strict or is_single or request.response_format is not None
         if is_bound and not can.grammars:
             raise RequestError(
-                f"{name} writes no grammars: it serves tool_choice auto with parallel calls, tools that are not"
-                " strict, and no response format"
+                f"{name} writes no grammars: it serves tool_choice auto with parallel calls, tools that are not "
+                "strict, and no response format"
             )

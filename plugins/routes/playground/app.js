@@ -18,6 +18,8 @@ const page = {
   access: find("#access"),
   key: find("#key"),
 };
+/** Of shorter answers the speeds are not compared. */
+const LEAST_TOKENS = 32;
 const isSmall = matchMedia("(max-width: 760px)");
 const template = find("#arm");
 const arms = [new Arm("A", template), new Arm("B", template)];
@@ -108,7 +110,7 @@ function compared(shown, inTurn) {
   const at = a.tokens.findIndex((token, index) => token.text !== b.tokens[index]?.text);
   const isSame = at < 0 && a.tokens.length === b.tokens.length;
   const tokens = isSame ? "Same tokens." : `Tokens differ from number ${(at < 0 ? a.tokens.length : at) + 1} on.`;
-  if (!a.speed || !b.speed) return tokens;
+  if (Math.min(a.tokens.length, b.tokens.length) < LEAST_TOKENS) return tokens;
   const [fast, slow] = a.speed >= b.speed ? ["A", "B"] : ["B", "A"];
   const ratio = Math.max(a.speed, b.speed) / Math.min(a.speed, b.speed);
   const caveat = inTurn ? "" : " (both ran at once and shared the machine)";
