@@ -85,8 +85,7 @@ class Sequence(RequestState):
         self.token_ids = list(prompt_token_ids)
         self.sampling = sampling
         self.plain_hash_seed = hash_seed
-        """What the block hashes start from where no drafter fills pages of its own; see
-        `dovetail.engine.kv.hashing.prefix_seed`."""
+        """What the block hashes start from where no drafter fills pages of its own (`prefix_seed`)."""
         self.hash_seed = hash_seed if draft_blocks is None else draft_blocks.seed
         """What they start from now."""
         self.hash_ahead = 0 if draft_blocks is None else draft_blocks.hash_ahead
@@ -102,12 +101,10 @@ class Sequence(RequestState):
         self.block_hashes: list[bytes] = []
         """Content hashes of the leading full blocks, computed on demand; valid while the tokens do not change."""
         self.commit_at = 0
-        """num_computed_tokens at which the KV manager has something to commit; the engine compares, so that most
-        steps skip the call."""
+        """num_computed_tokens at which the KV manager has something to commit: most steps skip the call."""
         self.max_total_tokens = max_total_tokens
         """The sequence ends when it has this many tokens."""
         self.stop_ids = stop_ids
-        """Tokens that end the sequence."""
         self.eos_token_ids = eos_token_ids
         self.seed = seed
         """Root of the sequence's random streams."""
@@ -115,7 +112,6 @@ class Sequence(RequestState):
         self.grammar = grammar
         self.retain_blocks = False
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
-
         self._is_asked_to_hold = False
         self._waits_for_grammar = False
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from dovetail.commands.checks import check_writable, require, write_text
 
 BaseURLs = Annotated[
     list[str],
@@ -161,54 +158,7 @@ def serve(
     With several --base-url, the same prompts go to one server after the other by turns, and the ratios of their
     latencies have 95% intervals. Exits with 1 where no request succeeded.
     """
-    json_file = _result_file(json_file, save_result, result_dir, result_filename)
-    for option, path in (("--json", json_file), ("--html", html_file), ("--requests", requests_file)):
-        check_writable(option, path)
-    from dovetail.plugins.commands.bench.serve.loads import LoadOptions
-    from dovetail.plugins.commands.bench.serve.planning import Sizes, create_plan, find_targets
-    from dovetail.plugins.commands.bench.serve.session import Connection, measure, run_async
-    from dovetail.plugins.commands.bench.serve.settings import (
-        parse_form,
-        parse_goodput,
-        parse_headers,
-        parse_servers,
-        parse_shown,
-        parse_traffic,
-    )
+    given = dict(locals())
+    from dovetail.plugins.commands.bench.serve.run import ServeOptions, run
 
-    levels, shown = parse_goodput(goodput or ()), parse_shown(percentile_metrics, metric_percentiles)
-    name = dataset_name or ("random" if dataset_path is None else "custom")
-    sizes = (num_prompts, input_len, output_len, prefix_len, range_ratio)
-    load = LoadOptions(name, dataset_path, text, *sizes, trace_speed, max_total_tokens, vocab_size, seed).checked()
-    form = parse_form(endpoint, ignore_eos, temperature, top_p, sampling_seed, extra_body)
-    traffic = parse_traffic(request_rate, burstiness, burst_size, max_concurrency, seed, is_trace=load.is_trace)
-    require(timeout > 0, f"--timeout {timeout}: give seconds, more than 0")
-    connection = Connection(api_key, parse_headers(header or ()), timeout)
-    servers = parse_servers(base_url, label or ())
-    counts = Sizes(num_warmups, turn_size).checked(len(servers))
-    targets = run_async(find_targets(connection, servers, model or ()))
-    planned = create_plan(targets, load, form, traffic, connection, tokenizer, counts, send_text=send_text)
-    measured = run_async(measure(planned.plan, connection))
-    from dovetail.plugins.commands.bench.page import result_page
-    from dovetail.plugins.commands.bench.result import write_json
-    from dovetail.plugins.commands.bench.serve.report import create_result, write_requests
-    from dovetail.plugins.commands.bench.terminal import print_served
-
-    if requests_file is not None:
-        write_requests(requests_file, measured)
-    result = create_result(planned.plan, measured, levels, planned.described, planned.warnings)
-    if json_file is not None:
-        write_text("--json", json_file, write_json(result))
-    if html_file is not None:
-        write_text("--html", html_file, result_page(result))
-    print_served(result, shown.metrics, shown.percentiles)
-    if not result.requests:
-        raise typer.Exit(1)
-
-
-def _result_file(json_file: Path | None, is_saved: bool, folder: Path, name: str | None) -> Path | None:
-    if not is_saved:
-        require(name is None and folder == Path(), "--result-dir and --result-filename need --save-result")
-        return json_file
-    require(json_file is None, "--json and --save-result both name the result's file: keep one")
-    return folder / (name or f"serve-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    run(ServeOptions(**given))
