@@ -26,7 +26,7 @@ from dovetail.engine.output_stream import OutputReader, OutputStream
 from dovetail.engine.request_fields import check_request_id
 from dovetail.engine.step_thread import StepThread
 from dovetail.engine.token_engine import SHUTDOWN_S
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
 class AsyncLLMEngine:

@@ -12,7 +12,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
-from dovetail.engine.tokenization import FastTokenizer, Tokenizer
+from dovetail.engine.tokenization.tokenizer import FastTokenizer, Tokenizer
 
 Value = TypeVar("Value")
 

@@ -26,7 +26,7 @@ from dovetail.engine.output_stream import joined
 from dovetail.engine.resolving import resolve
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.token_engine import SHUTDOWN_S, TokenEngine
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.worker.machine.collector import collector_paused
 
 

@@ -9,7 +9,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Keys of generation_config.json that are fields of `SamplingParams` as they are."""

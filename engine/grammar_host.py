@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import GrammarFacts
 from dovetail.contracts.grammar import Grammar, GrammarSetup
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 

@@ -15,7 +15,7 @@ from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.output_grammars import OutputGrammars
 from dovetail.engine.request_fields import check_salt
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
 def as_prompts(given: object) -> list[Prompt]:

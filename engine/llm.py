@@ -19,7 +19,7 @@ from dovetail.engine.input_processor import as_prompts
 from dovetail.engine.joint_run import JointCall, JointRun
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.progress import GenerationProgress
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 """One chat message: "role" and "content", as chat templates take them."""

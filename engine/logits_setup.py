@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.logits import LogitsSetup
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
 def logits_setup(config: ResolvedConfig, tokenizer: Tokenizer | None) -> LogitsSetup:

@@ -8,7 +8,7 @@ from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.structured_outputs import StructuredOutputs
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
 class OutputGrammars:

@@ -17,7 +17,9 @@ from dovetail.contracts.outputs import (
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.step_update import SequenceEnd, StepUpdate, TextStop
-from dovetail.engine.tokenization import Detokenizer, StopChecker, Tokenizer, create_detokenizer
+from dovetail.engine.tokenization.detokenizer import Detokenizer, create_detokenizer
+from dovetail.engine.tokenization.stop_strings import StopChecker
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

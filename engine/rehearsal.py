@@ -65,7 +65,7 @@ class _Model:
 
 
 def _load_tokenizer(resolved: ResolvedConfig) -> None:
-    from dovetail.engine.tokenization import load_tokenizer_of
+    from dovetail.engine.tokenization.load import load_tokenizer_of
 
     plugin, options = create_class(resolved.weight_format)
     model = resolved.model

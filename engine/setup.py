@@ -21,7 +21,8 @@ from dovetail.engine.kv.hashing import PagesIdentity
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.logits_setup import logits_setup
 from dovetail.engine.resolving.cache import more_than_host
-from dovetail.engine.tokenization import Tokenizer, load_tokenizer_of
+from dovetail.engine.tokenization.load import load_tokenizer_of
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.engine.workers import Workers
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
 from dovetail.registry.hooks import HookCaller, create_hook_caller

@@ -35,7 +35,7 @@ from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, 
 from dovetail.engine.step import Ending
 from dovetail.engine.step_update import GRAMMAR_REFUSED, StepUpdate, TextStop
 from dovetail.engine.telemetry import Telemetry
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dovetail.config.load import load_config
 from dovetail.engine.resolving import resolve
-from dovetail.engine.tokenization import load_tokenizer
+from dovetail.engine.tokenization.load import load_tokenizer
 from dovetail.registry.bootstrap import bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -42,7 +42,7 @@ from dovetail.engine.remote.messages import (
     submit_message,
 )
 from dovetail.engine.request_fields import check_order, check_request_id, check_salt
-from dovetail.engine.tokenization import tokenizer_from_form
+from dovetail.engine.tokenization.load import tokenizer_from_form
 
 HEALTH_S = 5.0
 """An engine that does not answer for so long counts as dead."""

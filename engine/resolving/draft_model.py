@@ -67,7 +67,7 @@ class DraftModelScope:
         if own is None:
             return None
         # Brings the library `tokenizers` along, which most commands do without.
-        from dovetail.engine.tokenization import load_tokenizer, load_tokenizer_of
+        from dovetail.engine.tokenization.load import load_tokenizer, load_tokenizer_of
 
         theirs = load_tokenizer_of(target.opener, target.files, mode, resolve_tokenizer(self._state))
         ours = load_tokenizer(own, mode)

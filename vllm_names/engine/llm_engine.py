@@ -11,7 +11,7 @@ from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine import engine
 from dovetail.engine.input_processor import ProcessedInput
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.vllm import missing
 from dovetail.vllm.engine.arg_utils import EngineArgs
 from dovetail.vllm.sampling_params import SamplingParams as MutableSamplingParams

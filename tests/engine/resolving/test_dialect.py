@@ -15,7 +15,7 @@ from dovetail.contracts.engine_client import EngineFacts, GrammarFacts
 from dovetail.contracts.errors import ConfigError
 from dovetail.engine.dialects import create_dialect
 from dovetail.engine.facts import engine_facts
-from dovetail.engine.tokenization import load_tokenizer_of
+from dovetail.engine.tokenization.load import load_tokenizer_of
 from dovetail.plugins.dialects.mistral import MistralDialect
 from dovetail.plugins.weight_formats.safetensors import SafetensorsFormat
 from dovetail.schedulers.fcfs import FCFSScheduler

@@ -7,7 +7,8 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.engine.tokenization import Tokenizer, load_tokenizer
+from dovetail.engine.tokenization.load import load_tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 WORDS = ["he", "llo", "wor", "ld", "in", "the", "12"]
 TEMPLATE = (

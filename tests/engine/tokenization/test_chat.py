@@ -9,7 +9,8 @@ import transformers
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.engine.tokenization import Tokenizer, load_tokenizer
+from dovetail.engine.tokenization.load import load_tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 CHATML = (
     "{% for m in messages %}\n    {%- if loop.first and m.role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n"

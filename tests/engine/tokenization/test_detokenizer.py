@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from dovetail.engine.tokenization import Tokenizer, create_detokenizer
+from dovetail.engine.tokenization.detokenizer import create_detokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
 def pieces(

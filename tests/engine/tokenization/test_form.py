@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.engine.tokenization import TokenizerForm, load_tokenizer, tokenizer_from_form
+from dovetail.engine.tokenization.form import TokenizerForm
+from dovetail.engine.tokenization.load import load_tokenizer, tokenizer_from_form
 
 
 def test_text_ids_and_templates_are_equal(story_model: Path) -> None:

@@ -13,7 +13,9 @@ import transformers
 
 from dovetail.contracts.errors import ConfigError, ModelError, RequestError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.engine.tokenization import Tokenizer, create_detokenizer, load_tokenizer
+from dovetail.engine.tokenization.detokenizer import create_detokenizer
+from dovetail.engine.tokenization.load import load_tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 TEXTS = ["the quick brown fox", "  two  spaces", "日本語 é 😀", "1234", "a\n\tb", "<s>the</s>", ""]
 
@@ -299,7 +301,7 @@ def test_neither_torch_nor_transformers_is_needed(tmp_path: Path, tokenizer_json
     write(tmp_path, tokenizer_jsons["byte_level"])
     code = (
         "import sys; from pathlib import Path; from dovetail.contracts.weights import TokenizerFiles;"
-        "from dovetail.engine.tokenization import load_tokenizer;"
+        "from dovetail.engine.tokenization.load import load_tokenizer;"
         f"t = load_tokenizer(TokenizerFiles(directory=Path({str(tmp_path)!r})), 'auto'); t.decode(t.encode('the'));"
         "print([name for name in ('torch', 'transformers', 'jinja2') if name in sys.modules])"
     )

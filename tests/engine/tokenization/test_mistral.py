@@ -12,7 +12,9 @@ import pytest
 
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.engine.tokenization import Tokenizer, create_detokenizer, load_tokenizer
+from dovetail.engine.tokenization.detokenizer import create_detokenizer
+from dovetail.engine.tokenization.load import load_tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "hello [INST] 🙂"}]
 

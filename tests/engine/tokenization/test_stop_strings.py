@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.engine.tokenization import StopChecker
+from dovetail.engine.tokenization.stop_strings import StopChecker
 
 small_text = st.text("ab\n", max_size=20)
 stops = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)

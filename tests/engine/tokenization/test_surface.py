@@ -10,7 +10,8 @@ import transformers
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.engine.tokenization import Tokenizer, load_tokenizer
+from dovetail.engine.tokenization.load import load_tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}{{ mood }}<|im_end|>{% endfor %}"
 CHAT = [{"role": "user", "content": "hello world"}]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, TokenizerFiles
-from dovetail.engine.tokenization import load_tokenizer_of
+from dovetail.engine.tokenization.load import load_tokenizer_of
 from dovetail.plugins.weight_formats.gguf import GGUFFormat
 from dovetail.plugins.weight_formats.gguf.header import Header
 from dovetail.plugins.weight_formats.gguf.pretokenizers import PRE_TOKENIZERS

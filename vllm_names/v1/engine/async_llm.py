@@ -10,7 +10,7 @@ from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.async_engine import AsyncLLMEngine
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.vllm import missing
 from dovetail.vllm.engine.arg_utils import EngineArgs
 from dovetail.vllm.engine.llm_engine import LLMEngine, id_text, id_texts
