@@ -37,7 +37,7 @@ test-nightly: $(VENV)/.dev wheel-outsiders
 
 # Playwright's own download of a browser is not needed.
 test-browser: $(VENV)/.dev
-	$(PIP) install playwright
+	$(PIP) install -c constraints.txt playwright
 	$(BIN)/python -m pytest -q -m browser
 
 test-reference: $(VENV)/.dev

@@ -54,6 +54,7 @@ def _dialect_facts(config: ResolvedConfig, tokenizer: Tokenizer) -> DialectFacts
         reference=config.dialect.reference,
         options=dict(config.dialect.options),
         special_tokens={text: token_id for token_id, text in texts.items() if text is not None},
+        chat_template="\n".join(tokenizer.chat_templates.values()),
     )
 
 

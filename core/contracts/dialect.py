@@ -228,6 +228,8 @@ class DialectSetup:
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of the tokenizer's added tokens by text, those included that decoding does not skip. A grammar names a marker
     among them by its id; all other markers are plain text to it."""
+    chat_template: str = ""
+    """Source of the model's own templates, one behind the other; empty where it has none."""
 
 
 class DialectParser(ABC):
@@ -268,6 +270,15 @@ class Dialect(Plugin):
         """The added tokens that decoding must not skip."""
         return frozenset(self.markers) & frozenset(self.setup.special_tokens)
 
+    @property
+    def may_reason(self) -> bool:
+        """Whether the model's chat template, or its added tokens, have the marker that ends reasoning. A model that
+        has it nowhere was not trained to reason, and a grammar that leaves room for it would lead it there."""
+        if self.reasoning_markers is None:
+            return False
+        closing = self.reasoning_markers[1].strip()
+        return closing in self.setup.chat_template or closing in self.setup.special_tokens
+
     @abstractmethod
     def parser(self, request: DialectRequest) -> DialectParser:
         """A parser of one completion of a request that `validate` accepts."""
@@ -293,7 +304,10 @@ class Dialect(Plugin):
         names = {tool.name for tool in request.tools}
         asks_for_calls = choice.mode in ("required", "named")
         if request.tools and choice.mode != "none" and not can.tools:
-            raise RequestError(f"{name} has no tool calls: leave tools out, or choose another dialect")
+            raise RequestError(
+                f"{name} has no tool calls: leave tools out, or name the dialect that the model writes in the config "
+                "(dialect: NAME; `dovetail plugins list` has the names)"
+            )
         if asks_for_calls and not names:
             raise RequestError(f"tool_choice {choice.mode} needs tools, and the request has none")
         if choice.mode == "named" and choice.name not in names:

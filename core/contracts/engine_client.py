@@ -32,6 +32,8 @@ class DialectFacts:
     options: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     """`DialectSetup.special_tokens` of the engine's tokenizer."""
+    chat_template: str = ""
+    """`DialectSetup.chat_template`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -181,7 +181,7 @@ class Tokenizer(ABC):
 
         `chat_template` is Jinja source or the name of one of the checkpoint's templates; None takes "tool_use" where
         there are tools and such a template, else "default". `kwargs` are variables for the template. Raises
-        `RequestError` where there is no template, it refuses the messages, or it does not know a variable.
+        `RequestError` where there is no template, it refuses the messages, or it does not read a variable or the tools.
         """
         source = self._template_source(chat_template, bool(tools))
         if source not in self._compiled:
@@ -191,6 +191,11 @@ class Tokenizer(ABC):
             self._compiled[source] = ChatTemplate(source)
         template = self._compiled[source]
         _check_variables(kwargs, template.names)
+        if tools and "tools" not in template.names:
+            raise RequestError(
+                "tools would not reach the model, for the chat template does not read them: leave them out, or give a "
+                "chat_template that does, with the request or as chat_template.jinja in the tokenizer's directory"
+            )
         text = template.render(
             messages,
             add_generation_prompt=add_generation_prompt,

@@ -49,6 +49,12 @@ def choice_expression(choices: Sequence[str]) -> str:
     return f"({' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)})"
 
 
+def form_of(expression: str) -> StructuredOutputs | None:
+    """The form that an expression of `schema_expression` says; None for others."""
+    head = "%json "
+    return StructuredOutputs(json=expression.removeprefix(head)) if expression.startswith(head) else None
+
+
 def expression_of(asked: StructuredOutputs) -> str | None:
     """Of structured outputs that an expression says as exactly, so that they go with reasoning and calls; None for
     others."""

@@ -12,7 +12,7 @@ from dovetail.contracts.prompts import ChatPrompt, TokensPrompt
 from dovetail.contracts.route import APIError, RouteHost
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.structured_outputs import StructuredOutputs
-from dovetail.plugins.server.turns.formats import expression_of
+from dovetail.plugins.server.turns.formats import expression_of, form_of
 from dovetail.plugins.server.turns.tools import ToolSet
 
 
@@ -25,6 +25,8 @@ class Turn:
     tools: ToolSet = field(default_factory=ToolSet)
     response_format: str | None = None
     """As `DialectRequest.response_format`."""
+    form: StructuredOutputs | None = None
+    """The response format as a form of its own, where it came as one."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `EngineClient.render_chat`."""
 
@@ -53,8 +55,11 @@ async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> Prepar
     turn, params = _with_form(host.dialect, turn, params)
     chat = await render(host, turn)
     request = turn.request(chat.tail)
-    if _reasoning_ends(host.dialect, chat.tail):
+    if not _may_reason(host.dialect, turn, chat.tail):
         request = replace(request, reasoning=False)
+    form = _form_alone(host.dialect, turn, request)
+    if form is not None:
+        params = replace(params, structured_outputs=form)
     return PreparedTurn(prompt=chat.prompt, params=_with_dialect(params, host.dialect, request), request=request)
 
 
@@ -68,7 +73,8 @@ async def render(host: RouteHost, turn: Turn) -> ChatPrompt:
     try:
         return await host.engine.render_chat(turn.messages, tools=tools, **turn.template_options)
     except RequestError as error:
-        raise APIError(400, str(error), param="messages") from error
+        param = "tools" if str(error).startswith("tools ") else "messages"
+        raise APIError(400, str(error), param=param) from error
 
 
 def _with_form(dialect: Dialect, turn: Turn, params: SamplingParams) -> tuple[Turn, SamplingParams]:
@@ -82,7 +88,7 @@ def _with_form(dialect: Dialect, turn: Turn, params: SamplingParams) -> tuple[Tu
         raise APIError(400, message, param="structured_outputs")
     expression = expression_of(asked) if dialect.capabilities.grammars else None
     if expression is not None:
-        return replace(turn, response_format=expression), replace(params, structured_outputs=None)
+        return replace(turn, response_format=expression, form=asked), replace(params, structured_outputs=None)
     if turn.tools.tools and turn.tools.choice.mode != "none":
         message = "this form of structured_outputs leaves no room for calls: leave out tools, or ask for JSON"
         raise APIError(400, message, param="structured_outputs")
@@ -117,13 +123,22 @@ def _form(asked: StructuredOutputs | None, dialect: Dialect, request: DialectReq
     return None if grammar is None else StructuredOutputs(grammar=grammar.replace("::=", ":\\u003a="))
 
 
-def _reasoning_ends(dialect: Dialect, tail: str) -> bool:
-    """Whether the prompt has reasoning that is over."""
-    return (
-        dialect.reasoning_markers is not None
-        and dialect.reasoning_markers[1].strip() in tail
-        and not (_closing_marker(dialect, tail))
-    )
+def _form_alone(dialect: Dialect, turn: Turn, request: DialectRequest) -> StructuredOutputs | None:
+    """The response format where an answer has nothing else, neither reasoning nor calls. Every grammar plugin has JSON
+    and choices, and not every one the language of a dialect's grammar."""
+    may_call = bool(request.tools) and request.choice.mode != "none"
+    may_reason = dialect.reasoning_markers is not None and request.reasoning
+    if request.response_format is None or may_call or may_reason:
+        return None
+    return turn.form or form_of(request.response_format)
+
+
+def _may_reason(dialect: Dialect, turn: Turn, tail: str) -> bool:
+    """Whether the answer may begin with reasoning: the prompt opens it, or has none and the model knows the markers."""
+    if dialect.reasoning_markers is None or _closing_marker(dialect, tail):
+        return True
+    closing = dialect.reasoning_markers[1].strip()
+    return closing not in tail and (dialect.may_reason or closing in (turn.template_options.get("chat_template") or ""))
 
 
 def _closing_marker(dialect: Dialect, tail: str) -> str:

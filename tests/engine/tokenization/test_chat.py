@@ -198,8 +198,12 @@ def test_templates_are_found_where_checkpoints_keep_them(directory: Path, tmp_pa
 
     write("inside")
     assert rendered() == "inside"
-    write([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}])
+    write(
+        [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools{% if tools %}{% endif %}"}]
+    )
     assert (rendered(), rendered(tools=[TOOL]), rendered(chat_template="tool_use")) == ("plain", "tools", "tools")
+    with pytest.raises(RequestError, match="tools would not reach the model, for the chat template does not"):
+        rendered(tools=[TOOL], chat_template="default")
     write([{"name": "rag", "template": "r"}])
     with pytest.raises(RequestError, match="several chat templates and no default: give chat_template one of rag"):
         rendered()

@@ -20,7 +20,7 @@ from dovetail.plugins.routes.messages.route import MessagesRoute
 from dovetail.plugins.routes.responses.route import ResponsesOptions, ResponsesRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.live import LiveServer, live_server
-from dovetail.testing.chat_models import FAMILIES, MAX_LEN, save_chat_model
+from dovetail.testing.chat_models import FAMILIES, MAX_LEN, Family, save_chat_model
 
 SCRIPT = "dovetail.testing.scripted_output:Script"
 ROUTES: dict[str, tuple[type[Route], PluginOptions]] = {
@@ -55,25 +55,32 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Served]]:
+def serve(serve_family: Callable[[str, Family], Served]) -> Callable[[str], Served]:
+    return lambda name: serve_family(name, FAMILIES[name])
+
+
+@pytest.fixture(scope="session")
+def serve_family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
+    """Of a name, a server is started once; `config` has more sections."""
     found: dict[str, Served] = {}
     with ExitStack() as stack:
 
-        def get(family: str) -> Served:
-            if family not in found:
-                directory = tmp_path_factory.mktemp(family)
-                save_chat_model(directory, FAMILIES[family])
-                config = {
+        def get(name: str, family: Family, **config: Any) -> Served:
+            if name not in found:
+                directory = tmp_path_factory.mktemp(name)
+                save_chat_model(directory, family)
+                sections: dict[str, Any] = {
                     "model": {"path": str(directory), "dtype": "float32", "max_model_len": MAX_LEN},
                     "cache": {"num_blocks": 2000},
                     "executor": {"threads": 1},
                     "logits_processors": {"script": {"name": SCRIPT}},
+                    **config,
                 }
-                engine = stack.enter_context(AsyncLLMEngine.from_config(config))
+                engine = stack.enter_context(AsyncLLMEngine.from_config(sections))
                 server = stack.enter_context(live_server(engine, ROUTES, model_names=("tiny",)))
                 client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
-                found[family] = Served(engine, server, client)
-            return found[family]
+                found[name] = Served(engine, server, client)
+            return found[name]
 
         yield get
 

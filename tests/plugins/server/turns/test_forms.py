@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.testing.chat_models import FAMILIES, Family
+
 HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {
     "type": "object",
@@ -155,3 +157,69 @@ def test_a_schema_that_cannot_be_kept_to_is_a_bad_request(hermes: Any) -> None:
 def test_completions_keep_to_forms_too(hermes: Any) -> None:
     body = {"prompt": "On or off?", "structured_outputs": {"choice": ["on", "off"]}, "seed": 1}
     assert hermes.post("/v1/completions", body)["choices"][0]["text"] in ("on", "off")
+
+
+@pytest.fixture
+def unreasoning(serve_family: Callable[..., Any]) -> Any:
+    """A ChatML model without `<think>` in its template or its vocabulary."""
+    template = FAMILIES["hermes"].template
+    start, end = template.index("{% if m.reasoning_content %}"), template.index("{{ m.content if")
+    template = template[:start] + template[end:]
+    template = template[: template.index("{% if enable_thinking")] + "{% endif %}"
+    return serve_family("unreasoning", Family(template, FAMILIES["hermes"].special, ("<tool_call>", "</tool_call>")))
+
+
+@pytest.fixture
+def xgrammar(serve_family: Callable[..., Any]) -> Any:
+    """A model that may reason, whose grammars another plugin compiles."""
+    pytest.importorskip("xgrammar")
+    return serve_family("xgrammar", FAMILIES["hermes"], grammar="xgrammar")
+
+
+@pytest.mark.parametrize("form", ["response_format", "tools"])
+def test_a_form_leaves_no_room_for_reasoning_where_the_model_knows_none(unreasoning: Any, form: str) -> None:
+    """However likely the model thinks the marker's beginning: of all that is legal, small models take what they may."""
+    bound: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}},
+        "tools": [tool("book")],
+    }
+    (bracket,) = unreasoning.post("/tokenize", {"prompt": "<", "add_special_tokens": False})["tokens"]
+    body = {form: bound[form], "tool_choice": "required" if form == "tools" else None, "seed": 1, "max_tokens": 400}
+    likely = {"logit_bias": {str(bracket): 50}}
+    answer = unreasoning.post("/v1/chat/completions", {"messages": HELLO, **body, **likely})
+    message = answer["choices"][0]["message"]
+    assert not message.get("reasoning")
+    said = message["content"] if form == "response_format" else message["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(said)["city"] in ("Paris", "Rome")
+
+
+def test_a_template_of_the_request_may_know_reasoning(unreasoning: Any) -> None:
+    thoughts = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    template = "{% for m in messages %}" + thoughts + "{{ m.content }}{% endfor %}"
+    form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    said = '<think>\nHm.\n</think>\n\n{"city": "Paris", "days": 1}'
+    body = {"chat_template": template, "response_format": form, "max_tokens": 60, **unreasoning.says(said)}
+    answer = unreasoning.post("/v1/chat/completions", {"messages": HELLO, **body})
+    assert answer["choices"][0]["message"]["reasoning"] == "Hm."
+
+
+def test_tools_that_the_template_does_not_show_are_refused(hermes: Any) -> None:
+    body = {"messages": HELLO, "tools": [tool("book")], "chat_template": "{{ messages[0].content }}"}
+    error = hermes.post("/v1/chat/completions", body, status=400)["error"]
+    assert error["param"] == "tools"
+    assert "does not read them" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}},
+        {"structured_outputs": {"choice": ["Paris", "Rome"]}},
+    ],
+)
+def test_a_form_alone_needs_no_grammar_of_a_dialect(xgrammar: Any, asked: dict[str, Any]) -> None:
+    """xgrammar has forms of its own for JSON and choices, and does not read what dialects write."""
+    options = {"seed": 1, "max_tokens": 400, "chat_template_kwargs": {"enable_thinking": False}}
+    answer = xgrammar.post("/v1/chat/completions", {"messages": HELLO, **options, **asked})
+    content = answer["choices"][0]["message"]["content"]
+    assert content in ("Paris", "Rome") or json.loads(content)["city"] in ("Paris", "Rome")
