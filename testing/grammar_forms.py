@@ -102,6 +102,24 @@ class GrammarForms:
         for value in case.invalid:
             assert not accepts(compiled, vocabulary, compact(value)), f"{value!r} is not valid"
 
+    @pytest.mark.parametrize("keyword", ["exclusiveMinimum", "exclusiveMaximum"])
+    def test_numbers_keep_to_their_bounds_as_floats(self, keyword: str, create: Callable[..., Grammar]) -> None:
+        """Clients read 0.25000000000000001 as 0.25, which an exclusive bound of 0.25 forbids. Bounds of numbers may be
+        refused."""
+        self.needs("json_schema")
+        vocabulary = cases.byte_vocabulary()
+        texts = {
+            "exclusiveMinimum": (b"0.25000000000000001", b"0.5"),
+            "exclusiveMaximum": (b"0.24999999999999999999", b"0.1"),
+        }
+        try:
+            compiled = create(vocabulary).compile(schema_spec({"type": "number", keyword: 0.25}))
+        except RequestError:
+            return
+        rounded, within = texts[keyword]
+        assert accepts(compiled, vocabulary, within)
+        assert not accepts(compiled, vocabulary, rounded), f"{rounded!r} is read as 0.25"
+
     @pytest.mark.parametrize("name", sorted(cases.FORMATS))
     def test_enforces_or_refuses_each_format(self, name: str, create: Callable[..., Grammar]) -> None:
         """Values of the keyword `format`."""

@@ -5,8 +5,8 @@
 Two tasks, greedy, one request at a time: JSON by a schema of five fields, and a call of a tool. A pair is one prompt
 asked twice, once with `speculation: forced` and once with `off`; who is first alternates. Equal texts are counted.
 Steps are those of the engine (`dovetail:step_duration_seconds_count` before and after), seconds those that the client
-waits. Ratios are off / forced, above 1 where forced tokens help: geometric means over pairs with 95% intervals (bootstrap-t
-over prompts, as `dovetail ab` has them).
+waits. Ratios are off / forced, above 1 where forced tokens help: geometric means over pairs with 95% intervals
+(bootstrap-t over prompts, as `dovetail ab` has them).
 """
 
 from __future__ import annotations

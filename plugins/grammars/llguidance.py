@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarCapabilities, GrammarSetup
 from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec
+from dovetail.plugins.grammars.bounds import move_bounds
 from dovetail.plugins.grammars.ends import NO_WAY_ON, Automaton, EndingMatcher, Ends
 from dovetail.plugins.grammars.patterns import read_pattern, repeats_in_rules
 from dovetail.plugins.grammars.rehearsal import RehearsalOptions, RehearsedGrammar
@@ -114,7 +115,9 @@ class LLGuidanceGrammar(RehearsedGrammar):
 
     def _part(self, spec: GrammarSpec, name: str) -> dict[str, Any]:
         if spec.form == "json_schema":
-            return {"name": name, "json_schema": _with_whitespace(read_schema(spec.source, VOCABULARY)[0], spec)}
+            schema = read_schema(spec.source, VOCABULARY)[0]
+            move_bounds(schema)
+            return {"name": name, "json_schema": _with_whitespace(schema, spec)}
         if spec.form == "json_object":
             return {"name": name, "json_schema": _with_whitespace({"type": "object"}, spec)}
         return {"name": name, "lark_grammar": _lark(spec)}
@@ -158,20 +161,24 @@ def _lark(spec: GrammarSpec) -> str:
             return str(any_to_lark(spec.source))
         except Exception as error:  # whatever the converter stumbles over
             raise RequestError(f"the grammar is no GBNF: {error}") from None
-    _check_lark(spec.source)
-    return spec.source
+    return _read_lark(spec.source)
 
 
-def _check_lark(source: str) -> None:
-    """What the library would pass over in silence."""
+def _read_lark(source: str) -> str:
+    """Raises `RequestError` for what the library would pass over in silence. Bounds in schemas move, see bounds.py."""
     if found := re.search(r"\[[^]\"/\n]*\btemperature\b[^]\n]*\]", source):
         raise RequestError(f"{found[0]} in a grammar changes no temperature: give the request's own")
+    pieces, done = [], 0
     for found in re.finditer(r"%json\s*(?=[{t])", source):
         try:
-            schema, _ = json.JSONDecoder().raw_decode(source, found.end())
+            given, end = json.JSONDecoder().raw_decode(source, found.end())
         except ValueError as error:
             raise RequestError(f"the schema behind %json is not JSON: {error}") from None
-        read_schema(json.dumps(schema), VOCABULARY)
+        schema = read_schema(json.dumps(given), VOCABULARY)[0]
+        if move_bounds(schema):
+            pieces += [source[done : found.end()], json.dumps(schema)]
+            done = end
+    return "".join([*pieces, source[done:]])
 
 
 def _with_whitespace(schema: Any, spec: GrammarSpec) -> Any:

@@ -128,6 +128,15 @@ def _inner(keyword: str, value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield "", value
 
 
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and all within it that are objects. It was checked by `read_schema`."""
+    if isinstance(schema, dict):
+        yield schema
+        for keyword, value in schema.items():
+            for _, inner in _inner(keyword, value, ""):
+                yield from subschemas(inner)
+
+
 def _unknown(keyword: str, vocabulary: Vocabulary) -> str:
     nearest = get_close_matches(keyword, vocabulary.keywords | ANNOTATIONS, 1)
     hint = f" (do you mean {nearest[0]}?)" if nearest else ""

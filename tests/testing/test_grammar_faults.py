@@ -320,6 +320,12 @@ class PassesOverMinimum(PassesOverKeywords):
         return key == "minimum"
 
 
+class BoundsDecimals(LLGuidanceGrammar):
+    def _part(self, spec: GrammarSpec, name: str) -> dict[str, Any]:
+        part = super()._part(spec, name)
+        return {**part, "json_schema": json.loads(spec.source)} if spec.form == "json_schema" else part
+
+
 class SearchesForPatterns(LLGuidanceGrammar):
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.form == "regex":
@@ -394,6 +400,11 @@ FAULTS = [
     ),
     Fault("passes over keywords of others", PassesOverKeywords, "test_enforces_or_refuses_each_keyword[not]"),
     Fault("declares a keyword and drops it", PassesOverMinimum, "test_enforces_or_refuses_each_keyword[minimum]"),
+    Fault(
+        "bounds what is written, and not the float that is read",
+        BoundsDecimals,
+        "test_numbers_keep_to_their_bounds_as_floats[exclusiveMinimum]",
+    ),
     Fault("takes text behind a match", SearchesForPatterns, "test_outputs_match_their_regular_expression"),
     Fault("bounds no whitespace", IgnoresWhitespaceBounds, "test_bounds_whitespace"),
     Fault("does not count tags", IgnoresTagCounts, "test_counts_tags"),
