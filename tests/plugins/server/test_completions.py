@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from dovetail import AsyncLLMEngine, SamplingParams
 from dovetail.contracts.outputs import RequestOutput
@@ -131,8 +134,25 @@ def test_echo_shows_the_prompt_first(client: httpx.Client, is_stream: bool) -> N
         assert text == shown + plain
 
 
+def test_lm_evals_scores_of_continuations(client: httpx.Client, story_model: Path) -> None:
+    """The body that lm-eval 0.4.13 sends and how it reads the answer, beside transformers."""
+    model = AutoModelForCausalLM.from_pretrained(story_model, dtype=torch.float32)
+    contexts, prompts = (1, 3), [[346, 336, 300], [300, 346, 336, 280, 346]]
+    body = {"prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    choices = sorted(ask(client, model="story", **body)["choices"], key=lambda choice: choice["index"])
+    for choice, prompt, start in zip(choices, prompts, contexts, strict=True):
+        scores = choice["logprobs"]["token_logprobs"][start:-1]
+        best = choice["logprobs"]["top_logprobs"][start:-1]
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(torch.tensor([prompt])).logits[0], -1)
+        behind = range(start, len(prompt))
+        assert scores == pytest.approx([float(logprobs[i - 1, prompt[i]]) for i in behind], abs=1e-4)
+        is_greedy = [score == max(top.values()) for score, top in zip(scores, best, strict=True)]
+        assert is_greedy == [int(logprobs[i - 1].argmax()) == prompt[i] for i in behind]
+
+
 def test_scores_of_a_prompt_alone(client: httpx.Client, engine: AsyncLLMEngine) -> None:
-    """What lm-eval asks: max_tokens 0, echo and logprobs."""
+    """max_tokens 0, echo and logprobs."""
     answer = ask(client, max_tokens=0, echo=True, logprobs=1)
     (choice,) = answer["choices"]
     output = generate(engine, PROMPT, max_tokens=1, prompt_logprobs=1)
