@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -25,7 +25,7 @@ from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.output_stream import OutputReader, OutputStream
 from dovetail.engine.request_fields import check_request_id
 from dovetail.engine.step_thread import StepThread
-from dovetail.engine.token_engine import SHUTDOWN_S
+from dovetail.engine.token_engine import KEPT_REQUESTS, SHUTDOWN_S
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
@@ -37,8 +37,10 @@ class AsyncLLMEngine:
     runs. Outputs that were not read yet are merged: deltas into one, and of cumulative outputs the last is kept.
     """
 
-    def __init__(self, engine: LLMEngine):
+    def __init__(self, engine: LLMEngine, *, kept_requests: int = KEPT_REQUESTS):
+        """`kept_requests`: so many requests `explain_request` knows after their end."""
         self._engine = engine
+        engine.keep_ended(kept_requests)
         self._ids = itertools.count()
         self._text = engine.create_client_text()
         self._steps = StepThread(engine)
@@ -96,14 +98,22 @@ class AsyncLLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields outputs as they come; the last one has `finished` set. `trace_headers`: see `LLMEngine.add_request`.
+        """Yields outputs as they come; the last one has `finished` set. `trace_headers` and `user`: see
+        `LLMEngine.add_request`.
 
         Raises `RequestError` for a request that is refused or that failed, `WorkerError` when the engine died.
         Leaving the loop early, or cancelling the task, aborts the request and frees its memory.
         """
         stream = await self.submit(
-            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, trace_headers=trace_headers
+            prompt,
+            sampling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            user=user,
         )
         try:
             async for output in stream:
@@ -120,6 +130,7 @@ class AsyncLLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> OutputReader:
         """See `EngineClient.submit`."""
         self._steps.check_running()
@@ -130,8 +141,18 @@ class AsyncLLMEngine:
         processed = await self._text.process(prompt, sampling_params)
         stream = OutputStream(request_id, loop)
         add = partial(self._engine.add_request, request_id, processed, priority=priority, trace_headers=trace_headers)
-        await self._steps.open_stream(stream, partial(add, arrival_time=arrival, cache_salt=cache_salt))
+        await self._steps.open_stream(stream, partial(add, arrival_time=arrival, cache_salt=cache_salt, user=user))
         return OutputReader(stream, self._steps.close_stream)
+
+    async def plan_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestPlan:
+        """See `EngineClient.plan_request`."""
+        self._steps.check_running()
+        return await self._text.plan(prompt, sampling_params)
+
+    async def explain_request(self, request_id: str) -> RequestReports:
+        """See `EngineClient.explain_request`."""
+        check_request_id(request_id)
+        return self._engine.explain_request(request_id)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `EngineClient.tokenize`."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from dovetail.contracts.engine_client import RequestPlan
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
@@ -18,24 +19,40 @@ Value = TypeVar("Value")
 
 LONG_CHARS = 1 << 14
 """Texts from this length on are tokenized by a thread of their own, so that short ones do not wait behind them."""
+INSTANT_CHARS = 256
+"""Shorter texts are tokenized where they are: handing them to a thread takes longer."""
 
 
 class ClientText:
-    """Two threads: one for short texts, one for long ones. More would take cores from the model."""
+    """Two threads: one for short texts, one for long ones. More would take cores from the model. What takes less than
+    handing it over is done by the caller's."""
 
     def __init__(self, inputs: InputProcessor, tokenizer: Tokenizer | None):
         self._inputs = inputs
         self._tokenizer = tokenizer
         self._short = ThreadPoolExecutor(1, thread_name_prefix="dovetail-input")
         self._long = self._short
+        self._instant_chars = 0
         if tokenizer is None or isinstance(tokenizer, FastTokenizer):  # others do not bear two threads
             self._long = ThreadPoolExecutor(1, thread_name_prefix="dovetail-long-input")
+            self._instant_chars = INSTANT_CHARS
 
     async def process(self, prompt: Prompt, params: SamplingParams | None) -> ProcessedInput:
         """Validates and tokenizes. Raises `RequestError`."""
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        size = len(text) if isinstance(text, str) else 0
+        size = _size(prompt)
+        if params is not None and params.bad_words:
+            size = max(size, INSTANT_CHARS)  # each of them is tokenized
         return await self._run(size, partial(self._inputs.process, prompt, params))
+
+    async def plan(self, prompt: Prompt, params: SamplingParams | None) -> RequestPlan:
+        """See `EngineClient.plan_request`."""
+        processed = await self.process(prompt, params)
+        return RequestPlan(
+            num_prompt_tokens=len(processed.token_ids),
+            max_tokens=processed.max_total_tokens - len(processed.token_ids),
+            drafter=processed.drafter,
+            grammar_form=processed.grammar.spec.form if processed.grammar is not None else None,
+        )
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `EngineClient.tokenize`."""
@@ -49,7 +66,8 @@ class ClientText:
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
-        return await self._run(_num_chars(messages), partial(_rendered, self._known(), messages, options))
+        size = max(_num_chars(messages), INSTANT_CHARS)  # templates take longer than their text, and read tools too
+        return await self._run(size, partial(_rendered, self._known(), messages, options))
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """See `EngineClient.token_texts`."""
@@ -62,6 +80,8 @@ class ClientText:
         self._long.shutdown(wait=False)
 
     async def _run(self, num_chars: int, work: Callable[[], Value]) -> Value:
+        if num_chars < self._instant_chars:
+            return work()
         pool = self._short if num_chars < LONG_CHARS else self._long
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
@@ -69,6 +89,12 @@ class ClientText:
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer (tokenizer_mode none): it takes and gives token ids only")
         return self._tokenizer
+
+
+def _size(prompt: Prompt) -> int:
+    """Characters or token ids. Ids are only checked, which is faster still."""
+    parts = [prompt.get("prompt"), prompt.get("prompt_token_ids")] if isinstance(prompt, Mapping) else [prompt]
+    return max((len(part) for part in parts if isinstance(part, Sized)), default=0)
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> ChatPrompt:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.outputs import RequestOutput, SpeculationTotals, TokenProgress
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -98,12 +98,15 @@ class LLMEngine:
         arrival_time: float | None = None,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> None:
         """Queues a request. Raises `RequestError` if it cannot be served.
 
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
         `priority` runs first; a scheduler that does not look at it takes 0 only. `trace_headers`: headers of the
         request, of which `traceparent` and `tracestate` (W3C Trace Context) go to the telemetry sinks.
+        `user`: for whom it is, so that an experiment may give all requests of one user the same arm; None: whoever has
+        the `cache_salt`.
         """
         processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
         entry = self.tokens.add_request(
@@ -113,6 +116,7 @@ class LLMEngine:
             arrival_time=arrival_time,
             cache_salt=cache_salt,
             trace_headers=trace_headers,
+            user=user,
         )
         seq_ids = [sequence.seq_id for sequence in entry.sequences]
         self._outputs.add(request_id, processed, seq_ids, entry.metrics, entry.weight_version)
@@ -256,6 +260,14 @@ class LLMEngine:
     def metrics(self) -> Exposition:
         """See `TokenEngine.metrics`; from any thread, at once."""
         return self.tokens.metrics()
+
+    def keep_ended(self, most: int) -> None:
+        """See `TokenEngine.keep_ended`."""
+        self.tokens.keep_ended(most)
+
+    def explain_request(self, request_id: str) -> RequestReports:
+        """See `TokenEngine.explain_request`; from any thread, at once."""
+        return self.tokens.explain_request(request_id)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Stops workers and sinks. Idempotent; pending requests are dropped.

@@ -44,6 +44,23 @@ def _is_scalar(item: object) -> bool:
     return np.ndim(cast("Any", item)) == 0
 
 
+def drafting_refusal(facts: EngineFacts, params: SamplingParams) -> str | None:
+    """Why no drafter may guess for a request with these parameters; None: any may."""
+    if not facts.accepts_sampling and not params.is_greedy:
+        return (
+            f"acceptance rule {facts.acceptance!r} serves temperature 0 only: set temperature=0,"
+            " speculation='off', or another speculative.acceptance"
+        )
+    ranks = params.best_of is not None and params.best_of > params.n
+    if facts.drafts_without_logprobs and (params.logprobs is not None or ranks):
+        what = "logprobs were asked for" if params.logprobs is not None else "best_of ranks by log probabilities"
+        return (
+            f"{what}, and speculative.disable_logprobs leaves them out: set speculation='off', or"
+            " speculative.disable_logprobs to false"
+        )
+    return None
+
+
 @dataclass(frozen=True)
 class ProcessedInput:
     """A request that can be served."""
@@ -147,7 +164,6 @@ class InputProcessor:
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty: it needs at least one token")
-        self.check_ids("prompt_token_ids", token_ids)
         longest = self._facts.max_model_len - 1
         if len(token_ids) > longest:
             raise RequestError(
@@ -155,6 +171,7 @@ class InputProcessor:
                 f" needed for the output: shorten it to {longest} tokens, set truncate_prompt_tokens, or raise"
                 " model.max_model_len"
             )
+        self.check_ids("prompt_token_ids", token_ids)
 
     def check_ids(self, what: str, ids: Sequence[int]) -> None:
         """Raises `RequestError` where one of `ids` is no token id; `what` names them in the message."""
@@ -233,16 +250,7 @@ class InputProcessor:
         if name not in facts.drafters:
             known = ", ".join(sorted(facts.drafters))
             raise RequestError(f"no drafter {name!r} is configured (configured: {known}, or off)")
-        if not facts.accepts_sampling and not params.is_greedy:
-            raise RequestError(
-                f"acceptance rule {facts.acceptance!r} serves temperature 0 only: set temperature=0,"
-                " speculation='off', or another speculative.acceptance"
-            )
-        ranks = params.best_of is not None and params.best_of > params.n
-        if facts.drafts_without_logprobs and (params.logprobs is not None or ranks):
-            what = "logprobs were asked for" if params.logprobs is not None else "best_of ranks by log probabilities"
-            raise RequestError(
-                f"{what}, and speculative.disable_logprobs leaves them out: set speculation='off', or"
-                " speculative.disable_logprobs to false"
-            )
+        refusal = drafting_refusal(facts, params)
+        if refusal is not None:
+            raise RequestError(refusal)
         return name

@@ -31,6 +31,12 @@ def check_salt(cache_salt: object) -> None:
         raise RequestError(f"cache_salt must be text, got {cache_salt!r}")
 
 
+def check_user(user: object) -> None:
+    """Raises `RequestError` for what names no user."""
+    if user is not None and not isinstance(user, str):
+        raise RequestError(f"user must be text, got {user!r}")
+
+
 def as_trace_context(trace_headers: object) -> dict[str, str]:
     """Of a request's headers those of W3C Trace Context, by their names in lower case. Raises `RequestError` for what
     is no mapping of text to text."""

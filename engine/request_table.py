@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -9,6 +10,8 @@ from typing import Protocol
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import DraftCounts
+from dovetail.contracts.telemetry import Assignment
+from dovetail.engine.pending_grammars import GrammarWait
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.step import Ending, Step
 from dovetail.engine.step_update import SequenceEnd, StepUpdate, TextStop
@@ -30,6 +33,14 @@ class RequestEntry:
     """Sequences that have not ended."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C Trace Context: "traceparent" and "tracestate", where they were given."""
+    is_salted: bool = False
+    """Whether a cache salt came with it."""
+    drafter_is_idle: bool = False
+    """It goes without the drafter that it would have, since that has not paid for long."""
+    grammar_wait: GrammarWait | None = None
+    """None: the request asks for no form of its output."""
+    assignment: Assignment | None = None
+    """What it got, where it takes part in an experiment."""
     finish_reason: str = "abort"
     """Of the first sequence, once it has ended."""
     error: str | None = None
@@ -58,6 +69,8 @@ class RequestTable:
         self._unreported_spans: dict[int, list[tuple[int, int]]] = {}
         """By seq_id, of sequences that do not stream, until they end."""
         self._totals: dict[str, SpeculationTotals] = {}
+        self._by_arm: Counter[tuple[str, str]] = Counter()
+        """Requests by experiment and arm, of those that take part in one."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
@@ -70,9 +83,15 @@ class RequestTable:
         """Requests that are not finished, in order of arrival."""
         return list(self._entries)
 
+    def entries(self) -> list[RequestEntry]:
+        """Requests that are not finished, in order of arrival. From any thread."""
+        return list(self._entries.values())
+
     def add(self, entry: RequestEntry, *, streams: bool) -> None:
         """Takes in an accepted request. `streams`: its tokens are wanted after every step."""
         self._entries[entry.request_id] = entry
+        if entry.assignment is not None:
+            self._by_arm[_arm(entry.assignment)] += 1
         for sequence in entry.sequences:
             self._by_seq_id[sequence.seq_id] = entry
             if streams:
@@ -80,7 +99,8 @@ class RequestTable:
 
     def drop(self, request_id: str) -> None:
         """Forgets a request that was not queued after all."""
-        entry = self._entries.pop(request_id)
+        entry = self._entries[request_id]
+        self._remove(entry)
         for sequence in entry.sequences:
             self._forget(sequence.seq_id)
 
@@ -93,6 +113,10 @@ class RequestTable:
         """The sequence of this id; None where it has ended."""
         entry = self._by_seq_id.get(seq_id)
         return None if entry is None else next(s for s in entry.sequences if s.seq_id == seq_id)
+
+    def num_others(self, experiment: str, arm: str) -> int:
+        """How many requests are not of this arm of this experiment."""
+        return len(self._entries) - self._by_arm[experiment, arm]
 
     def speculation_totals(self) -> dict[str, SpeculationTotals]:
         """By drafter, a copy of what was counted so far."""
@@ -222,13 +246,23 @@ class RequestTable:
                 drafted_per_position=metrics.drafted_per_position[:],
                 accepted_per_position=metrics.accepted_per_position[:],
             )
-            del self._entries[entry.request_id]
+            # First: another thread that looks for the request finds it among those that run, or those that ended.
             self._telemetry.request_finished(entry)
+            self._remove(entry)
+
+    def _remove(self, entry: RequestEntry) -> None:
+        del self._entries[entry.request_id]
+        if entry.assignment is not None:
+            self._by_arm[_arm(entry.assignment)] -= 1
 
     def _forget(self, seq_id: int) -> None:
         self._by_seq_id.pop(seq_id, None)
         self._streaming.discard(seq_id)
         self._unreported_spans.pop(seq_id, None)
+
+
+def _arm(assignment: Assignment) -> tuple[str, str]:
+    return assignment.experiment, assignment.arm
 
 
 def _count_drafts(sums: RequestMetrics | SpeculationTotals, counts: DraftCounts) -> None:

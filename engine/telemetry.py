@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,21 +24,18 @@ from dovetail.contracts.telemetry import (
     Exposes,
     Exposition,
     FirstToken,
-    RequestStats,
     SinkTotals,
     StepStats,
     TelemetrySink,
 )
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv.manager import KVCacheManager
+from dovetail.engine.request_reports import EndedRequests, request_stats
 from dovetail.engine.request_table import RequestEntry
 from dovetail.engine.step import Step
 from dovetail.registry.hooks import HookCaller
 
 logger = logging.getLogger(__name__)
-
-_ERROR_CLASS = re.compile(r"[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)(?=:)")
-"""Errors of steps are reported as "ValueError: message"."""
 
 
 @dataclass(slots=True)
@@ -64,6 +60,8 @@ class Telemetry:
             self._listeners.append(_Listener(sink, self._free_name(name)))
         self.listening = tuple(self._listeners)
         """Those that have not raised; where there are none, steps need not be told of."""
+        self.ended = EndedRequests()
+        """Requests that ended, for those who ask about one."""
         self._first_tokens: list[FirstToken] = []
         """Of the step that is reported next."""
         self._weight_version = 0
@@ -106,7 +104,10 @@ class Telemetry:
             metrics = entry.metrics
             self._first_tokens.append(
                 FirstToken(
-                    latency=now - metrics.arrival_time, drafter=metrics.drafter, weight_version=entry.weight_version
+                    latency=now - metrics.arrival_time,
+                    drafter=metrics.drafter,
+                    weight_version=entry.weight_version,
+                    assignment=entry.assignment,
                 )
             )
 
@@ -119,8 +120,12 @@ class Telemetry:
 
     def request_finished(self, entry: RequestEntry) -> None:
         """A request ended, in a step or between two."""
+        if not (self.listening or self.ended.most):
+            return
+        stats = request_stats(entry)
+        if self.ended.most:
+            self.ended.add(stats)
         if self.listening:
-            stats = _request_stats(entry)
             self._tell(lambda sink: sink.on_request(stats))
             self._note_load()
 
@@ -189,6 +194,7 @@ class Telemetry:
             prefix_caching=config.cache.prefix_caching,
             kv_dtype=config.cache.dtype,
             drafter=config.speculation.default if config.speculation is not None else None,
+            experiments=config.experiments,
         )
 
     def _state(self, totals: Mapping[str, SpeculationTotals], is_asleep: bool) -> EngineState:
@@ -243,38 +249,3 @@ class Telemetry:
             num_decoded=max(0, min(num_rows, len(result.token_ids)) - len(step.first_tokens)),
             first_tokens=first_tokens,
         )
-
-
-def _request_stats(entry: RequestEntry) -> RequestStats:
-    metrics, params = entry.metrics, entry.params
-    return RequestStats(
-        request_id=entry.request_id,
-        arrival_time=metrics.arrival_time,
-        first_scheduled_time=metrics.first_scheduled_time,
-        first_token_time=metrics.first_token_time,
-        finish_time=metrics.finished_time or metrics.arrival_time,
-        finish_reason="error" if entry.error is not None else entry.finish_reason,
-        num_prompt_tokens=entry.num_prompt_tokens,
-        num_cached_tokens=metrics.num_cached_tokens,
-        num_generated_tokens=metrics.num_generated_tokens,
-        num_preemptions=metrics.num_preemptions,
-        drafter=metrics.drafter,
-        num_draft_rounds=metrics.num_draft_rounds,
-        num_drafted=metrics.num_drafted,
-        num_accepted=metrics.num_accepted,
-        drafted_per_position=tuple(metrics.drafted_per_position),
-        accepted_per_position=tuple(metrics.accepted_per_position),
-        drafter_error=metrics.drafter_error,
-        weight_version=entry.weight_version,
-        n=params.n,
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        error_type=_error_type(entry.error) if entry.error is not None else None,
-        trace_context=entry.trace_context,
-    )
-
-
-def _error_type(error: str) -> str:
-    found = _ERROR_CLASS.match(error)
-    return found.group() if found else "_OTHER"

@@ -13,12 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals, TokenProgress
-from dovetail.contracts.telemetry import Exposition, TelemetrySink
+from dovetail.contracts.telemetry import Assignment, Exposition, TelemetrySink
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
+from dovetail.engine.experiments import Experiments
 from dovetail.engine.facts import engine_facts
 from dovetail.engine.holds import Holds
 from dovetail.engine.idle_drafters import IdleDrafters
@@ -27,8 +28,16 @@ from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.kv.hashing import drafter_seed, prefix_seed
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
-from dovetail.engine.pending_grammars import PendingGrammars
-from dovetail.engine.request_fields import as_request_ids, as_trace_context, check_order, check_request_id, check_salt
+from dovetail.engine.pending_grammars import GrammarWait, PendingGrammars
+from dovetail.engine.request_fields import (
+    as_request_ids,
+    as_trace_context,
+    check_order,
+    check_request_id,
+    check_salt,
+    check_user,
+)
+from dovetail.engine.request_reports import is_part_of, live_report
 from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.sequence import DraftBlocks, Sequence
 from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts, pages_identity
@@ -41,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 30.0
 """How long `shutdown` waits for a step that runs in another thread, unless it is told otherwise."""
+KEPT_REQUESTS = 1000
+"""Requests that can be explained after their end, where nobody says another number."""
 _SEED_MASK = (1 << 64) - 1
 _SIBLING_STRIDE = 0x9E3779B97F4A7C15  # odd, so that siblings' seeds never meet
 
@@ -65,6 +76,7 @@ class TokenEngine:
         self._core = self._create_core()
         self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
         self._requests = RequestTable(self._telemetry)
+        self._experiments = Experiments(config.experiments, self.facts) if config.experiments else None
         self._seq_ids = itertools.count(1)
         self._seeds = random.Random(config.model.seed)
         self._idle_drafters = IdleDrafters()
@@ -92,28 +104,29 @@ class TokenEngine:
         arrival_time: float | None = None,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> RequestEntry:
         """Queues a request. Raises `RequestError` if it cannot be served.
 
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
         `priority` runs first; a scheduler that does not look at it takes 0 only. `trace_headers`: headers of the
         request, of which `traceparent` and `tracestate` (W3C Trace Context) go to the telemetry sinks.
+        `user`: for whom it is, so that an experiment may give all requests of one user the same arm; None: whoever has
+        the `cache_salt`.
         """
         check_request_id(request_id)
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use")
-        if priority != 0 and not self.facts.has_priorities:
-            raise RequestError(
-                f"priority is {priority}, but scheduler {self.config.scheduler.name!r} ignores it: leave"
-                " priority at 0, or configure a scheduler whose capabilities have priorities=True"
-            )
+        self._check_priority(priority)
         check_order(priority, arrival_time)
         check_salt(cache_salt)
+        check_user(user)
         params = processed.params
         for name, options in params.processors.items():
             self._parts.processors[name].validate(options)
         arrival = time.monotonic() if arrival_time is None else arrival_time
         salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
+        processed, assignment = self._assigned(request_id, processed, salt if user is None else user)
         sequences = self._create_sequences(request_id, processed, priority, arrival, salt)
         entry = RequestEntry(
             request_id,
@@ -124,6 +137,9 @@ class TokenEngine:
             RequestMetrics(arrival, drafter=processed.drafter),
             num_open=len(sequences),
             trace_context=as_trace_context(trace_headers),
+            is_salted=salt is not None,
+            drafter_is_idle=sequences[0].drafter != processed.drafter,
+            assignment=assignment,
         )
         self._requests.add(entry, streams=processed.streams_tokens)
         try:
@@ -131,7 +147,7 @@ class TokenEngine:
         except BaseException:
             self._requests.drop(request_id)
             raise
-        self._wait_for_grammar(sequences)
+        entry.grammar_wait = self._wait_for_grammar(sequences)
         self._telemetry.request_added(entry, self._holds)
         self._idle_memory.work()
         self._holds.notify()
@@ -354,6 +370,19 @@ class TokenEngine:
         self.use.check_process()
         return self._telemetry.exposition(self._requests.speculation_totals(), is_asleep=self._is_asleep)
 
+    def keep_ended(self, most: int) -> None:
+        """`explain_request` knows so many requests after their end; 0, as at the start: none."""
+        self._telemetry.ended.most = most
+
+    def explain_request(self, request_id: str) -> RequestReports:
+        """See `EngineClient.explain_request`. From any thread; it does not wait for the step that runs."""
+        self.use.check_process()
+        live = [live_report(entry) for entry in self._requests.entries() if is_part_of(entry.request_id, request_id)]
+        ended = self._telemetry.ended.find(request_id)
+        ids = {report.stats.request_id for report in ended}  # some may have ended since the line before
+        running = [report for report in live if report.stats.request_id not in ids and report.state != "finished"]
+        return RequestReports(requests=(*running, *ended), num_kept=self._telemetry.ended.most)
+
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Stops workers and sinks. Idempotent; pending requests are dropped.
 
@@ -406,11 +435,13 @@ class TokenEngine:
             self._parts.grammars.close()
             self._parts.executor.shutdown()
 
-    def _wait_for_grammar(self, sequences: list[Sequence]) -> None:
+    def _wait_for_grammar(self, sequences: list[Sequence]) -> GrammarWait | None:
         """A new request is held until its grammar is compiled."""
         grammar, compiler = sequences[0].grammar, self._parts.grammars.compiler
-        if grammar is not None and compiler is not None:
-            self._pending_grammars.hold(sequences, compiler.compile(grammar.spec))
+        if grammar is None or compiler is None:
+            return None
+        was_compiled = compiler.has(grammar.spec)
+        return self._pending_grammars.hold(sequences, compiler.compile(grammar.spec), was_compiled=was_compiled)
 
     def _take_grammars(self, update: StepUpdate) -> None:
         """Requests whose grammars are compiled go on; those that have none end."""
@@ -439,6 +470,23 @@ class TokenEngine:
             self._requests.end(request_id, ending, time.monotonic(), update)
         if errors:
             raise errors[0]
+
+    def _check_priority(self, priority: int) -> None:
+        if priority != 0 and not self.facts.has_priorities:
+            raise RequestError(
+                f"priority is {priority}, but scheduler {self.config.scheduler.name!r} ignores it: leave"
+                " priority at 0, or configure a scheduler whose capabilities have priorities=True"
+            )
+
+    def _assigned(
+        self, request_id: str, processed: ProcessedInput, user: str | None
+    ) -> tuple[ProcessedInput, Assignment | None]:
+        """The request as its arm wants it, where it takes part in an experiment."""
+        chosen = self._experiments.choose(request_id, processed.params, user) if self._experiments is not None else None
+        if chosen is None:
+            return processed, None
+        assignment = chosen.assignment(self._core.num_running, self._requests)
+        return replace(processed, drafter=chosen.arm.drafter), assignment
 
     def _create_sequences(
         self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None

@@ -28,12 +28,16 @@ from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.step import StepTimes
 from dovetail.contracts.telemetry import (
+    ArmDescription,
+    Assignment,
     DrafterTotals,
     EngineDescription,
     EngineState,
+    ExperimentDescription,
     Exposes,
     Exposition,
     FirstToken,
+    GrammarStats,
     RequestStats,
     SinkTotals,
     StepStats,
@@ -49,6 +53,19 @@ ENGINE = EngineDescription(
     prefix_caching=True,
     kv_dtype="float32",
     drafter="lookup",
+    experiments=(
+        ExperimentDescription(
+            name="drafts",
+            arms=(
+                ArmDescription(name="plain", share=0.25, drafter=None),
+                ArmDescription(name="lookup", share=0.75, drafter="lookup"),
+            ),
+            unit="user",
+            slice_s=60.0,
+            traffic=0.5,
+            seed=0,
+        ),
+    ),
 )
 STATE = EngineState(
     num_running=3,
@@ -68,6 +85,19 @@ STATE = EngineState(
 )
 ENVIRONMENT = Environment(device_type="cpu", num_cpus=2, memory_bytes=1 << 33)
 TEXT_FORMATS = ("text/plain", "application/openmetrics-text")
+
+
+def assignment(number: int, **changes: Any) -> Assignment:
+    """What a request of the engine's experiment got; keywords replace fields."""
+    values: dict[str, Any] = {
+        "experiment": "drafts",
+        "arm": ("plain", "lookup")[number % 2],
+        "unit_hash": f"{number:016x}",
+        "slice": None,
+        "num_running": 3,
+        "num_others": 1,
+    }
+    return Assignment(**values | changes)
 
 
 def step_stats(number: int, **changes: Any) -> StepStats:
@@ -135,10 +165,29 @@ ODD_REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "one token": {"num_generated_tokens": 1, "finish_time": 91.0},
     "failed": {"finish_reason": "error", "error_type": "_OTHER"},
     "failed of its drafter": {"drafter_error": "RuntimeError: no luck"},
+    "a drafter that rests": {"drafter_is_idle": True, "speculation": "lookup"},
+    "a grammar": {"grammar": GrammarStats(form="json_schema", was_compiled=False, wait=0.25)},
+    "a grammar that is refused": {
+        "grammar": GrammarStats(form="regex", was_compiled=False, wait=0.25, is_refused=True),
+        "first_scheduled_time": None,
+        "first_token_time": None,
+        "finish_reason": "error",
+        "error_type": "_OTHER",
+        "num_generated_tokens": 0,
+    },
+    "a grammar that was not compiled in time": {
+        "grammar": GrammarStats(form="regex", was_compiled=False, wait=None),
+        "first_scheduled_time": None,
+        "first_token_time": None,
+        "finish_reason": "abort",
+        "num_generated_tokens": 0,
+    },
     "no drafter": {"drafter": None},
     "several completions, one of them empty": {"n": 8, "num_generated_tokens": 7},
     "no limit": {"max_tokens": None},
     "an id in any letters": {"request_id": 'a"b\\c\n\u00e9\U0001f54a'},
+    "an arm of an experiment": {"assignment": assignment(1)},
+    "an arm, by slices of time": {"assignment": assignment(1, slice=29_000_000)},
     "a trace": {"trace_context": {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}},
     "a malformed trace": {"trace_context": {"traceparent": "00-zz", "tracestate": "=,="}},
     "no time has passed": {
@@ -264,7 +313,8 @@ class TelemetrySinkSuite:
                 check_histogram(family)
 
     def test_its_size_does_not_grow_with_requests(self, exposing: Exposes) -> None:
-        """No label tells one request from another, nor one text of an error, nor every version of the weights."""
+        """No label tells one request from another, nor one text of an error, nor every version of the weights, nor the
+        units of an experiment."""
         feed(exposing, 50, varied=True)
         before = len(exposing.exposition(STATE).body)
         feed(exposing, 1000, first=50, varied=True)
@@ -316,8 +366,8 @@ class Reader(threading.Thread):
 
 
 def feed(sink: TelemetrySink, count: int, *, first: int = 0, varied: bool = False) -> None:
-    """Steps and requests; with `varied`, each request has another error, another version and, now and then, another
-    drafter."""
+    """Steps and requests; with `varied`, each request has another error, another version, another unit of the
+    experiment and, now and then, another drafter or arm."""
     for number in range(first, first + count):
         changes: dict[str, Any] = {}
         if varied:
@@ -326,6 +376,7 @@ def feed(sink: TelemetrySink, count: int, *, first: int = 0, varied: bool = Fals
                 "finish_reason": "error",
                 "error_type": f"Error{number}",
                 "drafter": "lookup" if number % 2 else None,
+                "assignment": assignment(number) if number % 3 else None,
             }
         sink.on_request(request_stats(number, **changes))
         sink.on_step(step_stats(number, first_tokens=(FirstToken(latency=0.5, drafter="lookup"),)))

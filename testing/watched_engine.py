@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.contracts.engine_client import EngineFacts, RequestStream
+from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports, RequestStream
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -72,6 +72,14 @@ class WatchedEngine:
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`."""
         await self._engine.abort(request_id)
+
+    async def plan_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestPlan:
+        """See `EngineClient.plan_request`."""
+        return await self._engine.plan_request(prompt, sampling_params)
+
+    async def explain_request(self, request_id: str) -> RequestReports:
+        """See `EngineClient.explain_request`."""
+        return await self._engine.explain_request(request_id)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `EngineClient.tokenize`."""

@@ -1,136 +1,98 @@
-"""What a server's front end costs: streams of tokens over real sockets from an engine that computes nothing.
+"""What a server's front end costs: requests over real sockets to an engine that computes nothing.
 
-    python benchmarks/serving/front_end.py [--streams 64] [--tokens 1000] [--steps 10 2 0] [--repeats 3]
+    python benchmarks/serving/front_end.py [MEASUREMENT ...] [--peer vllm --python PEERS_HOME/vllm/bin/python]
 
-An engine's process with `PacedTokens` gives each stream one token per step; one API process makes text and frames; this
-process reads them from raw sockets and counts frames. A step of 0 ms is as fast as the engine can: readers lag, and
-frames are merged. Prints tokens per second, frames per token, and the CPU time of the API process and of the engine's
-process per token (/proc), each the median of the repeats.
+An engine's process gives each stream one token per step; one API process makes text and frames; this process reads
+them from raw sockets. With `--peer`, the peer's server runs at the same time with the same model, and takes turns:
+ours, the peer's, ours, ... (`benchmarks/peers_setup.sh PEERS_HOME vllm` installs it). Figures are medians of the
+rounds; the ratio is the median of the rounds' ratios. vLLM's front end and its API server are one process, as ours.
 
-Other measurements: --no-stream (whole responses per second), --first-token (what the server adds to the time to the
-first token), --gaps (gaps between frames at 64 streams x 10 ms, alone, with prompts of 100,000 tokens that are
-tokenized meanwhile, and with /metrics read all the time).
+throughput    64 streams at steps of 10, 2 and 0 ms (as fast as the engine can: readers lag, and frames are merged).
+              CPU time is that of all threads of a process, per token.
+first-token   time to the first token at 1 stream and at 64 at once; the first step takes no time
+gaps          gaps between frames at 64 streams x 10 ms: alone, with prompts of 100,000 tokens, with /metrics read
+saturation    /health and /metrics while 64 streams run at steps of 0 ms
+whole         responses that are not streamed, 8 tokens each, over 32 connections
+idle          share of a core that each process takes while there are no requests
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import selectors
-import socket
+import itertools
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.serving.null_engine import null_config, save_null_model
+from benchmarks.serving.servers import Server, Start, dovetail, vllm
+from benchmarks.serving.traffic import (
+    Reading,
+    ask_health,
+    ask_long,
+    ask_metrics,
+    asking,
+    count_responses,
+    read_streams,
+)
 
-_READ = 1 << 18
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that runs."""
-
-    port: int
-    process: subprocess.Popen[bytes]
-
-    def child(self, module: str) -> psutil.Process:
-        """The process that runs this module."""
-        children = psutil.Process(self.process.pid).children()
-        return next(child for child in children if any(module in part for part in child.cmdline()))
+Servers = Mapping[str, Server]
 
 
 @contextmanager
-def serving(step_ms: float, streams: int) -> Iterator[Server]:
-    """`dovetail serve` with the null engine."""
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        save_null_model(directory)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        config = null_config(directory, step_ms=step_ms, max_num_seqs=streams)
-        config["server"] = {"port": port, "served_model_name": ["null"], "access_log": False, "log_level": "warning"}
-        file = directory / "engine.json"
-        file.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "dovetail", "serve", str(file)]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            try:
-                _wait_until_ready(port)
-                yield Server(port, process)
-            finally:
-                process.terminate()
+def all_of(starts: Mapping[str, Start], step_ms: float, streams: int) -> Iterator[Servers]:
+    """All servers at once: those that wait for requests disturb no one."""
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(start(step_ms, streams)) for name, start in starts.items()}
+        for server in servers.values():
+            read_streams(server.port, streams, 20)
+        yield servers
 
 
-def _wait_until_ready(port: int) -> None:
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as response:
-                if response.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.1)
+def interleaved(
+    servers: Servers, rounds: int, measure: Callable[[Server], Sequence[float]]
+) -> dict[str, list[Sequence[float]]]:
+    """By server, what each round measured."""
+    found: dict[str, list[Sequence[float]]] = {name: [] for name in servers}
+    for _ in range(rounds):
+        for name, server in servers.items():
+            found[name].append(measure(server))
+    return found
 
 
-def request(num_tokens: int, *, stream: bool = True, prompt: str = "hello") -> bytes:
-    """A request of /v1/completions as it goes over the wire."""
-    body = json.dumps(
-        {"model": "null", "prompt": prompt, "max_tokens": num_tokens, "stream": stream, "ignore_eos": True}
-    ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    return head.encode() + b"\r\n\r\n" + body
+def medians(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Of each column."""
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
-@dataclass
-class Reading:
-    """What was read of one stream."""
-
-    num_frames: int = 0
-    tail: bytes = b""
-    arrivals: list[float] | None = None
-    """Of frames; None: not kept."""
+def print_row(*cells: str) -> None:
+    """One line of a table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def read_streams(
-    port: int, streams: int, num_tokens: int, *, keep_arrivals: bool = False
-) -> tuple[float, list[Reading]]:
-    """Seconds until all streams have ended, and what came."""
-    with selectors.DefaultSelector() as selector:
-        readings = []
-        for _ in range(streams):
-            connection = socket.create_connection(("127.0.0.1", port))
-            connection.sendall(request(num_tokens))
-            connection.setblocking(False)
-            readings.append(Reading(arrivals=[] if keep_arrivals else None))
-            selector.register(connection, selectors.EVENT_READ, readings[-1])
-        started = time.perf_counter()
-        num_open = streams
-        while num_open:
-            for key, _ in selector.select():
-                reading: Reading = key.data
-                data = key.fileobj.recv(_READ)  # type: ignore[union-attr]
-                count = data.count(b"data: ")
-                reading.num_frames += count
-                if reading.arrivals is not None:
-                    reading.arrivals += [time.perf_counter()] * count
-                reading.tail = (reading.tail + data)[-32:]
-                if not data or b"[DONE]" in reading.tail:
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()  # type: ignore[union-attr]
-                    num_open -= 1
-        return time.perf_counter() - started, readings
+def print_head(*cells: str) -> None:
+    """The head of a table."""
+    print()
+    print_row(*cells)
+    print_row(*["---"] * len(cells))
+
+
+def print_ratio(found: Mapping[str, list[Sequence[float]]], label: str, formats: Sequence[str]) -> None:
+    """How ours compares with each peer's, column by column, where there is a peer."""
+    ours, *peers = found
+    for peer in peers:
+        ratios = [
+            [mine / theirs if theirs else float("nan") for mine, theirs in zip(*pair, strict=True)]
+            for pair in zip(found[ours], found[peer], strict=True)
+        ]
+        cells = [spec.format(value) if spec else "" for spec, value in zip(formats, medians(ratios), strict=True)]
+        print_row(label, f"{ours} / {peer}", *cells)
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -139,154 +101,173 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def measure_throughput(streams: int, num_tokens: int, step_ms: float, repeats: int) -> str:
-    """One line of the table."""
-    rows = []
-    with serving(step_ms, streams) as server:
-        api, engine = server.child("api_process"), server.child("engine_process")
-        read_streams(server.port, streams, 20)
-        for _ in range(repeats):
-            before = cpu_seconds(api), cpu_seconds(engine)
-            seconds, readings = read_streams(server.port, streams, num_tokens)
-            total = streams * num_tokens
-            # A frame with the role or the usage is none; [DONE] is one.
-            frames = sum(reading.num_frames - 1 for reading in readings)
-            costs = (cpu_seconds(api) - before[0], cpu_seconds(engine) - before[1])
-            rows.append((total / seconds, frames / total, *(1e6 * cost / total for cost in costs)))
-        memory = api.memory_info().rss / 2**20
-    rate, frames_, api_us, engine_us = (statistics.median(column) for column in zip(*rows, strict=True))
-    return (
-        f"| {step_ms:g} ms | {streams} x {num_tokens} | {rate:,.0f} | {frames_:.2f} | {api_us:.1f} | {engine_us:.1f} |"
-        f" {memory:.0f} |"
-    )
+def throughput(starts: Mapping[str, Start], streams: int, num_tokens: int, steps: Sequence[float], rounds: int) -> None:
+    """The table of tokens per second."""
+
+    def measure(server: Server) -> tuple[float, ...]:
+        before = cpu_seconds(server.api), cpu_seconds(server.engine)
+        seconds, readings = read_streams(server.port, streams, num_tokens)
+        total = streams * num_tokens
+        costs = (cpu_seconds(server.api) - before[0], cpu_seconds(server.engine) - before[1])
+        frames = sum(reading.num_frames for reading in readings) / total
+        return total / seconds, frames, 1e6 * costs[0] / total, 1e6 * costs[1] / total, mebibytes(server.api)
+
+    print_head("step", "server", "tokens/s", "frames per token", "API, us of CPU per token", "engine, us", "API, MiB")
+    for step_ms in steps:
+        with all_of(starts, step_ms, streams) as servers:
+            found = interleaved(servers, rounds, measure)
+        for name, rows in found.items():
+            rate, frames_, api_us, engine_us, memory = medians(rows)
+            cells = f"{rate:,.0f}", f"{frames_:.2f}", f"{api_us:.1f}", f"{engine_us:.1f}", f"{memory:.0f}"
+            print_row(f"{step_ms:g} ms", name, *cells)
+        print_ratio(found, f"{step_ms:g} ms", ["{:.2f}x", "", "{:.2f}x", "{:.2f}x", "{:.2f}x"])
 
 
-def measure_whole(connections: int, seconds: float) -> float:
-    """Whole responses of 8 tokens per second, over kept connections."""
-    with serving(0, connections) as server:
-        wire = request(8, stream=False)
-        counts = [0] * connections
-        deadline = time.perf_counter() + seconds
-        with selectors.DefaultSelector() as selector:
-            for index in range(connections):
-                connection = socket.create_connection(("127.0.0.1", server.port))
-                connection.sendall(wire)
-                selector.register(connection, selectors.EVENT_READ, index)
-            while time.perf_counter() < deadline:
-                for key, _ in selector.select(0.1):
-                    # A response fits one read.
-                    if key.fileobj.recv(_READ):  # type: ignore[union-attr]
-                        counts[key.data] += 1
-                        key.fileobj.sendall(wire)  # type: ignore[union-attr]
-        return sum(counts) / seconds
+def mebibytes(process: psutil.Process) -> float:
+    """Resident memory."""
+    return float(process.memory_info().rss / 2**20)
 
 
-def measure_first_token(streams: int, rounds: int) -> list[float]:
-    """Milliseconds from the request to the first frame, of `streams` at once; the engine's first step takes no time."""
-    found = []
-    with serving(0, streams) as server:
-        read_streams(server.port, streams, 2)
-        for _ in range(rounds):
-            for _, reading in _first_frames(server.port, streams):
-                found.append(1e3 * reading)
-    return found
+def first_token(starts: Mapping[str, Start], streams: int, rounds: int) -> None:
+    """The table of times to the first token."""
+    print_head("streams at once", "server", "first token p50, ms", "p99, ms")
+    for num, repeats in ((1, 100), (streams, 10)):
+
+        def measure(server: Server, num: int = num, repeats: int = repeats) -> tuple[float, float]:
+            found = []
+            for _ in range(repeats):
+                _, readings = read_streams(server.port, num, 2, keep_arrivals=True)
+                found += [reading.first_ms for reading in readings]
+            return percentile(found, 0.5), percentile(found, 0.99)
+
+        with all_of(starts, 0, streams) as servers:
+            found = interleaved(servers, rounds, measure)
+        for name, rows in found.items():
+            print_row(str(num), name, *(f"{value:.2f}" for value in medians(rows)))
+        print_ratio(found, str(num), ["{:.2f}x", "{:.2f}x"])
 
 
-def _first_frames(port: int, streams: int) -> list[tuple[int, float]]:
-    with selectors.DefaultSelector() as selector:
-        sent = []
-        connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
-        for index, connection in enumerate(connections):
-            sent.append(time.perf_counter())
-            connection.sendall(request(2))
-            selector.register(connection, selectors.EVENT_READ, index)
-        found: dict[int, float] = {}
-        while len(found) < streams:
-            for key, _ in selector.select():
-                if b"data: " in key.fileobj.recv(_READ):  # type: ignore[union-attr]
-                    found.setdefault(key.data, time.perf_counter() - sent[key.data])
-                    selector.unregister(key.fileobj)
-        for connection in connections:
-            connection.close()
-        return sorted(found.items())
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of all values is."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
 
 
-def measure_gaps(server: Server, streams: int, num_tokens: int) -> str:
-    """Gaps between frames in ms, and the least stream's frames per second beside the mean."""
+def gaps(starts: Mapping[str, Start], streams: int, num_tokens: int, rounds: int) -> None:
+    """The table of gaps between frames."""
+    label = f"{streams} streams x 10 ms"
+    print_head(label, "server", "gap p50, ms", "p99", "longest", "least / mean rate", "disturbances", "p99, ms")
+    disturbances = {"alone": None, "100,000-token prompts": ask_long, "/metrics read": ask_metrics}
+    with all_of(starts, 10, streams + 1) as servers:
+        for label, ask in disturbances.items():
+
+            def measure(server: Server, ask: Callable[[int], None] | None = ask) -> tuple[float, ...]:
+                if ask is None:
+                    return *_gaps_of(server, streams, num_tokens), 0, 0
+                with asking(ask, server.port, 0.0) as times:
+                    found = _gaps_of(server, streams, num_tokens)
+                return *found, len(times), 1e3 * percentile(times, 0.99)
+
+            for name, rows in interleaved(servers, rounds, measure).items():
+                p50, p99, longest, fairness, count, other_p99 = medians(rows)
+                cells = f"{p50:.1f}", f"{p99:.1f}", f"{longest:.1f}", f"{fairness:.3f}", f"{count:.0f}"
+                print_row(label, name, *cells, f"{other_p99:.1f}")
+
+
+def _gaps_of(server: Server, streams: int, num_tokens: int) -> tuple[float, float, float, float]:
     _, readings = read_streams(server.port, streams, num_tokens, keep_arrivals=True)
-    gaps = sorted(
+    found = [
         1e3 * (later - earlier)
-        for reading in readings
-        for earlier, later in zip(reading.arrivals or [], (reading.arrivals or [])[1:], strict=False)
-    )
-    rates = [num_tokens / ((reading.arrivals or [0])[-1] - (reading.arrivals or [0])[0]) for reading in readings]
-    p50, p99 = gaps[len(gaps) // 2], gaps[int(len(gaps) * 0.99)]
-    return f"{p50:.1f} | {p99:.1f} | {gaps[-1]:.1f} | {min(rates) / statistics.mean(rates):.3f}"
+        for arrivals in map(_arrivals, readings)
+        for earlier, later in itertools.pairwise(arrivals)
+    ]
+    rates = [num_tokens / (arrivals[-1] - arrivals[0]) for arrivals in map(_arrivals, readings)]
+    return percentile(found, 0.5), percentile(found, 0.99), max(found), min(rates) / statistics.mean(rates)
 
 
-def print_gaps(streams: int, num_tokens: int) -> None:
-    """The table of gaps."""
-    print("| 10 ms steps | gap p50, ms | p99 | longest | least / mean |\n| --- | --- | --- | --- | --- |")
-    with serving(10, streams + 1) as server:
-        read_streams(server.port, streams, 20)
-        print(f"| alone | {measure_gaps(server, streams, num_tokens)} |")
-        for label, disturb in (("100,000-token prompts", _send_long), ("/metrics all the time", _read_metrics)):
-            stopped = threading.Event()
-            times: list[float] = []
-            thread = threading.Thread(target=disturb, args=(server.port, stopped, times))
-            thread.start()
-            print(f"| {label} | {measure_gaps(server, streams, num_tokens)} |")
-            stopped.set()
-            thread.join()
-            worst = sorted(times)[int(len(times) * 0.99)] if times else float("nan")
-            print(f"  ({len(times)} of them, p99 {1e3 * worst:.1f} ms)")
+def _arrivals(reading: Reading) -> list[float]:
+    assert reading.arrivals is not None
+    return reading.arrivals
 
 
-def _send_long(port: int, stopped: threading.Event, times: list[float]) -> None:
-    wire = request(1, stream=False, prompt="x" * 100_000)
-    while not stopped.is_set():
-        started = time.perf_counter()
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(wire)
-            connection.recv(_READ)
-        times.append(time.perf_counter() - started)
+def saturation(starts: Mapping[str, Start], streams: int, num_tokens: int, rounds: int) -> None:
+    """The table of probes while streams run as fast as they can."""
+    print_head("probe, every 20 ms", "server", "p50, ms", "p99, ms", "longest")
+    with all_of(starts, 0, streams) as servers:
+        for label, ask in (("/health", ask_health), ("/metrics", ask_metrics)):
+
+            def measure(server: Server, ask: Callable[[int], None] = ask) -> tuple[float, ...]:
+                with asking(ask, server.port, 0.02) as times:
+                    read_streams(server.port, streams, num_tokens)
+                return 1e3 * percentile(times, 0.5), 1e3 * percentile(times, 0.99), 1e3 * max(times)
+
+            for name, rows in interleaved(servers, rounds, measure).items():
+                print_row(label, name, *(f"{value:.1f}" for value in medians(rows)))
 
 
-def _read_metrics(port: int, stopped: threading.Event, times: list[float]) -> None:
-    while not stopped.is_set():
-        for path in ("metrics", "health"):
-            started = time.perf_counter()
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}").read()
-            times.append(time.perf_counter() - started)
+def whole(starts: Mapping[str, Start], rounds: int) -> None:
+    """The table of responses per second."""
+    seconds = 5.0
+    print_head("whole responses", "server", "per second", "API, us of CPU each")
+
+    def measure(server: Server) -> tuple[float, float]:
+        before = cpu_seconds(server.api)
+        count = count_responses(server.port, 32, 8, seconds)
+        return count / seconds, 1e6 * (cpu_seconds(server.api) - before) / count
+
+    with all_of(starts, 0, 32) as servers:
+        found = interleaved(servers, rounds, measure)
+    for name, rows in found.items():
+        print_row("32 connections", name, *(f"{value:,.0f}" for value in medians(rows)))
+    print_ratio(found, "32 connections", ["{:.2f}x", "{:.2f}x"])
+
+
+def idle(starts: Mapping[str, Start], streams: int) -> None:
+    """The table of what processes take while there is nothing to do."""
+    print_head("idle for 10 s", "server", "API, % of a core", "engine", "supervisor", "API, MiB")
+    with all_of(starts, 10, streams) as servers:
+        time.sleep(2)
+        processes = {name: (server.api, server.engine, server.supervisor) for name, server in servers.items()}
+        before = {name: [cpu_seconds(p) if p else 0.0 for p in found] for name, found in processes.items()}
+        time.sleep(10)
+        for name, found in processes.items():
+            shares = [
+                f"{100 * (cpu_seconds(p) - earlier) / 10:.2f}" if p else "-"
+                for p, earlier in zip(found, before[name], strict=True)
+            ]
+            print_row("", name, *shares, f"{mebibytes(servers[name].api):.0f}")
 
 
 def main() -> None:
     """Prints the tables."""
+    names = ("throughput", "first-token", "gaps", "saturation", "whole", "idle")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=f"{', '.join(names)} (default: all)")
+    parser.add_argument("--peer", choices=["vllm"])
+    parser.add_argument("--python", type=Path, help="the peer's")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--steps", type=float, nargs="*", default=[10, 2, 0], help="milliseconds")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--no-stream", action="store_true")
-    parser.add_argument("--first-token", action="store_true")
-    parser.add_argument("--gaps", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.no_stream:
-        print(f"whole responses per second, 32 connections: {measure_whole(32, 10.0):,.0f}")
-    if arguments.first_token:
-        for streams in (1, arguments.streams):
-            found = sorted(measure_first_token(streams, 300 if streams == 1 else 20))
-            p50, p99 = found[len(found) // 2], found[int(len(found) * 0.99)]
-            print(f"first token, {streams} at once: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
-    if arguments.gaps:
-        print_gaps(arguments.streams, arguments.tokens)
-    if arguments.steps:
-        print(
-            "| step | streams x tokens | tokens/s | frames per token | API process, us of CPU per token |"
-            " engine, us | API process, MiB |\n| --- | --- | --- | --- | --- | --- | --- |"
-        )
-        for step_ms in arguments.steps:
-            print(measure_throughput(arguments.streams, arguments.tokens, step_ms, arguments.repeats), flush=True)
+    parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
+    parser.add_argument("--steps", type=float, nargs="*", default=[10, 2, 0], help="milliseconds, of throughput")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    unknown = set(given.measurements) - set(names)
+    if unknown or (given.peer is None) != (given.python is None):
+        parser.error(f"no such measurement: {', '.join(unknown)}" if unknown else "--peer and --python go together")
+    starts: dict[str, Start] = {"dovetail": dovetail}
+    if given.peer is not None:
+        starts[given.peer] = vllm(given.python)
+    tables: dict[str, Callable[[], None]] = {
+        "throughput": lambda: throughput(starts, given.streams, given.tokens, given.steps, given.rounds),
+        "first-token": lambda: first_token(starts, given.streams, given.rounds),
+        "gaps": lambda: gaps(starts, given.streams, given.tokens, given.rounds),
+        "saturation": lambda: saturation(starts, given.streams, given.tokens, given.rounds),
+        "whole": lambda: whole(starts, given.rounds),
+        "idle": lambda: idle(starts, given.streams),
+    }
+    for name in names:
+        if not given.measurements or name in given.measurements:
+            tables[name]()
+    if given.peer is not None:
+        print("\nvLLM: tokenizing, text and frames are in the process of its API server, as here. Python front end.")
 
 
 if __name__ == "__main__":

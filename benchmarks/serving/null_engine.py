@@ -90,13 +90,16 @@ def save_null_model(directory: Path, max_model_len: int = 1 << 17) -> None:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
-def null_config(model: Path, *, step_ms: float, max_num_seqs: int = 256) -> dict[str, Any]:
+def null_config(
+    model: Path, *, step_ms: float, max_num_seqs: int = 256, max_num_batched_tokens: int = 8192
+) -> dict[str, Any]:
     """The sections of an engine whose executor is `PacedTokens`."""
     return {
         "model": {"path": str(model), "dtype": "float32"},
         "executor": {"name": f"{Path(__file__).resolve()}:PacedTokens", "step_ms": step_ms},
         "cache": {"memory_gib": 1.0},
-        "scheduler": {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 8192},
+        "scheduler": {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens},
     }

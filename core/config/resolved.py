@@ -12,6 +12,7 @@ from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
+from dovetail.contracts.telemetry import ExperimentDescription
 from dovetail.contracts.weights import ModelFiles
 
 
@@ -216,6 +217,8 @@ class ResolvedConfig:
     """None: requests with a grammar are refused."""
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
+    experiments: tuple[ExperimentDescription, ...]
+    """On live traffic."""
     decisions: tuple[Decision, ...]
     plugin_hash: str
     """Hash of the chosen components with their versions; every process compares its own."""

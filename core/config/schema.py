@@ -207,6 +207,36 @@ class SpeculativeSection(Section):
     )
 
 
+class ArmSection(Section):
+    """One arm of an experiment on live traffic."""
+
+    speculation: str | None = Field(
+        default=None, description="Drafter of its requests, or off; null: speculative.default"
+    )
+    share: float = Field(default=1.0, gt=0, description="Weight: the arm's part of the sum of all shares")
+
+    @field_validator("speculation", mode="before")
+    @classmethod
+    def _yaml_off(cls, value: Any) -> Any:
+        return OFF if value is False else value  # YAML's reading of a bare off
+
+
+class ExperimentSection(Section):
+    """Live traffic split between arms."""
+
+    arms: dict[Label, ArmSection] = Field(min_length=2, description="By name; the others are compared with the first")
+    unit: Literal["request", "user", "slice"] = Field(
+        default="slice",
+        description="What is drawn. slice: all requests get one arm for slice_s seconds; user: all requests of one "
+        "user do; request: each request by itself",
+    )
+    slice_s: float = Field(default=60.0, gt=0, description="Seconds of a slice")
+    traffic: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the units that take part; others are served as configured"
+    )
+    seed: int = Field(default=0, ge=0, description="Another seed draws anew")
+
+
 class GrammarSection(ComponentSection):
     """What compiles the grammars of structured outputs, and what one grammar may take."""
 
@@ -278,6 +308,9 @@ class ServerSection(Section):
     max_num_waiting: int | None = Field(
         default=2048, ge=0, description="Requests that may wait for their first step; more get 429. null: any number"
     )
+    kept_requests: int = Field(
+        default=1000, ge=0, description="Requests that can be explained after their end (/v1/explain)"
+    )
     request_timeout_s: float | None = Field(default=None, gt=0, description="For the whole response; null: no limit")
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="For requests under way to finish once the server is told to end"
@@ -345,6 +378,9 @@ class EngineConfig(Section):
     )
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)
+    experiments: dict[Label, ExperimentSection] = Field(
+        default_factory=dict, description="Live traffic, split between arms that `dovetail ab live` compares"
+    )
     server: ServerSection | None = None
 
     @field_validator("logits_processors", mode="before")
@@ -392,6 +428,8 @@ PLACES: tuple[Place, ...] = (
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),
+    Place(("experiments", "*"), ExperimentSection),
+    Place(("experiments", "*", "arms", "*"), ArmSection),
     Place(("server",), ServerSection, nullable=True),
     Place(("server", "routes", "*"), NamedSection, "route", "name", nullable=True),
     Place(("server", "cors"), CORSSection),

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.telemetry import Exposition
+from dovetail.contracts.telemetry import Exposition, RequestStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,8 @@ class EngineFacts:
     drafters: tuple[str, ...] = ()
     """Labels of the configured drafters."""
     default_drafter: str | None = None
+    experiments: tuple[str, ...] = ()
+    """Names of experiments on live traffic, which may give a request that names no drafter another than the default."""
     acceptance: str | None = None
     """Name of the acceptance rule."""
     accepts_sampling: bool = True
@@ -81,10 +83,48 @@ class EngineFacts:
     """Fields of `SamplingParams` that the model's generation config recommends."""
     grammar: GrammarFacts = GrammarFacts(refusal="this engine has no grammar plugin")
     """What serves `SamplingParams.structured_outputs`."""
+    block_size: int = 0
+    """Tokens of a KV block: prefixes are cached in whole blocks."""
+    prefix_caching: bool = False
     architecture: str = ""
     """First of `architectures` in the model's config.json."""
     dialect: DialectFacts | None = None
     """None: the engine has no tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestPlan:
+    """What an engine would do for a request, as far as it is known before the request runs."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    """Most output tokens of a completion: as asked for, or fewer where the model's length ends before."""
+    drafter: str | None
+    """Label of the drafter that would guess; None: none."""
+    grammar_form: str | None
+    """As in `GrammarSpec.form`; None: the output is free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestReport:
+    """One request that an engine has, or had."""
+
+    state: str
+    """"finished", or of the first completion that has not ended: "waiting", "running", "preempted", "swapped", "held",
+    or "compiling" (it waits for its grammar)."""
+    stats: RequestStats
+    """Of a request that has not finished: up to now, with `finish_time` the time of the report and `finish_reason`
+    empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestReports:
+    """What an engine knows of some requests."""
+
+    requests: tuple[RequestReport, ...]
+    """Those that have not finished first, each in order of arrival or end."""
+    num_kept: int
+    """Requests that the engine remembers after their end, at most."""
 
 
 class RequestStream(Protocol):
@@ -120,13 +160,24 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> RequestStream:
         """Returns once the prompt is tokenized and the engine has the request. Raises `RequestError` for one that is
         refused. Lower `priority` runs first; requests with the same `cache_salt` share prefix-cache entries;
-        `trace_headers` is the W3C trace context that the request belongs to."""
+        `trace_headers` is the W3C trace context that the request belongs to; `user` says for whom it is, to experiments
+        that give all requests of one user the same arm."""
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are ignored."""
+
+    async def plan_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestPlan:
+        """What `submit` would ask of the engine; nothing runs. Raises `RequestError` for what `submit` refuses, except
+        for values of logits processors and a queue that is full, which only the engine's own process knows."""
+
+    async def explain_request(self, request_id: str) -> RequestReports:
+        """What became of the request with this id, and of those whose ids go on behind it with a hyphen: a server's
+        response with several prompts is several requests. Empty for ids that the engine does not know, or no longer.
+        At once, while a step runs too. The reports hold counts and times, no text and no token ids."""
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `RequestError` where the engine has no tokenizer."""

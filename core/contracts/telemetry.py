@@ -16,6 +16,50 @@ from dovetail.contracts.step import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArmDescription:
+    """One arm of an experiment on live traffic."""
+
+    name: str
+    share: float
+    """Of the units that take part; the shares of an experiment sum to 1."""
+    drafter: str | None
+    """Label of the drafter that guesses for its requests; None: none does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentDescription:
+    """An experiment on live traffic: which arm a unit gets follows from this record and the unit's key alone."""
+
+    name: str
+    arms: tuple[ArmDescription, ...]
+    """The others are compared with the first."""
+    unit: str
+    """What is drawn: "request", "user" (all requests of one user get one arm) or "slice" (all requests that arrive
+    within one slice of time do)."""
+    slice_s: float
+    """Seconds of a slice; slices begin at whole multiples of it, counted in seconds of time.time()."""
+    traffic: float
+    """Share of the units that take part. Requests of others are served as configured."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a request got that takes part in an experiment on live traffic."""
+
+    experiment: str
+    arm: str
+    unit_hash: str
+    """Hexadecimal digits; requests with the same ones are of one unit. It does not show the unit's key."""
+    slice: int | None
+    """Number of the slice of time; None where the unit is another."""
+    num_running: int
+    """Sequences in the batch when the request came."""
+    num_others: int
+    """Requests that were under way when it came, and are not of its arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
     """What an engine is; it changes only where the KV memory is replaced."""
 
@@ -33,6 +77,8 @@ class EngineDescription:
     kv_dtype: str
     drafter: str | None = None
     """Label of the drafter that guesses for requests which name none."""
+    experiments: tuple[ExperimentDescription, ...] = ()
+    """On live traffic. A request takes part in one at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +91,7 @@ class FirstToken:
     """This and the following: as in `RequestStats`."""
     adapter: str = ""
     weight_version: int = 0
+    assignment: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +127,20 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarStats:
+    """What the grammar of one request cost it."""
+
+    form: str
+    """As in `GrammarSpec.form`."""
+    was_compiled: bool
+    """Whether an earlier request had it compiled, so that this one did not wait."""
+    wait: float | None
+    """Seconds from the request's arrival in the engine until its grammar was compiled; None: it ended before that."""
+    is_refused: bool = False
+    """The grammar cannot be compiled, which ended the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """One finished request. Times are seconds of time.monotonic()."""
 
@@ -97,14 +158,18 @@ class RequestStats:
     """Of all its completions."""
     num_preemptions: int
     drafter: str | None = None
-    """Label of the drafter that guessed for the request. This and the following are defined as in
-    `RequestOutput.metrics`."""
+    """Label of the drafter that guessed for the request. This and the following, up to `drafter_error`, are defined as
+    in `RequestOutput.metrics`."""
     num_draft_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
     drafter_error: str | None = None
+    speculation: str | None = None
+    """What the request asked for: label of a drafter, "off", or None for the config's default."""
+    drafter_is_idle: bool = False
+    """Its drafter has not paid for long, so the request went without drafts of it."""
     adapter: str = ""
     """Name of the adapter that was added to the weights; "" for none, as long as no adapters are served."""
     weight_version: int = 0
@@ -115,12 +180,21 @@ class RequestStats:
     """Most output tokens of a completion; None: as many as the model's length allows."""
     temperature: float = 1.0
     top_p: float = 1.0
+    priority: int = 0
+    is_salted: bool = False
+    """Whether it had a cache salt: it shared prefixes with requests of the same salt only."""
+    has_prompt_logprobs: bool = False
+    """Whether log probabilities of the prompt were asked for: the whole prompt is computed then."""
+    grammar: GrammarStats | None = None
+    """None: the request asked for no form of its output."""
     error_type: str | None = None
     """Name of the class of the error that ended the request; "_OTHER" for an error without one, None where it did not
     fail."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """The headers `traceparent` and `tracestate` of W3C Trace Context that came with the request, as they came, by
     their names in lower case. A sink ignores a malformed one, as W3C demands."""
+    assignment: Assignment | None = None
+    """None: it takes part in no experiment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
+from dovetail.contracts.telemetry import ExperimentDescription
 from dovetail.registry.registry import Registry
 from pathlib import Path
 from rich.console import Console
@@ -127,6 +128,7 @@ class ResolvedConfig:
     grammar: ResolvedGrammar | None
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
+    experiments: tuple[ExperimentDescription, ...]
     decisions: tuple[Decision, ...]
     plugin_hash: str
     values: Mapping[str, Any] = field(default_factory=dict)

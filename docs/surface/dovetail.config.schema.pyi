@@ -77,6 +77,19 @@ class SpeculativeSection(Section):
     disable_logprobs: bool = False
 
 
+class ArmSection(Section):
+    speculation: str | None = None
+    share: float = Field(default=1.0, gt=0)
+
+
+class ExperimentSection(Section):
+    arms: dict[Label, ArmSection] = Field(min_length=2)
+    unit: Literal['request', 'user', 'slice'] = 'slice'
+    slice_s: float = Field(default=60.0, gt=0)
+    traffic: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
+
+
 class GrammarSection(ComponentSection):
     source_bytes: int | None = Field(default=None, ge=1)
     compile_seconds: float | None = Field(default=None, gt=0)
@@ -119,6 +132,7 @@ class ServerSection(Section):
     body_timeout_s: float = Field(default=60.0, gt=0)
     keep_alive_timeout_s: float = Field(default=5.0, gt=0)
     max_num_waiting: int | None = Field(default=2048, ge=0)
+    kept_requests: int = Field(default=1000, ge=0)
     request_timeout_s: float | None = Field(default=None, gt=0)
     drain_timeout_s: float = Field(default=30.0, ge=0)
     cors: CORSSection = CORSSection()

@@ -100,6 +100,7 @@ class DialectNeed:
 @dataclass(frozen=True, kw_only=True)
 class DialectSetup:
     special_tokens: Mapping[str, int] = field(default_factory=dict)
+    chat_template: str = ''
 
 
 class DialectParser(ABC):
@@ -119,6 +120,8 @@ class Dialect(Plugin):
     setup: DialectSetup
     @property
     def kept_tokens(self) -> frozenset[str]: ...
+    @property
+    def may_reason(self) -> bool: ...
     @abstractmethod
     def parser(self, request: DialectRequest) -> DialectParser: ...
     def grammar(self, request: DialectRequest) -> str | None: ...

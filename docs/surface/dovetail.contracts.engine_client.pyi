@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.telemetry import Exposition
+from dovetail.contracts.telemetry import Exposition, RequestStats
 from typing import Any, Protocol
 
 
@@ -13,6 +13,7 @@ class DialectFacts:
     reference: str
     options: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, int] = field(default_factory=dict)
+    chat_template: str = ''
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,36 @@ class EngineFacts:
     processors: tuple[str, ...] = ()
     drafters: tuple[str, ...] = ()
     default_drafter: str | None = None
+    experiments: tuple[str, ...] = ()
     acceptance: str | None = None
     accepts_sampling: bool = True
     drafts_without_logprobs: bool = False
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar: GrammarFacts = GrammarFacts(refusal='this engine has no grammar plugin')
+    block_size: int = 0
+    prefix_caching: bool = False
     architecture: str = ''
     dialect: DialectFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestPlan:
+    num_prompt_tokens: int
+    max_tokens: int
+    drafter: str | None
+    grammar_form: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestReport:
+    state: str
+    stats: RequestStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestReports:
+    requests: tuple[RequestReport, ...]
+    num_kept: int
 
 
 class RequestStream(Protocol):
@@ -64,8 +88,15 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> RequestStream: ...
     async def abort(self, request_id: str) -> None: ...
+    async def plan_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+    ) -> RequestPlan: ...
+    async def explain_request(self, request_id: str) -> RequestReports: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def detokenize(
         self,

@@ -6,6 +6,33 @@ from dovetail.contracts.step import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArmDescription:
+    name: str
+    share: float
+    drafter: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentDescription:
+    name: str
+    arms: tuple[ArmDescription, ...]
+    unit: str
+    slice_s: float
+    traffic: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    experiment: str
+    arm: str
+    unit_hash: str
+    slice: int | None
+    num_running: int
+    num_others: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
     model: str
     max_model_len: int
@@ -15,6 +42,7 @@ class EngineDescription:
     prefix_caching: bool
     kv_dtype: str
     drafter: str | None = None
+    experiments: tuple[ExperimentDescription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +51,7 @@ class FirstToken:
     drafter: str | None = None
     adapter: str = ''
     weight_version: int = 0
+    assignment: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +77,14 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarStats:
+    form: str
+    was_compiled: bool
+    wait: float | None
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     request_id: str
     arrival_time: float
@@ -66,14 +103,21 @@ class RequestStats:
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
     drafter_error: str | None = None
+    speculation: str | None = None
+    drafter_is_idle: bool = False
     adapter: str = ''
     weight_version: int = 0
     n: int = 1
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
+    priority: int = 0
+    is_salted: bool = False
+    has_prompt_logprobs: bool = False
+    grammar: GrammarStats | None = None
     error_type: str | None = None
     trace_context: Mapping[str, str] = field(default_factory=dict)
+    assignment: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

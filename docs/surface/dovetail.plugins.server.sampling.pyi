@@ -48,13 +48,14 @@ class SamplingFields(FormFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    user: Ignored = None
+    user: str | None = None
+    safety_identifier: str | None = None
     metadata: Ignored = None
     store: Ignored = None
     service_tier: Ignored = None
-    safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+    def end_user(self) -> str | None: ...
 
 def sampling_params(fields: SamplingFields, facts: EngineFacts, **given: Any) -> SamplingParams: ...
 def with_param(error: RequestError) -> APIError: ...

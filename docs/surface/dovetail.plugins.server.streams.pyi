@@ -9,6 +9,7 @@ from starlette.requests import Request
 from types import TracebackType
 from typing import Any, Self
 
+MAX_ID_CHARS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
@@ -24,6 +25,7 @@ def submission(
     *,
     prefix: str,
 ) -> Submission: ...
+def is_of_response(request_id: str, response_id: str) -> bool: ...
 
 class Streams:
     def __init__(self, engine: EngineClient, prompts: Sequence[Prompt], how: Submission): ...

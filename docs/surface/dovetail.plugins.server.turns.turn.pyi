@@ -4,6 +4,7 @@ from dovetail.contracts.dialect import DialectRequest
 from dovetail.contracts.prompts import ChatPrompt, TokensPrompt
 from dovetail.contracts.route import RouteHost
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.plugins.server.turns.tools import ToolSet
 from typing import Any
 
@@ -13,6 +14,7 @@ class Turn:
     messages: Sequence[Mapping[str, Any]]
     tools: ToolSet = field(default_factory=ToolSet)
     response_format: str | None = None
+    form: StructuredOutputs | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     def request(self, tail: str = '') -> DialectRequest: ...
 

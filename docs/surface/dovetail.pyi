@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.config.schema import EngineConfig
-from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.outputs import BeamSearchOutput, CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, SpeculationTotals, TokenProgress
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
@@ -18,7 +18,7 @@ from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.llm import Message
 from dovetail.engine.output_stream import OutputReader
 from dovetail.engine.sequence import Sequence
-from dovetail.engine.tokenization import Tokenizer
+from dovetail.engine.tokenization.tokenizer import Tokenizer
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 class AsyncLLMEngine:
-    def __init__(self, engine: LLMEngine): ...
+    def __init__(self, engine: LLMEngine, *, kept_requests: int = 1000): ...
     @classmethod
     def from_config(
         cls,
@@ -69,6 +69,7 @@ class AsyncLLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
     async def submit(
         self,
@@ -79,7 +80,14 @@ class AsyncLLMEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> OutputReader: ...
+    async def plan_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+    ) -> RequestPlan: ...
+    async def explain_request(self, request_id: str) -> RequestReports: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def detokenize(
         self,
@@ -203,6 +211,7 @@ class LLMEngine:
         arrival_time: float | None = None,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> None: ...
     def step(self) -> list[RequestOutput]: ...
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]: ...
@@ -236,6 +245,8 @@ class LLMEngine:
     def cache_statistics(self) -> KVStatistics: ...
     def speculation_totals(self) -> dict[str, SpeculationTotals]: ...
     def metrics(self) -> Exposition: ...
+    def keep_ended(self, most: int) -> None: ...
+    def explain_request(self, request_id: str) -> RequestReports: ...
     def shutdown(self, timeout_s: float = 30.0) -> None: ...
     @property
     def is_closed(self) -> bool: ...
@@ -261,6 +272,7 @@ class RemoteEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> OutputReader: ...
     async def generate(
         self,
@@ -271,8 +283,15 @@ class RemoteEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
     async def abort(self, request_id: str) -> None: ...
+    async def plan_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+    ) -> RequestPlan: ...
+    async def explain_request(self, request_id: str) -> RequestReports: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def detokenize(
         self,

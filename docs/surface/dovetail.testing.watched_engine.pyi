@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from dovetail.contracts.engine_client import EngineFacts, RequestStream
+from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports, RequestStream
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
@@ -37,6 +37,12 @@ class WatchedEngine:
     ) -> RequestStream: ...
     async def hold(self, request_id: str) -> None: ...
     async def abort(self, request_id: str) -> None: ...
+    async def plan_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+    ) -> RequestPlan: ...
+    async def explain_request(self, request_id: str) -> RequestReports: ...
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     async def detokenize(
         self,

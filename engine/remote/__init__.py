@@ -2,7 +2,7 @@
 
     client process                                engine process
     RemoteEngine   -- DEALER ---- requests ---->   ROUTER   IOThread   -> commands for the step loop
-                   <- DEALER ---- replies  -----   ROUTER              (metrics and health are answered at once)
+                   <- DEALER ---- replies  -----   ROUTER              (answered at once: metrics, health, explanations)
                    <- PULL ------ updates  -----   PUSH     step loop  (one message per step and client)
 
 Each client has a PUSH socket of its own, so that one that does not read costs the others nothing: what it does not

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,8 +14,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from dovetail.contracts.engine_client import EngineFacts
-from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
+from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -29,6 +29,9 @@ from dovetail.engine.remote.messages import (
     Accepted,
     Ask,
     Call,
+    Explain,
+    Explained,
+    Failure,
     Hello,
     Message,
     Refused,
@@ -41,11 +44,13 @@ from dovetail.engine.remote.messages import (
     error_of,
     submit_message,
 )
-from dovetail.engine.request_fields import check_order, check_request_id, check_salt
+from dovetail.engine.request_fields import check_order, check_request_id, check_salt, check_user
 from dovetail.engine.tokenization.load import tokenizer_from_form
 
 HEALTH_S = 5.0
 """An engine that does not answer for so long counts as dead."""
+PATIENCE_S = 1.0
+"""After so long without an answer to a request, the engine is asked whether it answers at all."""
 
 
 class RemoteEngine:
@@ -73,7 +78,12 @@ class RemoteEngine:
         self._streams: dict[str, OutputStream] = {}
         """By request id, of requests that the engine has."""
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._outgoing: list[bytes] = []
+        """Messages that wait for the end of this turn of the loop."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._answer_watch: asyncio.Task[None] | None = None
+        self._is_stuck = False
+        """The engine's process is there, and does not answer."""
         self._is_closed = False
 
     @classmethod
@@ -120,6 +130,7 @@ class RemoteEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> OutputReader:
         """See `EngineClient.submit`."""
         text = self._running()
@@ -130,8 +141,11 @@ class RemoteEngine:
         arrival = time.monotonic()
         check_order(priority, arrival)
         check_salt(cache_salt)
+        check_user(user)
+        self._check_queue()
         processed = await text.process(prompt, sampling_params)
         self._running()  # the engine may have died meanwhile
+        self._check_queue()
         loop = asyncio.get_running_loop()
         stream = OutputStream(request_id, loop)
         answered: asyncio.Future[None] = loop.create_future()
@@ -144,8 +158,11 @@ class RemoteEngine:
                 cache_salt=cache_salt,
                 arrival_time=arrival,
                 trace_headers=trace_headers,
+                user=user,
             )
         )
+        if self._answer_watch is None or self._answer_watch.done():
+            self._answer_watch = asyncio.create_task(self._watch_answers())
         try:
             await answered
         except asyncio.CancelledError:
@@ -162,10 +179,17 @@ class RemoteEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """As `AsyncLLMEngine.generate`."""
         stream = await self.submit(
-            prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, trace_headers=trace_headers
+            prompt,
+            sampling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            user=user,
         )
         try:
             async for output in stream:
@@ -177,6 +201,16 @@ class RemoteEngine:
         """See `EngineClient.abort`."""
         self._running()
         self._send(Abort([request_id]))
+
+    async def plan_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestPlan:
+        """See `EngineClient.plan_request`."""
+        return await self._running().plan(prompt, sampling_params)
+
+    async def explain_request(self, request_id: str) -> RequestReports:
+        """See `EngineClient.explain_request`."""
+        check_request_id(request_id)
+        reports: RequestReports = await self._ask(lambda call_id: Explain(call_id, request_id))
+        return reports
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `EngineClient.tokenize`."""
@@ -196,12 +230,12 @@ class RemoteEngine:
 
     async def metrics(self) -> Exposition:
         """See `EngineClient.metrics`."""
-        content_type, body = await self._ask("metrics")
+        content_type, body = await self._ask(lambda call_id: Ask(call_id, "metrics"))
         return Exposition(content_type=content_type, body=body)
 
     async def check_health(self) -> None:
         """See `EngineClient.check_health`."""
-        await self._ask("health")
+        await self._ask(lambda call_id: Ask(call_id, "health"))
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """What the engine's method `name` returns, as plain data; it runs between two steps. One of
@@ -214,9 +248,10 @@ class RemoteEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._answer_watch] if self._answer_watch is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._lose_all(WorkerError("the client of the engine is closed"))
         if self._text is not None:
             self._text.close()
@@ -234,25 +269,47 @@ class RemoteEngine:
             raise WorkerError("the engine is not running: it ended, or is being started again")
         return self._known_text()
 
+    def _check_queue(self) -> None:
+        """Raises for a request that the engine would not answer soon: what is sent to it is kept until it does."""
+        assert self._welcome is not None
+        if self._is_stuck:
+            raise WorkerError(f"the engine has not answered for {HEALTH_S:g} seconds")
+        limit = self._welcome.max_num_waiting
+        if limit is not None and len(self._submitted) >= limit:
+            raise QueueFull(
+                f"{limit} requests wait for the engine's answer already (server.max_num_waiting): send this one again"
+                " later",
+                retry_after_s=HEALTH_S,
+            )
+
     def _known_text(self) -> ClientText:
         assert self._text is not None, "connect has not returned"
         return self._text
 
     def _send(self, message: Message) -> None:
-        # The socket has no high-water mark, so this does not wait.
-        self._to_engine.send(encode(message), zmq.NOBLOCK)
+        """Together with what else this turn of the loop sends: each send wakes a thread of ZeroMQ."""
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(encode(message))
 
-    async def _ask(self, name: str) -> Any:
+    def _flush(self) -> None:
+        # The socket has no high-water mark, so this does not wait.
+        if self._outgoing and not self._to_engine.closed:
+            self._to_engine.send_multipart(self._outgoing, zmq.NOBLOCK)
+        self._outgoing = []
+
+    async def _ask(self, question: Callable[[int], Message]) -> Any:
+        """The answer to what the engine answers at once."""
         self._running()
         try:
-            return await asyncio.wait_for(self._answer(lambda call_id: Ask(call_id, name)), HEALTH_S)
+            return await asyncio.wait_for(self._answer(question), HEALTH_S)
         except TimeoutError:
             raise WorkerError(f"the engine has not answered for {HEALTH_S:g} seconds") from None
 
-    async def _answer(self, message: Any) -> Any:
+    async def _answer(self, question: Callable[[int], Message]) -> Any:
         call_id = next(self._call_ids)
         self._calls[call_id] = answer = asyncio.get_running_loop().create_future()
-        self._send(message(call_id))
+        self._send(question(call_id))
         try:
             return await answer
         finally:
@@ -268,19 +325,42 @@ class RemoteEngine:
                 self._is_up.clear()
                 self._lose_all(WorkerError("the engine's process ended while the request was under way"))
 
+    async def _watch_answers(self) -> None:
+        """Runs while requests wait for an answer, which comes between two steps. An engine that computes a long step
+        answers a question meanwhile; one that does not is stuck: what waits is given up, and nothing sent to it."""
+        while self._submitted or self._is_stuck:
+            await asyncio.sleep(PATIENCE_S)
+            waiting = list(self._submitted.values())
+            try:
+                await self.check_health()
+            except WorkerError as error:
+                # One that ended has lost its requests already.
+                self._is_stuck = self.is_running
+                for _, stream, answered in waiting:
+                    if not answered.done():
+                        self._submitted.pop(stream.request_id, None)
+                        answered.set_exception(error)
+            else:
+                self._is_stuck = False
+
     async def _read_replies(self) -> None:
         while True:
             message = decode_to_client(await self._to_engine.recv())
             if isinstance(message, Welcome):
                 await self._meet(message)
             elif isinstance(message, Reply):
-                answer = self._calls.get(message.call_id)
-                if answer is None or answer.done():
-                    continue
-                if message.failure is None:
-                    answer.set_result(message.value)
-                else:
-                    answer.set_exception(error_of(message.failure))
+                self._resolve(message.call_id, message.value, message.failure)
+            elif isinstance(message, Explained):
+                self._resolve(message.call_id, message.reports, message.failure)
+
+    def _resolve(self, call_id: int, value: Any, failure: Failure | None) -> None:
+        answer = self._calls.get(call_id)
+        if answer is None or answer.done():
+            return
+        if failure is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(error_of(failure))
 
     async def _meet(self, welcome: Welcome) -> None:
         """Another engine, or the first."""
@@ -292,6 +372,7 @@ class RemoteEngine:
         self._welcome = welcome
         self._text = ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
         self._outputs = OutputProcessor(tokenizer)
+        self._is_stuck = False
         self._is_up.set()
 
     async def _read_updates(self) -> None:

@@ -6,6 +6,7 @@ The configuration comes over standard input. What became of the start goes over 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -128,6 +129,9 @@ def main() -> None:
                 logger.exception("the engine did not start")
             sys.exit(1)
         signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        # What was imported and built stays: looking through it for garbage would hold up a step.
+        gc.collect()
+        gc.freeze()
         answers.write(msgspec.msgpack.encode(Started()))
     threading.Thread(target=_end_with_parent, args=[server], daemon=True).start()
     server.run()
@@ -138,9 +142,10 @@ def _start(config: LayeredConfig, address: str) -> EngineServer:
     sys.setswitchinterval(_SWITCH_S)
     server = config.config.server
     with collector_paused():
-        return EngineServer(
-            TokenEngine(resolve(config)), address, server.max_num_waiting if server is not None else None
-        )
+        engine = TokenEngine(resolve(config))
+        if server is None:
+            return EngineServer(engine, address)
+        return EngineServer(engine, address, server.max_num_waiting, server.kept_requests)
 
 
 def _end_with_parent(server: EngineServer) -> None:

@@ -30,7 +30,7 @@ from dovetail.engine.remote.messages import (
 )
 from dovetail.engine.remote.outbox import Outbox
 from dovetail.engine.step_update import StepUpdate
-from dovetail.engine.token_engine import TokenEngine
+from dovetail.engine.token_engine import KEPT_REQUESTS, TokenEngine
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,18 @@ logger = logging.getLogger(__name__)
 class EngineServer:
     """Serves an engine to clients until it is stopped. `run` is the step loop, in the thread that calls it."""
 
-    def __init__(self, engine: TokenEngine, address: str, max_num_waiting: int | None = None):
+    def __init__(
+        self,
+        engine: TokenEngine,
+        address: str,
+        max_num_waiting: int | None = None,
+        kept_requests: int = KEPT_REQUESTS,
+    ):
         """`address`: of the ROUTER socket, which clients connect to ("ipc:///path"). While `max_num_waiting` sequences
-        wait for their first step, requests are refused with `QueueFull`."""
+        wait for their first step, requests are refused with `QueueFull`. `kept_requests`: so many requests can be
+        explained after their end."""
         self._engine = engine
+        engine.keep_ended(kept_requests)
         self._max_num_waiting = max_num_waiting
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
@@ -54,8 +62,8 @@ class EngineServer:
         """By request id: its client and its seq_ids."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         tokenizer = engine.tokenizer.form if engine.tokenizer is not None else None
-        welcome = Welcome(uuid.uuid4().hex, engine.facts, tokenizer)
-        self._io = IOThread(self._context, address, welcome, self._answers(), self)
+        welcome = Welcome(uuid.uuid4().hex, engine.facts, tokenizer, max_num_waiting)
+        self._io = IOThread(self._context, address, welcome, self._answers(), engine.explain_request, self)
         self._reply = self._io.reply_socket()
         self._calls: dict[str, Callable[..., Any]] = {
             "cache_statistics": engine.cache_statistics,
@@ -159,6 +167,7 @@ class EngineServer:
                 arrival_time=message.arrival_time,
                 cache_salt=message.cache_salt,
                 trace_headers=message.trace_headers,
+                user=message.user,
             )
         except Exception as error:
             if not isinstance(error, DovetailError):

@@ -12,10 +12,13 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from dovetail.contracts.engine_client import RequestReports
 from dovetail.engine.remote.messages import (
     Abort,
     Ask,
     Call,
+    Explain,
+    Explained,
     Hello,
     Reply,
     Stop,
@@ -54,12 +57,14 @@ class IOThread:
         address: str,
         welcome: Welcome,
         answers: Mapping[str, Callable[[], Any]],
+        explain: Callable[[str], RequestReports],
         receiver: Receiver,
     ):
-        """`answers`: what is called for an `Ask`, in this thread, while a step runs."""
+        """`answers`, `explain`: what is called for an `Ask` and an `Explain`, in this thread, while a step runs."""
         self._context = context
         self._welcome = encode(welcome)
         self._answers = answers
+        self._explain = explain
         self._receiver = receiver
         self._monitors: dict[zmq.Socket[bytes], bytes] = {}
         """What reports that the connection to a client is lost -> the client."""
@@ -107,7 +112,9 @@ class IOThread:
                     return False
                 self._router.send_multipart(parts)
             elif socket is self._router:
-                self._take(*self._router.recv_multipart())
+                client, *messages = self._router.recv_multipart()
+                for message in messages:
+                    self._take(client, message)
             else:
                 self._look_at(socket)
         return True
@@ -120,6 +127,8 @@ class IOThread:
             return
         if isinstance(message, Ask):
             self._router.send_multipart([client, encode(self._answer(message))])
+        elif isinstance(message, Explain):
+            self._router.send_multipart([client, encode(self._explained(message))])
         elif isinstance(message, Hello):
             outbox = Outbox(self._context, message.address)
             monitor = outbox.monitor()
@@ -141,3 +150,9 @@ class IOThread:
             return Reply(message.call_id, self._answers[message.name](), None)
         except Exception as error:
             return Reply(message.call_id, None, failure_of(error))
+
+    def _explained(self, message: Explain) -> Explained:
+        try:
+            return Explained(message.call_id, self._explain(message.request_id), None)
+        except Exception as error:
+            return Explained(message.call_id, None, failure_of(error))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.errors import (
     CapacityError,
     ConfigError,
@@ -56,6 +56,7 @@ class Submit(Message):
     arrival_time: float
     """time.monotonic(), which all processes of a machine share."""
     trace_headers: dict[str, str] | None
+    user: str | None
 
 
 class Stop(Message):
@@ -85,7 +86,14 @@ class Ask(Message):
     name: str
 
 
-# To clients: `Welcome` and `Reply` from the ROUTER socket, the others from the client's PUSH socket.
+class Explain(Message):
+    """What is known of a request (`EngineClient.explain_request`)? Answered at once, by `Explained`."""
+
+    call_id: int
+    request_id: str
+
+
+# To clients: `Welcome`, `Reply` and `Explained` from the ROUTER socket, the others from the client's PUSH socket.
 
 
 class Welcome(Message):
@@ -95,6 +103,8 @@ class Welcome(Message):
     """Another one after each start of the engine."""
     facts: EngineFacts
     tokenizer: TokenizerForm | None
+    max_num_waiting: int | None
+    """Requests of one client that the engine has not answered; None: any number."""
 
 
 class Failure(msgspec.Struct, array_like=True):
@@ -111,6 +121,14 @@ class Reply(Message):
 
     call_id: int
     value: Any
+    failure: Failure | None
+
+
+class Explained(Message):
+    """The answer to `Explain`."""
+
+    call_id: int
+    reports: RequestReports | None
     failure: Failure | None
 
 
@@ -136,8 +154,8 @@ class Update(Message):
     update: StepUpdate
 
 
-ToEngine = Hello | Submit | Stop | Abort | Call | Ask
-ToClient = Welcome | Reply | Accepted | Refused | Update
+ToEngine = Hello | Submit | Stop | Abort | Call | Ask | Explain
+ToClient = Welcome | Reply | Explained | Accepted | Refused | Update
 
 _ERRORS: dict[str, type[DovetailError]] = {
     cls.__name__: cls for cls in (ConfigError, PluginError, ModelError, RequestError, CapacityError, WorkerError)
@@ -187,6 +205,7 @@ def submit_message(
     cache_salt: str | None,
     arrival_time: float,
     trace_headers: Mapping[str, str] | None,
+    user: str | None,
 ) -> Submit:
     """The message that asks for a request."""
     return Submit(
@@ -202,6 +221,7 @@ def submit_message(
         priority=priority,
         arrival_time=arrival_time,
         trace_headers=dict(trace_headers) if trace_headers is not None else None,
+        user=user,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelSize
@@ -38,13 +38,22 @@ _ADAPTER = "adapter_config.json"
 _COMPARED_ROWS = 1024
 _SHOWN = 80
 
-_Size = Annotated[int, Field(ge=1)]
-_Part = Annotated[int, Field(ge=0)]
+
+def _no_text(value: Any) -> Any:
+    """The numbers are read as they are in the file, so digits in quotes are no number."""
+    if isinstance(value, str):
+        raise ValueError("Input should be a number, not text")
+    return value
+
+
+_NoText = BeforeValidator(_no_text)
+_Size = Annotated[int, Field(ge=1), _NoText]
+_Part = Annotated[int, Field(ge=0), _NoText]
 _Sizes = _Size | list[_Size | None] | None
-_Positions = Annotated[int, Field(ge=1, le=_MOST_POSITIONS)] | None
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
-_Epsilon = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None
-_TokenIds = int | list[int] | None
+_Positions = Annotated[int, Field(ge=1, le=_MOST_POSITIONS), _NoText] | None
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NoText] | None
+_Epsilon = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NoText] | None
+_TokenIds = StrictInt | list[StrictInt] | None
 _Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)] | None
 
 

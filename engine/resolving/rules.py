@@ -16,6 +16,7 @@ from dovetail.engine.resolving.cache import choose_kv_dtype, plan_cache, refuse_
 from dovetail.engine.resolving.choose import choose
 from dovetail.engine.resolving.dialect import choose_dialect
 from dovetail.engine.resolving.executor import find_executor, settle_executor
+from dovetail.engine.resolving.experiments import describe_experiments
 from dovetail.engine.resolving.grammar import choose_grammar
 from dovetail.engine.resolving.limits import choose_max_model_len, set_limits
 from dovetail.engine.resolving.model import ChosenModel, choose_model
@@ -109,6 +110,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         grammar=grammar,
         logits_processors=processors,
         telemetry=tuple(sinks),
+        experiments=describe_experiments(state, speculation),
         decisions=state.decisions,
         plugin_hash="",
         values=state.values,

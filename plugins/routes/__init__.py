@@ -13,6 +13,7 @@ DEFAULT_ROUTES: Final = (
     "responses",
     "messages",
     "tokenize",
+    "explain",
     "playground",
 )
 """Routes that a server has where its config says nothing."""

@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -87,6 +88,9 @@ async def serve(job: APIJob, listener: socket.socket) -> None:
         host = ServerHost(engine, job.model_names, job.num_api_processes)
         routes = {label: _create(component, host) for label, component in job.routes.items()}
         app = create_app(host, routes, job.settings)
+        # What was imported and built stays: looking through it for garbage would hold up all streams.
+        gc.collect()
+        gc.freeze()
         await APIServer(app, host, job.settings).serve(sockets=[listener])
 
 

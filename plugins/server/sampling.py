@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,12 @@ from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Body, Ignored
 from dovetail.plugins.server.structured import FormFields, structured_outputs
+
+MAX_STRINGS = 1024
+"""Of one field: each is looked for in every piece of text, or tokenized."""
+
+Strings = Annotated[list[str], msgspec.Meta(max_length=MAX_STRINGS)]
+"""A list of strings that cost something each."""
 
 
 class StreamOptions(Body, kw_only=True):
@@ -39,12 +45,12 @@ class SamplingFields(FormFields, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: Strings | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
@@ -64,14 +70,20 @@ class SamplingFields(FormFields, kw_only=True):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
 
+    user: str | None = None
+    safety_identifier: str | None = None
+    """OpenAI's newer name of `user`."""
+
     # They change nothing that this server does.
-    user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None
     service_tier: Ignored = None
-    safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+
+    def end_user(self) -> str | None:
+        """For whom the request is, where it says so."""
+        return self.user or self.safety_identifier or None
 
 
 _PASSED_ON = frozenset(SamplingFields.__struct_fields__) & frozenset(SamplingParams.__dataclass_fields__)
@@ -86,7 +98,7 @@ _REFUSED: Mapping[str, tuple[object, str]] = {
 
 def sampling_params(fields: SamplingFields, facts: EngineFacts, **given: Any) -> SamplingParams:
     """The parameters of a request. A field that it does not give has the value of the model's generation config, or
-    else that of `SamplingParams`. `given` outranks both.
+    else that of `SamplingParams`. `given` outranks both, but for None where the generation config has a value.
 
     Raises `APIError` 400 that names the field.
     """
@@ -103,8 +115,12 @@ def sampling_params(fields: SamplingFields, facts: EngineFacts, **given: Any) ->
     form = structured_outputs(fields)
     if form is not None:
         asked["structured_outputs"] = form
+    given = {name: value for name, value in given.items() if value is not None or name not in facts.default_sampling}
     values = {**facts.default_sampling, **{name: asked[name] for name in _PASSED_ON if name in asked}, **given}
     if fields.logit_bias is not None:
+        if len(fields.logit_bias) > facts.vocab_size:
+            message = f"logit_bias has {len(fields.logit_bias)} entries, and the vocabulary {facts.vocab_size} tokens"
+            raise APIError(400, message, param="logit_bias")
         values["logit_bias"] = _by_token_id(fields.logit_bias)
     if fields.truncate_prompt_tokens == -1:
         values["truncate_prompt_tokens"] = max(1, facts.max_model_len - (values.get("max_tokens") or 1))

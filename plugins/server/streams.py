@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.sampling import SamplingFields, with_param
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
+MAX_ID_CHARS = 512
+"""Of a client's own request id, which the engine remembers for a while."""
+_UNIQUE_AND_INDEX = re.compile(r"-[0-9a-f]{16}-[0-9]+")
+"""What stands behind a response's id in the ids of its requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +42,26 @@ class Submission:
 
 def submission(request: Request, fields: SamplingFields, params: SamplingParams, *, prefix: str) -> Submission:
     """How a request is submitted. Its id is the client's own (`request_id`, or the header x-request-id) behind
-    `prefix`, or random."""
+    `prefix`, or random. Raises `APIError` 400 for one that is too long."""
     unique = secrets.token_hex(8)
     own = fields.request_id or request.headers.get("x-request-id") or unique
+    if len(own) > MAX_ID_CHARS:
+        message = f"request_id has {len(own)} characters, and may have {MAX_ID_CHARS}: give a shorter one"
+        raise APIError(400, message, param="request_id")
     options: dict[str, Any] = {"priority": fields.priority or 0, "cache_salt": fields.cache_salt}
+    user = fields.end_user()
+    if user is not None:
+        options["user"] = user
     trace = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
     if trace:
         options["trace_headers"] = trace
     return Submission(response_id=f"{prefix}-{own}", unique=unique, params=params, options=options)
+
+
+def is_of_response(request_id: str, response_id: str) -> bool:
+    """Whether a request of the engine is that of a prompt of a response."""
+    is_longer = request_id.startswith(response_id)
+    return is_longer and _UNIQUE_AND_INDEX.fullmatch(request_id, len(response_id)) is not None
 
 
 class Streams:
@@ -61,16 +78,25 @@ class Streams:
         self._streams: list[RequestStream] = []
 
     async def __aenter__(self) -> Self:
-        # At once: the engine answers between two steps, and would do so for one after the other.
-        waiting = [asyncio.create_task(self._submit(index)) for index in range(len(self._prompts))]
         try:
-            self._streams = await asyncio.gather(*waiting)
-        except BaseException as error:
-            await _close_all(waiting)
-            if isinstance(error, RequestError) and not isinstance(error, QueueFull) and self._engine.is_running:
+            if len(self._prompts) == 1:
+                self._streams = [await self._submit(0)]
+            else:
+                self._streams = await self._submit_all()
+        except RequestError as error:
+            if not isinstance(error, QueueFull) and self._engine.is_running:
                 raise with_param(error) from None
             raise
         return self
+
+    async def _submit_all(self) -> list[RequestStream]:
+        # At once: the engine answers between two steps, and would do so for one after the other.
+        waiting = [asyncio.create_task(self._submit(index)) for index in range(len(self._prompts))]
+        try:
+            return await asyncio.gather(*waiting)
+        except BaseException:
+            await _close_all(waiting)
+            raise
 
     async def _submit(self, index: int) -> RequestStream:
         request_id = f"{self._how.response_id}-{self._how.unique}-{index}"

@@ -77,20 +77,20 @@ class Resampler:
     def __init__(self, seed: int, draws: int = _DRAWS):
         self._seed = seed
         self._draws = draws
-        self._weights: dict[int, Array] = {}
+        self._weights: dict[tuple[int, int], Array] = {}
 
-    def weights(self, groups: int) -> Array:
-        """How often each draw holds each group: [groups, draws]."""
-        if groups not in self._weights:
-            generator = np.random.default_rng([self._seed, groups])
+    def weights(self, groups: int, stream: int = 0) -> Array:
+        """How often each draw holds each group: [groups, draws]. Streams are independent of each other."""
+        if (groups, stream) not in self._weights:
+            generator = np.random.default_rng([self._seed, groups, *([stream] if stream else [])])
             rows = max(1, _CHUNK // groups)
             parts = []
             for start in range(0, self._draws, rows):
                 count = min(rows, self._draws - start)
                 picks = generator.integers(0, groups, (count, groups)) + groups * np.arange(count)[:, None]
                 parts.append(np.bincount(picks.ravel(), minlength=count * groups).reshape(count, groups))
-            self._weights[groups] = np.concatenate(parts).T.astype(np.float64)
-        return self._weights[groups]
+            self._weights[groups, stream] = np.concatenate(parts).T.astype(np.float64)
+        return self._weights[groups, stream]
 
     def mean(self, values: Sequence[float], null: float = 0.0) -> Estimate:
         """Returns the mean over groups; `p` is the p-value of the mean being `null`."""
@@ -99,14 +99,36 @@ class Resampler:
     def ratio(self, numerators: Sequence[float], denominators: Sequence[float], null: float = 0.0) -> Estimate:
         """sum(numerators) / sum(denominators), one of each per group. Raises `ValueError` where the latter is 0."""
         top, bottom = np.asarray([numerators], float), np.asarray([denominators], float)
-        value, error, deviations = studentized(top, bottom, self.weights(top.shape[1]))
-        groups = top.shape[1]
-        if groups < MIN_GROUPS:
-            return Estimate(float(value[0]), None, None, groups)
-        below, above = reaches(error, deviations)
-        p = p_values(value - null, error, deviations)
-        found = float(value[0])
-        return Estimate(found, found - float(below[0]), found + float(above[0]), groups, float(error[0]), float(p[0]))
+        found = studentized(top, bottom, self.weights(top.shape[1]))
+        return _estimate(*found, top.shape[1], null, has_interval=top.shape[1] >= MIN_GROUPS)
+
+    def difference(self, own: Sums, other: Sums) -> Estimate:
+        """The ratio of sums of one sample less that of another one, drawn independently; `groups` are both samples'.
+        There is an interval where each has enough. Raises `ValueError` where denominators sum to 0."""
+        parts = [
+            (np.asarray([top], float), np.asarray([bottom], float), self.weights(len(top), stream))
+            for stream, (top, bottom) in enumerate((own, other))
+        ]
+        counts = [len(top) for top, _ in (own, other)]
+        found = studentized_difference(*parts)
+        return _estimate(*found, sum(counts), 0.0, has_interval=min(counts) >= MIN_GROUPS)
+
+
+Sums = tuple[Sequence[float], Sequence[float]]
+"""Numerators and denominators of a sample, one of each per group."""
+Sample = tuple[Array, Array, Array]
+"""Numerators and denominators [S, n] of S experiments, and weights [n, B]."""
+
+
+def _estimate(
+    value: Array, error: Array, deviations: Array, groups: int, null: float, *, has_interval: bool
+) -> Estimate:
+    found = float(value[0])
+    if not has_interval:
+        return Estimate(found, None, None, groups)
+    below, above = reaches(error, deviations)
+    p = p_values(value - null, error, deviations)
+    return Estimate(found, found - float(below[0]), found + float(above[0]), groups, float(error[0]), float(p[0]))
 
 
 def studentized(numerators: Array, denominators: Array, weights: Array) -> tuple[Array, Array, Array]:
@@ -118,6 +140,20 @@ def studentized(numerators: Array, denominators: Array, weights: Array) -> tuple
 
     Returns: [S], [S], [S, B]. Raises `ValueError` where denominators sum to 0.
     """
+    value, error, moved, drawn_error = _drawn(numerators, denominators, weights)
+    return value, error, _deviations(moved, drawn_error, error)
+
+
+def studentized_difference(own: Sample, other: Sample) -> tuple[Array, Array, Array]:
+    """As `studentized`, of the ratio of one sample less that of another; weights of both are independent."""
+    value, error, moved, drawn_error = _drawn(*own)
+    value_, error_, moved_, drawn_error_ = _drawn(*other)
+    both = np.hypot(error, error_)
+    return value - value_, both, _deviations(moved - moved_, np.hypot(drawn_error, drawn_error_), both)
+
+
+def _drawn(numerators: Array, denominators: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
+    """Value and standard error [S]; by how much draws differ from the value, and their standard errors [S, B]."""
     count = numerators.shape[1]
     total = denominators.sum(axis=1)
     if (total == 0).any():
@@ -131,10 +167,12 @@ def studentized(numerators: Array, denominators: Array, weights: Array) -> tuple
     squares = (
         (rest**2) @ weights - 2 * moved * ((rest * denominators) @ weights) + moved**2 * ((denominators**2) @ weights)
     )
-    drawn_error = _linear_error(np.maximum(squares, 0.0), drawn_total, count)
+    return value, error, moved, _linear_error(np.maximum(squares, 0.0), drawn_total, count)
+
+
+def _deviations(moved: Array, drawn_error: Array, error: Array) -> Array:
     least = np.where(error > 0, _LEAST_ERROR * error, 1.0)[:, None]
-    deviations = moved / np.maximum(drawn_error, least)
-    return value, error, np.nan_to_num(deviations, nan=0.0)
+    return np.nan_to_num(moved / np.maximum(drawn_error, least), nan=0.0)
 
 
 def _linear_error(squares: Array, total: Array, count: int) -> Array:
@@ -184,6 +222,17 @@ def groups_needed(effect: float, error: float, groups: int, comparisons: int) ->
 def detectable(error: float, comparisons: int) -> float:
     """Returns the smallest effect that is decided four times out of five with these groups. Normal approximation."""
     return _quantile_sum(comparisons) * error
+
+
+def multinomial_p(counts: Sequence[int], shares: Sequence[float], seed: int = 0) -> float:
+    """How likely counts are that differ from these shares (which sum to 1) by at least as much as `counts` do, in
+    Pearson's chi-square. By drawing, so that it holds for few as well."""
+    total = sum(counts)
+    expected = np.asarray(shares, float) * total
+    draws = np.random.default_rng([seed, total]).multinomial(total, shares, _DRAWS)
+    found = ((np.asarray(counts) - expected) ** 2 / expected).sum()
+    drawn = ((draws - expected) ** 2 / expected).sum(axis=1)
+    return float((1 + np.count_nonzero(drawn >= found - 1e-9)) / (_DRAWS + 1))
 
 
 def _quantile_sum(comparisons: int) -> float:

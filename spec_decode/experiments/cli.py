@@ -120,6 +120,31 @@ def compare(
         raise typer.Exit(1)
 
 
+@app.command("live")
+def live(
+    records: Annotated[
+        Path, typer.Argument(metavar="RECORDS.jsonl", help="What the telemetry sink `experiments` wrote.")
+    ],
+    experiment: Annotated[
+        str | None, typer.Option("--experiment", help="Which one, where the file has several.", metavar="NAME")
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", help="The arm that others are compared with; by default the first.", metavar="ARM"),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+) -> None:
+    """Compare the arms that live traffic was split between (section `experiments` of a config)."""
+    check_writable("--json", json_file)
+    from dovetail.spec_decode.experiments.live.records import read_live
+    from dovetail.spec_decode.experiments.live.report import analyse, live_json, print_live
+
+    report = analyse(read_live(records, experiment), baseline)
+    if json_file is not None:
+        write_text("--json", json_file, live_json(report))
+    print_live(report)
+
+
 @app.command("init")
 def init(
     path: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The file to write.")] = Path(

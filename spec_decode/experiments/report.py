@@ -58,9 +58,9 @@ def as_data(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {"dovetail_ab": FORMAT}
     for section in fields(report):
         value = getattr(report, section.name)
-        found[section.name] = _columns(value) if section.name in _COLUMNS else _plain(value)
+        found[section.name] = _columns(value) if section.name in _COLUMNS else plain(value)
     found["definitions"] = {"acceptance": dict(DEFINITIONS), "speed": dict(METRICS)}
-    found["results"] = [{"label": row.label, **_plain(row.values)} for row in report.rows()]
+    found["results"] = [{"label": row.label, **plain(row.values)} for row in report.rows()]
     return found
 
 
@@ -72,16 +72,17 @@ def write_json(report: Report) -> str:
 def _columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
     if not rows:
         return {}
-    return {field.name: [_plain(getattr(row, field.name)) for row in rows] for field in fields(rows[0])}
+    return {field.name: [plain(getattr(row, field.name)) for row in rows] for field in fields(rows[0])}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Dataclasses, mappings and sequences as JSON has them; what is no number becomes None."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         # Infinities and NaN are no JSON; nanoseconds suffice.
         return round(value, 9) if math.isfinite(value) else None

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
-from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
+from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Estimate
 from dovetail.spec_decode.experiments.cost import Crossover, Line
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import METRICS, PER_REQUEST, PRIMARY, Speed
+from dovetail.spec_decode.experiments.speed import METRICS, PER_REQUEST, PRIMARY, Decision, Speed
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 
 
@@ -115,26 +115,39 @@ def speed_section(report: Report) -> Section:
 
 
 def _speed_table(report: Report, speeds: Sequence[Speed], metric: str) -> TableData:
-    header = ["arm", "batch", "plain", "arm's", "ratio [95%]", "p", "groups", "to decide", "detectable", "verdict"]
+    header = ["arm", "batch", "plain", "arm's", *ratio_header("groups")]
     rows = [
         [
             report.label(s.arm, s.length),
             str(s.batch),
-            _value(s.baseline, metric),
-            _value(s.own, metric),
-            format_estimate(s.ratio, "{:.3f}"),
-            "-" if s.adjusted_p is None else f"{s.adjusted_p:.4f}",
-            str(s.ratio.groups),
-            "-" if s.groups_to_decide is None else f"{s.groups_to_decide:,}",
-            "-" if s.detectable is None else f"{s.detectable:.1%}",
-            s.verdict,
+            speed_value(s.baseline, metric),
+            speed_value(s.own, metric),
+            *ratio_cells(s.ratio, s.decision),
         ]
         for s in speeds
     ]
     return TableData(header, rows, metric)
 
 
-def _value(value: float, metric: str) -> str:
+def ratio_header(groups: str) -> list[str]:
+    """Of the columns of `ratio_cells`. `groups`: what is drawn."""
+    return ["ratio [95%]", "p", groups, "to decide", "detectable", "verdict"]
+
+
+def ratio_cells(ratio: Estimate, decision: Decision) -> list[str]:
+    """A ratio of speeds, and what it comes to."""
+    return [
+        format_estimate(ratio, "{:.3f}"),
+        "-" if decision.adjusted_p is None else f"{decision.adjusted_p:.4f}",
+        str(ratio.groups),
+        "-" if decision.groups_to_decide is None else f"{decision.groups_to_decide:,}",
+        "-" if decision.detectable is None else f"{decision.detectable:.1%}",
+        decision.verdict,
+    ]
+
+
+def speed_value(value: float, metric: str) -> str:
+    """Tokens per second, or milliseconds."""
     if math.isnan(value):
         return "-"
     return f"{value:,.1f}/s" if metric in (PRIMARY, PER_REQUEST) else f"{1e3 * value:,.2f} ms"

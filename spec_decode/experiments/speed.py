@@ -14,7 +14,6 @@ from typing import Literal
 
 from dovetail.spec_decode.experiments.bootstrap import (
     LEVEL,
-    MIN_GROUPS,
     Estimate,
     Resampler,
     detectable,
@@ -35,6 +34,16 @@ METRICS: Mapping[str, str] = {
 PRIMARY = "tokens/s"
 PER_REQUEST = "tokens/s of a request"
 """Of categories: output tokens of their requests / the sum of these requests' seconds. At batch 1 it is `PRIMARY`."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a ratio comes to among others."""
+
+    adjusted_p: float | None
+    verdict: Verdict
+    groups_to_decide: int | None
+    detectable: float | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,11 @@ class Speed:
     there is nothing to decide."""
     detectable: float | None
     """The smallest speed-up that the groups at hand would decide, with 80% power: 0.03 for 3%."""
+
+    @property
+    def decision(self) -> Decision:
+        """Its last four fields."""
+        return Decision(self.adjusted_p, self.verdict, self.groups_to_decide, self.detectable)
 
 
 def compare_speed(records: Sequence[RequestRecord], resampler: Resampler) -> list[Speed]:
@@ -164,18 +178,19 @@ def _correct(speeds: list[Speed]) -> list[Speed]:
     """Verdicts after Holm's correction. The control is not corrected: it is there to show the noise."""
     p_values = {i: s.ratio.p for i, s in enumerate(speeds) if s.ratio.p is not None and s.arm != CONTROL}
     adjusted = holm(p_values)
-    return [_decide(s, adjusted.get(i, s.ratio.p), max(1, len(p_values))) for i, s in enumerate(speeds)]
+    decisions = [decide(s.ratio, adjusted.get(i, s.ratio.p), max(1, len(p_values))) for i, s in enumerate(speeds)]
+    return [replace(speed, **vars(decision)) for speed, decision in zip(speeds, decisions, strict=True)]
 
 
-def _decide(speed: Speed, adjusted: float | None, comparisons: int) -> Speed:
-    ratio = speed.ratio
-    if ratio.groups < MIN_GROUPS or adjusted is None or ratio.error is None:
-        return speed
+def decide(ratio: Estimate, adjusted: float | None, comparisons: int) -> Decision:
+    """The verdict on a ratio (more than 1 is better; its error is that of the logarithm), as one of so many.
+    `adjusted`: its p-value after correction."""
+    if not ratio.has_interval or adjusted is None or ratio.error is None:
+        return Decision(None, "undecided", None, None)
     decided = adjusted < 1 - LEVEL
     verdict: Verdict = "undecided" if not decided else "faster" if ratio.value > 1 else "slower"
     needed = groups_needed(math.log(ratio.value), ratio.error, ratio.groups, comparisons)
-    return replace(
-        speed,
+    return Decision(
         adjusted_p=adjusted,
         verdict=verdict,
         groups_to_decide=None if decided or needed is None else max(needed, ratio.groups + 1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +18,7 @@ from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.speed import PRIMARY
-from dovetail.spec_decode.experiments.tables import TableData
+from dovetail.spec_decode.experiments.tables import Section, TableData
 
 STYLES = {
     "faster": "green",
@@ -51,19 +53,24 @@ STYLES = {
 def print_report(report: Report) -> None:
     """All sections, then the verdict of each arm in one line."""
     console = create_console()
-    for section in all_sections(report):
-        console.print(Text(section.title, style="bold"))
-        for table in section.tables:
-            _print_table(console, table)
-        for note in section.notes:
-            console.print(Text(note, style="dim"))
-        console.print()
+    print_sections(console, all_sections(report))
     for warning in report.warnings:
         print_warning(warning)
     if report.provenance.noise:
         print_warning(report.provenance.noise)
     for line in verdict_lines(report):
         console.print(Text(line))
+
+
+def print_sections(console: Console, sections: Sequence[Section]) -> None:
+    """Titles, tables and notes."""
+    for section in sections:
+        console.print(Text(section.title, style="bold"))
+        for table in section.tables:
+            _print_table(console, table)
+        for note in section.notes:
+            console.print(Text(note, style="dim"))
+        console.print()
 
 
 def verdict_lines(report: Report) -> list[str]:
@@ -74,12 +81,15 @@ def verdict_lines(report: Report) -> list[str]:
         if speed.metric != PRIMARY or speed.category is not None or speed.arm in (BASELINE, CONTROL):
             continue
         own = equality[speed.arm, speed.length, speed.batch]
-        interval = "no interval" if speed.ratio.low is None else f"{speed.ratio.low:.3f} to {speed.ratio.high:.3f}"
-        lines.append(
-            f"{report.label(speed.arm, speed.length)}, batch {speed.batch}: {speed.verdict}, {speed.ratio.value:.3f}x"
-            f" ({interval}), {own.verdict}"
-        )
+        verdict = verdict_text(speed.verdict, speed.ratio)
+        lines.append(f"{report.label(speed.arm, speed.length)}, batch {speed.batch}: {verdict}, {own.verdict}")
     return lines
+
+
+def verdict_text(verdict: str, ratio: Estimate) -> str:
+    """A verdict on a ratio in a few words."""
+    interval = "no interval" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+    return f"{verdict}, {ratio.value:.3f}x ({interval})"
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -82,8 +82,11 @@ def test_requests_without_their_idle_drafter_share_a_prefix_and_give_the_same_to
         executor={"threads": 1},
         speculative={"drafters": {"draft": {"name": "draft_model", "path": str(tmp_path), "length": length}}},
     ) as llm:
+        llm.engine.keep_ended(20)
         for _ in range(20):
             answers += llm.generate([list(range(1, 18))], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        told = [llm.engine.explain_request(answer.request_id).requests[0].stats for answer in answers]
+    assert [index for index, stats in enumerate(told) if not stats.drafter_is_idle] == [0, 1, 2, 18]
     # The step that told it is that of the third request, which came before.
     assert [index for index, answer in enumerate(answers) if answer.metrics.num_drafted] == [0, 1, 2, 18]
     assert len({tuple(answer.outputs[0].token_ids) for answer in answers}) == 1

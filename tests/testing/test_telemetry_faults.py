@@ -223,6 +223,29 @@ class LabelsByError(Labelled):
         return stats.error_type
 
 
+class AddsUpWaits(Small):
+    """Takes every grammar for compiled."""
+
+    waited = 0.0
+
+    def on_request(self, stats: RequestStats) -> None:
+        super().on_request(stats)
+        if stats.grammar is not None:
+            self.waited += stats.grammar.wait  # type: ignore[operator]
+
+
+class LabelsByUnit(Labelled):
+    def label(self, stats: RequestStats) -> object:
+        return stats.assignment and stats.assignment.unit_hash
+
+
+class TakesAllForSliced(Small):
+    def on_request(self, stats: RequestStats) -> None:
+        super().on_request(stats)
+        if stats.assignment is not None:
+            self.slice = stats.assignment.slice + 1  # type: ignore[operator]
+
+
 class ReadsWhatGrows(Labelled):
     """Goes through what the engine's thread changes."""
 
@@ -243,6 +266,7 @@ FAULTS = [
     Fault("takes every request for scheduled", TakesAllForScheduled, "test_takes_every_request"),
     Fault("divides by the time between the tokens of one", DividesByTheTokens, "test_takes_every_request"),
     Fault("raises at a malformed trace", ParsesTheTrace, "test_takes_every_request[a malformed trace]"),
+    Fault("takes every grammar for compiled", AddsUpWaits, "test_takes_every_request"),
     Fault("starts once only", StartsOnce, "test_goes_on_with_another_kv_memory"),
     Fault("closes once only", ClosesOnce, "test_closes_twice"),
     Fault("closes what it opens at the start", ClosesWhatItOpenedAtTheStart, "test_closes_before_it_began"),
@@ -260,6 +284,8 @@ FAULTS = [
     Fault("labels by request", LabelsById, "test_its_size_does_not_grow_with_requests"),
     Fault("labels by every version of the weights", LabelsByVersion, "test_its_size_does_not_grow_with_requests"),
     Fault("labels by every error", LabelsByError, "test_its_size_does_not_grow_with_requests"),
+    Fault("labels by unit of an experiment", LabelsByUnit, "test_its_size_does_not_grow_with_requests"),
+    Fault("takes every unit for a slice", TakesAllForSliced, "test_takes_every_request[an arm of an experiment]"),
     Fault("reads what grows meanwhile", ReadsWhatGrows, "test_is_read_while_it_counts"),
 ]
 

@@ -54,6 +54,7 @@ class LLMEngine(engine.LLMEngine):
         prompt_text: None = None,
         *,
         cache_salt: str | None = None,
+        user: str | None = None,
         **other: Any,
     ) -> None:
         """Queues a request; an id that is a number becomes text. Raises `RequestError`."""
@@ -71,6 +72,7 @@ class LLMEngine(engine.LLMEngine):
             arrival_time=arrival_time,
             cache_salt=cache_salt,
             trace_headers=trace_headers,
+            user=user,
         )
 
     def abort_request(self, request_ids: str | int | Iterable[str | int]) -> list[RequestOutput]:

@@ -38,6 +38,12 @@ class GrammarCompiler:
     def __reduce__(self) -> tuple[Any, ...]:
         return GrammarCompiler, (self.component, self.setup)
 
+    def has(self, spec: GrammarSpec) -> bool:
+        """Whether the grammar of `spec` is there."""
+        with self._lock:
+            future = self._compiled.get(spec)
+            return future is not None and future.done() and future.exception() is None
+
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
         """The grammar of `spec`, or a `RequestError` for its user, once it is there. Never waits."""
         with self._lock:

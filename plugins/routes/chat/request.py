@@ -90,6 +90,8 @@ def what_is_asked(body: ChatRequest, model: str, facts: EngineFacts) -> Asked:
         raise APIError(400, "modalities must be [text]: other ones are not generated", param="modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs need logprobs: true", param="top_logprobs")
+    if body.prompt_logprobs is not None and body.stream:
+        raise APIError(400, "prompt_logprobs come whole: leave stream out", param="prompt_logprobs")
     given = {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,

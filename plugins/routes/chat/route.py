@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.route import APIError, Route, RouteHost
+from dovetail.contracts.route import Route, RouteHost
 from dovetail.plugins.routes.chat.choices import ChoiceWriter
 from dovetail.plugins.routes.chat.frames import FrameWriter
 from dovetail.plugins.routes.chat.request import Asked, ChatRequest, what_is_asked
@@ -68,8 +68,6 @@ class ChatRoute(Route):
     async def _prepared(self, request: Request) -> tuple[ChatRequest, Asked, PreparedTurn]:
         body = await self._bodies.read(request)
         asked = what_is_asked(body, self.host.check_model(body.model), self.host.engine.facts)
-        if asked.with_prompt_logprobs and body.stream:
-            raise APIError(400, "prompt_logprobs come whole: leave stream out", param="prompt_logprobs")
         return body, asked, await prepare(self.host, asked.turn, asked.params)
 
     async def _stream(

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.contracts.dialect import ToolChoice
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.routes.messages.conversation import openai_messages
 from dovetail.plugins.server.bodies import Ignored
-from dovetail.plugins.server.sampling import SamplingFields, sampling_params
+from dovetail.plugins.server.sampling import SamplingFields, Strings, sampling_params
 from dovetail.plugins.server.turns.formats import format_expression
 from dovetail.plugins.server.turns.messages import template_messages
 from dovetail.plugins.server.turns.tools import ToolSet, tool_set
@@ -25,7 +24,7 @@ class MessagesRequest(SamplingFields, kw_only=True):
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     system: str | list[dict[str, Any]] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Strings | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
@@ -37,9 +36,15 @@ class MessagesRequest(SamplingFields, kw_only=True):
     cache_control: Ignored = None
     """Equal prefixes are always found again."""
     inference_geo: Ignored = None
+    metadata: dict[str, Any] | None = None
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+
+    def end_user(self) -> str | None:
+        """Anthropic's `metadata.user_id`, or as in OpenAI's requests."""
+        given = (self.metadata or {}).get("user_id")
+        return given if isinstance(given, str) and given else super().end_user()
 
 
 _REFUSED: Mapping[str, str] = {
@@ -114,14 +119,11 @@ def _tools(body: MessagesRequest) -> ToolSet:
     kind = choice.get("type", "auto")
     if kind not in _CHOICES:
         raise APIError(400, "tool_choice.type is auto, any, tool or none", param="tool_choice.type")
-    found = tool_set(tools, _CHOICES[kind] if kind != "tool" else None, parallel)
-    if kind != "tool":
-        return found
-    named = ToolChoice(mode="named", name=str(choice.get("name", "")), parallel=parallel)
-    return ToolSet(shown=found.shown, tools=found.tools, choice=named)
+    named = {"type": "function", "function": {"name": str(choice.get("name", ""))}}
+    return tool_set(tools, named if kind == "tool" else _CHOICES[kind], parallel)
 
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "named"}
 
 
 def _openai_tool(tool: Mapping[str, Any], param: str) -> dict[str, Any]:

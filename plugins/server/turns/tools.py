@@ -23,11 +23,21 @@ class ToolSet:
 def tool_set(tools: Sequence[Mapping[str, Any]] | None, choice: Any, parallel: bool | None) -> ToolSet:
     """From `tools`, `tool_choice` and `parallel_tool_calls`. Raises `APIError` 400 that names the field."""
     functions = [_function(tool, f"tools.{index}") for index, tool in enumerate(tools or ())]
-    return ToolSet(
+    found = ToolSet(
         shown=tuple({"type": "function", "function": _without_strict(function)} for function in functions),
         tools=tuple(_tool(function, f"tools.{index}.function") for index, function in enumerate(functions)),
         choice=tool_choice(choice, parallel is not False),
     )
+    _check_choice(found.choice, [tool.name for tool in found.tools])
+    return found
+
+
+def _check_choice(choice: ToolChoice, names: Sequence[str]) -> None:
+    if choice.mode in ("required", "named") and not names:
+        raise APIError(400, "tool_choice asks for a call, and the request has no tools", param="tool_choice")
+    if choice.mode == "named" and choice.name not in names:
+        message = f"tool_choice names {choice.name!r}, and the tools are {', '.join(names)}"
+        raise APIError(400, message, param="tool_choice")
 
 
 def tool_choice(choice: Any, parallel: bool) -> ToolChoice:

@@ -95,6 +95,9 @@ def attributes_of(stats: RequestStats, model: str) -> dict[str, AttributeValue]:
         attributes["error.type"] = stats.error_type
     if stats.adapter:
         attributes["dovetail.adapter"] = stats.adapter
+    if stats.assignment is not None:
+        attributes["dovetail.experiment"] = stats.assignment.experiment
+        attributes["dovetail.arm"] = stats.assignment.arm
     if stats.drafter is not None:
         attributes["dovetail.drafter"] = stats.drafter
         attributes["dovetail.draft_tokens"] = stats.num_drafted

@@ -1,4 +1,5 @@
-"""What is counted of requests, apart for each drafter, adapter and weight version, so that these can be compared."""
+"""What is counted of requests, apart for each drafter, adapter, weight version and arm of an experiment, so that these
+can be compared."""
 
 from __future__ import annotations
 
@@ -7,21 +8,23 @@ from dovetail.plugins.telemetry.prometheus import names
 from dovetail.plugins.telemetry.prometheus.histogram import Histogram
 from dovetail.plugins.telemetry.prometheus.names import Definition
 
-ArmLabels = tuple[str, str, str]
-"""Drafter ("" for none), adapter ("" for none), weight version."""
+ArmLabels = tuple[str, str, str, str, str]
+"""Drafter, adapter, weight version, experiment and its arm; "" for none."""
 FINISH_REASONS = ("stop", "length", "abort", "error")
 MAX_ARMS = 16
-"""Arms that are kept; each takes some 30 KB of exposition."""
+"""Arms that are kept besides those of experiments; each takes some 30 KB of exposition."""
 MAX_ERROR_TYPES = 16
 
 
 def labels_of(stats: RequestStats | FirstToken) -> ArmLabels:
     """The arm that a request belongs to."""
-    return stats.drafter or "", stats.adapter, str(stats.weight_version)
+    assignment = stats.assignment
+    experiment, arm = ("", "") if assignment is None else (assignment.experiment, assignment.arm)
+    return stats.drafter or "", stats.adapter, str(stats.weight_version), experiment, arm
 
 
 class Arm:
-    """The requests of one drafter, adapter and weight version."""
+    """The requests with the same labels."""
 
     def __init__(self, max_model_len: int):
         self._prompt, self._computed, self._output, self._max_tokens = names.token_definitions(max_model_len)
@@ -92,11 +95,12 @@ class Arm:
 
 
 class Arms:
-    """The arms that were met, at most `MAX_ARMS`: what was counted of the one that was met longest ago is dropped for
+    """The arms that were met, at most `most`: what was counted of the one that was met longest ago is dropped for
     another, so that an engine whose weights change for days exposes no more than one that has just started."""
 
-    def __init__(self, max_model_len: int, first: ArmLabels):
+    def __init__(self, max_model_len: int, first: ArmLabels, most: int):
         self._max_model_len = max_model_len
+        self._most = most
         self._arms = {first: Arm(max_model_len)}
 
     def of(self, stats: RequestStats | FirstToken) -> Arm:
@@ -105,7 +109,7 @@ class Arms:
         arm = self._arms.pop(labels, None)
         if arm is None:
             arm = Arm(self._max_model_len)
-            if len(self._arms) == MAX_ARMS:
+            if len(self._arms) == self._most:
                 del self._arms[next(iter(self._arms))]
         self._arms[labels] = arm
         return arm

@@ -10,7 +10,7 @@ from dovetail.plugins.telemetry.prometheus.arms import Arm, ArmLabels, Arms
 from dovetail.plugins.telemetry.prometheus.histogram import Histogram
 from dovetail.plugins.telemetry.prometheus.page import Labels, Page
 
-_ARM = ("drafter", "adapter", "weight_version")
+_ARM = ("drafter", "adapter", "weight_version", "experiment", "arm")
 
 
 @dataclass(slots=True)

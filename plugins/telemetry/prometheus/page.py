@@ -53,12 +53,12 @@ class Page:
         self._lines += [f"# HELP {name} {help_}", f"# TYPE {name} {kind}"]
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)
 def _label_text(labels: Labels) -> str:
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=4096)
 def _bucket_texts(name: str, labels: Labels, bounds: tuple[float, ...]) -> list[str]:
     limits = [*map(floatToGoString, bounds), "+Inf"]
     return [f"{name}_bucket{_label_text((*labels, ('le', limit)))}" for limit in limits]

@@ -12,7 +12,7 @@ from pydantic import Field
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.telemetry import EngineDescription, EngineState, Exposes, Exposition, RequestStats, StepStats
 from dovetail.plugins.telemetry.prometheus import names
-from dovetail.plugins.telemetry.prometheus.arms import Arms
+from dovetail.plugins.telemetry.prometheus.arms import MAX_ARMS, Arms
 from dovetail.plugins.telemetry.prometheus.exposition import Counted, Writer
 from dovetail.plugins.telemetry.prometheus.histogram import Histogram
 from dovetail.plugins.telemetry.prometheus.page import CONTENT_TYPE
@@ -40,7 +40,9 @@ class PrometheusSink(Exposes):
     def on_start(self, engine: EngineDescription) -> None:
         """Begins to count; goes on where the KV memory was replaced."""
         if self._counted is None:
-            arms = Arms(engine.max_model_len, (engine.drafter or "", "", "0"))
+            first = (engine.drafter or "", "", "0", "", "")
+            num_assigned = sum(len(experiment.arms) for experiment in engine.experiments)
+            arms = Arms(engine.max_model_len, first, MAX_ARMS + num_assigned)
             self._counted = Counted(
                 arms,
                 step_tokens=Histogram(names.STEP_TOKENS.bounds),

@@ -119,6 +119,55 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(
     with_remote(main)
 
 
+def test_a_plan_is_that_of_an_engine_in_this_process(with_remote: WithRemote, local_engine: AsyncLLMEngine) -> None:
+    params = SamplingParams(max_tokens=500, speculation="lookup")
+    expected = asyncio.run(local_engine.plan_request(PROMPT, params))
+    assert with_remote(lambda engine: engine.plan_request(PROMPT, params)) == expected
+    assert (expected.drafter, expected.num_prompt_tokens + expected.max_tokens) == ("lookup", 256)
+
+    async def refused(engine: RemoteEngine) -> None:
+        with pytest.raises(RequestError, match="no drafter 'x' is configured"):
+            await engine.plan_request(PROMPT, SamplingParams(speculation="x"))
+
+    with_remote(refused)
+
+
+def test_a_request_is_explained_by_any_client_while_it_runs_and_afterwards(
+    engine_process: EngineProcess, with_remote: WithRemote
+) -> None:
+    async def main(engine: RemoteEngine) -> None:
+        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0, speculation="lookup")
+        stream = await engine.submit(PROMPT, params, "told-0", priority=2, cache_salt="salt")
+        outputs = aiter(stream)
+        await anext(outputs)
+        await engine.call("hold", request_ids="told-0")
+        async with await RemoteEngine.connect(engine_process.address, 60) as other:
+            (running,) = (await other.explain_request("told")).requests
+            await engine.call("resume", request_ids="told-0")
+            last = [output async for output in outputs][-1]
+            (ended,) = (await other.explain_request("told-0")).requests
+            unknown = await other.explain_request("tol")
+        assert (running.state, running.stats.finish_reason) == ("held", "")
+        assert (ended.state, ended.stats.finish_reason) == ("finished", "length")
+        assert 0 < running.stats.num_generated_tokens < ended.stats.num_generated_tokens == 200
+        assert (ended.stats.priority, ended.stats.is_salted, ended.stats.drafter) == (2, True, "lookup")
+        assert ended.stats.num_accepted == last.metrics.num_accepted
+        assert ended.stats.accepted_per_position == tuple(last.metrics.accepted_per_position)
+        assert unknown.requests == ()
+
+    with_remote(main)
+
+
+def test_an_id_that_no_request_had_is_explained_by_nothing(with_remote: WithRemote) -> None:
+    async def main(engine: RemoteEngine) -> None:
+        with pytest.raises(RequestError, match="a request id is a string"):
+            await engine.explain_request("")
+        found = await engine.explain_request("never")
+        assert (found.requests, found.num_kept) == ((), 1000)
+
+    with_remote(main)
+
+
 def test_an_id_in_use_is_refused_also_where_another_client_has_it(
     engine_process: EngineProcess, with_remote: WithRemote
 ) -> None:
@@ -282,6 +331,62 @@ def test_an_engine_that_stands_still_is_noticed_and_goes_on(
         assert (await collect(engine, SamplingParams(max_tokens=3)))[-1].finished
 
     with_remote(main)
+
+
+def test_requests_that_a_stuck_engine_does_not_answer_are_given_up(
+    engine_process: EngineProcess, with_remote: WithRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.01)
+
+    async def main(engine: RemoteEngine) -> None:
+        stream = await engine.submit(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(aiter(stream))
+        os.kill(engine_process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerError, match="has not answered"):
+                await engine.submit(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True), "given-up")
+            with pytest.raises(WorkerError, match="has not answered"):
+                await engine.submit(PROMPT)
+        finally:
+            os.kill(engine_process.pid, signal.SIGCONT)
+        assert [output async for output in stream][-1].finished
+        await until_answered(engine)
+        assert (await collect(engine, SamplingParams(max_tokens=3)))[-1].finished
+
+    with_remote(main)  # waits until no block is held, by the request that was given up either
+
+
+async def until_answered(engine: RemoteEngine) -> None:
+    """Returns once the engine takes requests again."""
+    while True:
+        try:
+            (await engine.submit(PROMPT, SamplingParams(max_tokens=1))).close()
+        except WorkerError:
+            await asyncio.sleep(0)
+        else:
+            return
+
+
+def test_requests_that_wait_for_an_answer_are_bounded(sections: dict[str, Any], tmp_path: Path) -> None:
+    async def main(process: EngineProcess) -> None:
+        async with await RemoteEngine.connect(process.address, 60) as engine:
+            params = SamplingParams(max_tokens=2)
+            os.kill(process.pid, signal.SIGSTOP)
+            tasks = [asyncio.create_task(engine.submit(PROMPT, params)) for _ in range(5)]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            finally:
+                os.kill(process.pid, signal.SIGCONT)
+            (first, *_) = done
+            assert isinstance(first.exception(), QueueFull)
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert sum(isinstance(answer, QueueFull) for answer in answers) >= 2
+
+    config = load_config(None, keywords={**sections, "server": {"max_num_waiting": 3}}, overrides=())
+    with EngineProcess(config, tmp_path) as process:
+        process.wait()
+        asyncio.run(main(process))
 
 
 def test_what_keeps_an_engine_from_starting_is_raised_here(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dovetail.plugins.routes.chat.route import ChatRoute
 from dovetail.plugins.routes.completions.route import CompletionsRoute
+from dovetail.plugins.routes.explain.route import ExplainRoute
 from dovetail.plugins.routes.health import HealthRoute
 from dovetail.plugins.routes.messages.route import MessagesRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
@@ -33,6 +34,11 @@ class TestModels(RouteSuite):
 
 class TestTokenize(RouteSuite):
     route_class = TokenizeRoute
+    serve = staticmethod(live_server)
+
+
+class TestExplain(RouteSuite):
+    route_class = ExplainRoute
     serve = staticmethod(live_server)
 
 

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from dovetail.spec_decode.experiments.live.records import read_live
 from tests.plugins.server.conftest import wait_until
 
 COMPLETE = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
@@ -97,6 +98,26 @@ def test_two_api_processes_serve_one_engine_and_one_truth(served: Served) -> Non
     texts = {served.post(COMPLETE).json()["choices"][0]["text"] for _ in range(8)}
     assert len(texts) == 1
     assert metric(served, "vllm:generation_tokens_total") == before + 64
+
+
+def test_what_ran_in_one_api_process_the_other_explains(served: Served) -> None:
+    one, other = served.children("api_process")
+    with stopped(one):
+        response = served.post({**COMPLETE, "prompt": ["Once", "Once upon a time"], "request_id": "told"}).json()
+    with stopped(other):
+        told = httpx.get(f"{served.url}/v1/explain/{response['id']}", timeout=60).json()
+    assert sum(each["prompt"]["tokens"] for each in told["requests"]) == response["usage"]["prompt_tokens"]
+    assert {each["state"] for each in told["requests"]} == {"finished"}
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    """The process does nothing meanwhile, so that another one accepts what comes."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
 
 
 def metric(served: Served, name: str) -> float:
@@ -180,3 +201,49 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(tmp_path: Path) -> N
     assert done.returncode == 2
     assert "cannot listen" in done.stderr
     assert "loading weights" not in done.stderr
+
+
+EXPERIMENT = """
+{drafts: {unit: user, arms: {plain: {speculation: off}, lookup: {speculation: lookup}}}}
+"""
+
+
+def test_live_traffic_is_split_alike_by_all_api_processes_and_recorded_to_the_last(
+    story_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "arms.jsonl"
+    arguments = (
+        "server.api_server_count=2",
+        "speculative={drafters: {lookup: {name: ngram, min_match: 1, length: fixed}}}",
+        f"experiments={EXPERIMENT.strip()}",
+        f"telemetry=[prometheus, {{name: experiments, path: {file}}}]",
+    )
+    options = [part for argument in arguments for part in ("-o", argument)]
+    with serving(story_model, tmp_path, *options) as served, ThreadPoolExecutor(1) as pool:
+        first, second = served.children("api_process")
+        for stopped in (first, second):  # the other one answers all
+            stopped.suspend()
+            for number in range(8):
+                name = "user" if number % 2 else "safety_identifier"
+                assert served.post({**COMPLETE, name: f"somebody-{number}"}).status_code == 200
+            stopped.resume()
+        assert served.post(COMPLETE).status_code == 200  # of nobody
+        stream = pool.submit(read_stream, served, {**LONG, "user": "somebody-0"})
+        wait_until(lambda: metric(served, "vllm:num_requests_running") > 0, "the stream runs")
+        exposition = httpx.get(f"{served.url}/metrics", timeout=60).text
+        served.process.send_signal(signal.SIGTERM)
+        stream.result()
+        assert served.process.wait(60) == 0
+    design, *records = map(json.loads, file.read_text().splitlines())
+    assert design["event"] == "experiment"
+    assert len(records) == 2 * 8 + 1, "each that took part, the one that drained included"
+    assert records[-1]["output_tokens"] == LONG["max_tokens"]
+    arms: dict[str, list[str]] = {}
+    for record in records:
+        arms.setdefault(record["unit"], []).append(record["arm"])
+    assert sorted(map(len, arms.values())) == [2] * 7 + [3]
+    assert all(len(set(own)) == 1 for own in arms.values())
+    assert {arm for own in arms.values() for arm in own} == {"plain", "lookup"}
+    assert 'experiment="drafts",arm="lookup"' in exposition
+    assert "somebody" not in file.read_text() + exposition
+    assert len(read_live(file, "drafts").records) == len(records), "`dovetail ab live` reads it"

@@ -27,7 +27,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.telemetry import RequestStats
 from dovetail.plugins.telemetry.otlp.sink import OTLPOptions, OTLPSink
-from dovetail.testing.telemetry_suite import ENGINE, TelemetrySinkSuite
+from dovetail.testing.telemetry_suite import ENGINE, TelemetrySinkSuite, assignment
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 MakeRequest = Callable[..., RequestStats]
@@ -274,6 +274,16 @@ def test_a_failed_request_is_an_error(make_request_stats: MakeRequest, collector
     found = attributes(request)
     assert (request.status.code, found["error.type"]) == (2, "ValueError")
     assert (found["dovetail.drafter"], found["dovetail.draft_tokens"]) == ("a", 7)
+
+
+def test_the_arm_of_an_experiment_is_told(make_request_stats: MakeRequest, collector: Collector) -> None:
+    sink = started(endpoint=collector.endpoint)
+    sink.on_request(make_request_stats(assignment=assignment(1)))
+    sink.on_request(make_request_stats(request_id="r2"))
+    sink.close()
+    found = attributes(collector.by_name("r1")["request"])
+    assert (found["dovetail.experiment"], found["dovetail.arm"]) == ("drafts", "lookup")
+    assert not {"dovetail.experiment", "dovetail.arm"} & attributes(collector.by_name("r2")["request"]).keys()
 
 
 def test_grpc(make_engine: Any) -> None:

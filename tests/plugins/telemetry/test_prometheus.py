@@ -25,7 +25,7 @@ from dovetail.contracts.telemetry import (
 from dovetail.plugins.telemetry.prometheus.arms import MAX_ARMS
 from dovetail.plugins.telemetry.prometheus.names import bounds_1_2_5
 from dovetail.plugins.telemetry.prometheus.sink import PrometheusOptions, PrometheusSink
-from dovetail.testing.telemetry_suite import ENGINE, STATE, TelemetrySinkSuite
+from dovetail.testing.telemetry_suite import ENGINE, STATE, TelemetrySinkSuite, assignment
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 MakeStep = Callable[..., StepStats]
@@ -276,12 +276,28 @@ def test_arms_are_counted_apart(make_request_stats: MakeRequest) -> None:
 
 def test_the_arm_that_was_met_longest_ago_makes_room(make_request_stats: MakeRequest) -> None:
     sink = started()
-    for version in range(1, MAX_ARMS):
+    most = MAX_ARMS + len(ENGINE.experiments[0].arms)
+    for version in range(1, most):
         sink.on_request(make_request_stats(weight_version=version))
     sink.on_request(make_request_stats(weight_version=0))
-    sink.on_request(make_request_stats(weight_version=MAX_ARMS))
+    sink.on_request(make_request_stats(weight_version=most))
     versions = {labels["weight_version"] for labels in read(sink).labels("vllm:request_prompt_tokens_count")}
-    assert versions == {str(version) for version in range(MAX_ARMS + 1)} - {"1"}
+    assert versions == {str(version) for version in range(most + 1)} - {"1"}
+
+
+def test_arms_of_experiments_are_labels(step_stats: MakeStep, make_request_stats: MakeRequest) -> None:
+    sink = started()
+    sink.on_request(make_request_stats(assignment=assignment(0), num_drafted=4, num_accepted=1))
+    sink.on_request(make_request_stats(assignment=assignment(1), num_drafted=8, num_accepted=6))
+    sink.on_request(make_request_stats())
+    sink.on_step(step_stats(first_tokens=(FirstToken(latency=0.25, assignment=assignment(1)), FirstToken(latency=2.0))))
+    metrics = read(sink)
+    for arm, drafted, accepted in (("plain", 4, 1), ("lookup", 8, 6)):
+        assert metrics.value("dovetail:request_draft_tokens_total", experiment="drafts", arm=arm) == drafted
+        assert metrics.value("dovetail:request_accepted_tokens_total", experiment="drafts", arm=arm) == accepted
+        assert metrics.value("vllm:e2e_request_latency_seconds_count", experiment="drafts", arm=arm) == 1
+    assert metrics.value("vllm:time_to_first_token_seconds_sum", experiment="drafts", arm="lookup") == 0.25
+    assert metrics.value("vllm:time_to_first_token_seconds_sum", experiment="", arm="", drafter="") == 2.0
 
 
 def test_errors_are_told_apart_by_type(make_request_stats: MakeRequest) -> None:

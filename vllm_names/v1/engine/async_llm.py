@@ -38,13 +38,20 @@ class AsyncLLM(AsyncLLMEngine):
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
         **other: Any,
     ) -> AsyncIterator[RequestOutput]:
         """As Dovetail's; an id that is a number becomes text."""
         missing.refuse_given("generate", other)
         name = id_text(request_id)
         outputs = super().generate(
-            prompt, sampling_params, name, priority=priority, cache_salt=cache_salt, trace_headers=trace_headers
+            prompt,
+            sampling_params,
+            name,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            user=user,
         )
         try:
             async for output in outputs:

@@ -98,8 +98,10 @@ def test_a_form_begins_behind_reasoning(hermes: Any) -> None:
     ("body", "param"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"tool_choice": "required"}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
         ({"tools": [tool("a"), tool("a")]}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": "a", "colour": "red"}]}, "messages.0.colour"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.dialect import AssistantMessage, ToolCall
 from dovetail.engine.dialects import create_dialect
+from dovetail.plugins.routes.messages.request import MessagesRequest
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -104,6 +105,8 @@ def test_a_stop_sequence_is_told(client: anthropic.Anthropic, hermes: Any) -> No
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "messages.0.role"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tool_choice": {"type": "tool", "name": "b"}}, "tool_choice"),
+        ({"stop_sequences": ["a"] * 1025}, "stop_sequences"),
         ({"extra_body": {"container": "x"}}, "container"),
     ],
 )
@@ -142,3 +145,17 @@ def test_what_is_streamed_is_what_is_whole(
     assert [b for b, cut in zip(whole, is_cut, strict=True) if not cut] == parts[: len(parts) - sum(is_cut)]
     assert [block["type"] for block in whole] == [block["type"] for block in parts]
     assert (message.stop_reason, message.usage.output_tokens) == (streamed.stop_reason, streamed.usage.output_tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"metadata": {"user_id": "anthropic"}, "user": "openai"}, "anthropic"),
+        ({"user": "older", "safety_identifier": "newer"}, "older"),
+        ({"metadata": {}, "safety_identifier": "newer"}, "newer"),
+        ({"metadata": {"user_id": 3}}, None),
+        ({"user": ""}, None),
+    ],
+)
+def test_whom_a_request_is_for(fields: dict[str, Any], expected: str | None) -> None:
+    assert MessagesRequest(messages=[], **fields).end_user() == expected
