@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,8 @@ class Failed(msgspec.Struct, array_like=True, tag=True):
 
 
 class EngineProcess:
-    """An engine in a process of its own. It ends with this object's process, however that ends."""
+    """An engine in a process of its own. It ends with this object's process, however that ends, and takes no signal
+    that reaches a terminal's or a service's processes together: whoever started it decides."""
 
     def __init__(self, config: LayeredConfig, directory: str | Path | None = None):
         """Starts the process; `wait` says when it serves. `directory`: where its socket is, private to the user."""
@@ -56,6 +58,7 @@ class EngineProcess:
             [sys.executable, "-m", "dovetail.engine.remote.engine_process", self.address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self._process.stdin is not None
         # It stays open: the process ends when it is closed.
@@ -88,18 +91,26 @@ class EngineProcess:
         """Waits for the end of the process; its exit code, negative for a signal."""
         return self._process.wait()
 
+    def ask_to_end(self) -> None:
+        """Has the engine end after the step that runs; does not wait. Idempotent."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Ends the process and its workers at once, also one that hangs."""
+        if self.is_alive:
+            os.killpg(self.pid, signal.SIGKILL)
+
     def stop(self, timeout_s: float = STOP_S) -> None:
         """Has the engine end after the step that runs; kills the process where that takes longer. Idempotent."""
-        if self.is_alive:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self.ask_to_end()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -120,20 +131,23 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # a service manager's reach every process; the parent decides
+        started: list[EngineServer] = []
         try:
-            server = _start(pickle.load(sys.stdin.buffer), address)
+            config = pickle.load(sys.stdin.buffer)
+            threading.Thread(target=_end_with_parent, args=[started], daemon=True).start()
+            server = _start(config, address)
         except Exception as error:
             answers.write(msgspec.msgpack.encode(Failed(failure_of(error))))
             if not isinstance(error, DovetailError):
                 logger.exception("the engine did not start")
             sys.exit(1)
-        signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        started.append(server)
         # What was imported and built stays: looking through it for garbage would hold up a step.
         gc.collect()
         gc.freeze()
         answers.write(msgspec.msgpack.encode(Started()))
-    threading.Thread(target=_end_with_parent, args=[server], daemon=True).start()
     server.run()
 
 
@@ -148,11 +162,15 @@ def _start(config: LayeredConfig, address: str) -> EngineServer:
         return EngineServer(engine, address, server.max_num_waiting, server.kept_requests)
 
 
-def _end_with_parent(server: EngineServer) -> None:
-    """The parent holds the other end of standard input, and lets go of it when it ends, however it ends."""
+def _end_with_parent(started: list[EngineServer]) -> None:
+    """The parent holds the other end of standard input. It lets go of it to end the engine, and when it ends itself,
+    however it ends. An engine that starts or hangs then ends with its workers."""
     while os.read(0, 1):
         pass
-    server.stop()
+    for server in started:
+        server.stop()
+        time.sleep(STOP_S)
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

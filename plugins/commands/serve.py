@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from dovetail.commands import LayeredConfig, create_console, resolve_server, takes_model_or_config
 from dovetail.commands.telemetry import with_sink
 from dovetail.contracts.command import Command
-from dovetail.plugins.server.api import listen
+from dovetail.plugins.server.api import check_tls, listen
 from dovetail.plugins.server.api_process import APIJob
 from dovetail.plugins.server.settings import ServerSettings, server_settings
 from dovetail.plugins.server.supervisor import RestartPolicy, Supervisor
@@ -51,6 +52,8 @@ def serve(layered: LayeredConfig) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    if settings.tls is not None:
+        check_tls(settings.tls)
     listener = listen(settings)
     if settings.uds is None:
         settings = replace(settings, port=listener.getsockname()[1])
@@ -72,7 +75,12 @@ def serve(layered: LayeredConfig) -> None:
         num_api_processes=server.section["api_server_count"],
         restart=RestartPolicy(**server.section["restart"]),
     )
-    raise typer.Exit(supervisor.run(lambda: _announce(layered, settings)))
+    try:
+        code = supervisor.run(lambda: _announce(layered, settings))
+    finally:
+        if settings.uds is not None:
+            Path(settings.uds).unlink(missing_ok=True)
+    raise typer.Exit(code)
 
 
 def _announce(layered: LayeredConfig, settings: ServerSettings) -> None:

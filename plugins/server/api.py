@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -16,7 +17,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.server.errors import unavailable
 from dovetail.plugins.server.host import ServerHost
 from dovetail.plugins.server.protocol import limited_protocol
-from dovetail.plugins.server.settings import ServerSettings
+from dovetail.plugins.server.settings import ServerSettings, TLSSettings
 
 logger = logging.getLogger("dovetail.server")
 
@@ -61,6 +62,26 @@ class APIServer(uvicorn.Server):
         for exchange in list(under_way):
             exchange.interrupt(unavailable("this server is shutting down, and the request took too long for that"))
         self.should_exit = True
+
+
+def check_tls(tls: TLSSettings) -> None:
+    """Raises `ConfigError` for files and ciphers that HTTPS cannot be served with."""
+    for key, path in (("certfile", tls.certfile), ("keyfile", tls.keyfile), ("ca_certs", tls.ca_certs)):
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"server.tls.{key}: there is no file {path}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certfile, tls.keyfile)
+        if tls.ca_certs is not None:
+            context.load_verify_locations(tls.ca_certs)
+        if tls.ciphers is not None:
+            context.set_ciphers(tls.ciphers)
+    except OSError as error:  # ssl.SSLError is one
+        files = ", ".join(path for path in (tls.certfile, tls.keyfile, tls.ca_certs) if path is not None)
+        raise ConfigError(
+            f"server.tls cannot be used: {error} ({files}): certfile is a certificate in PEM, keyfile its private key"
+            " without a password, ca_certs certificates, ciphers a list as `openssl ciphers` takes it"
+        ) from error
 
 
 def listen(settings: ServerSettings) -> socket.socket:

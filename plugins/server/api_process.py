@@ -3,28 +3,34 @@ torch."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 
 import uvloop
+from starlette.types import ASGIApp
 
 from dovetail import RemoteEngine
 from dovetail.commands import Component, create_class
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.route import Route
 from dovetail.plugins.server.api import APIServer
-from dovetail.plugins.server.app import create_app
+from dovetail.plugins.server.app import create_app, names_route
 from dovetail.plugins.server.host import ServerHost
 from dovetail.plugins.server.settings import ServerSettings
 
-logger = logging.getLogger("dovetail.server")
+_DRAIN = signal.SIGUSR1
+"""The supervisor's signal: take no new requests, and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +48,8 @@ class APIJob:
 
 
 class APIProcess:
-    """An API process, seen from the one that started it. It ends when that one does, however that ends."""
+    """An API process, seen from the one that started it. It ends when that one does, however that ends, and takes no
+    signal that reaches a terminal's or a service's processes together."""
 
     def __init__(self, job: APIJob, listener: socket.socket):
         """`listener`: the socket that all API processes accept from."""
@@ -50,7 +57,9 @@ class APIProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dovetail.plugins.server.api_process", str(fd)],
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             pass_fds=[fd],
+            start_new_session=True,
         )
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
@@ -62,6 +71,18 @@ class APIProcess:
         """Of the process."""
         return self._process.pid
 
+    def wait(self) -> bool:
+        """Waits for the start; False where the process died meanwhile. Raises `ConfigError` with what kept it from
+        serving."""
+        assert self._process.stdout is not None
+        data = self._process.stdout.read()
+        if not data:
+            return False
+        fault: str | None = pickle.loads(data)
+        if fault is not None:
+            raise ConfigError(fault)
+        return True
+
     def join(self) -> int:
         """Waits for the end; the exit code, negative for a signal."""
         return self._process.wait()
@@ -69,7 +90,7 @@ class APIProcess:
     def drain(self) -> None:
         """Has it take no new requests, and end once those under way are done."""
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(_DRAIN)
 
     def kill(self) -> None:
         """Ends it at once."""
@@ -80,32 +101,66 @@ class APIProcess:
         """Lets go of a process that has ended."""
         self._process.wait()
         self._pipe.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
-async def serve(job: APIJob, listener: socket.socket) -> None:
-    """Serves until a signal."""
+class _SupervisedServer(APIServer):
+    """Says when it listens. It ends when the supervisor says so, which alone takes SIGINT and SIGTERM."""
+
+    def __init__(self, app: ASGIApp, host: ServerHost, settings: ServerSettings, on_ready: Callable[[], None]):
+        super().__init__(app, host, settings)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        asyncio.get_running_loop().add_signal_handler(_DRAIN, self.drain)
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See `APIServer.handle_exit`."""
+
+
+async def serve(job: APIJob, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serves until it is drained; `on_ready` is called once it listens."""
     async with await RemoteEngine.connect(job.engine) as engine:
         host = ServerHost(engine, job.model_names, job.num_api_processes)
-        routes = {label: _create(component, host) for label, component in job.routes.items()}
+        routes = {label: _create(label, component, host) for label, component in job.routes.items()}
         app = create_app(host, routes, job.settings)
         # What was imported and built stays: looking through it for garbage would hold up all streams.
         gc.collect()
         gc.freeze()
-        await APIServer(app, host, job.settings).serve(sockets=[listener])
+        await _SupervisedServer(app, host, job.settings, on_ready).serve(sockets=[listener])
 
 
-def _create(component: Component, host: ServerHost) -> Route:
+def _create(label: str, component: Component, host: ServerHost) -> Route:
     plugin, options = create_class(component)
     assert issubclass(plugin, Route)
-    return plugin(options, host)
+    with names_route(label):
+        return plugin(options, host)
 
 
 def main() -> None:
-    """What runs in the process."""
+    """What runs in the process. What became of the start goes over standard output: a pickled None, or a message."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a service manager's reach every process; the supervisor decides
+
+    def answer(fault: str | None) -> None:
+        with answers:
+            pickle.dump(fault, answers)
+
     job: APIJob = pickle.load(sys.stdin.buffer)
     logging.basicConfig(level=job.settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    uvloop.run(serve(job, socket.socket(fileno=int(sys.argv[1]))))
+    try:
+        uvloop.run(serve(job, socket.socket(fileno=int(sys.argv[1])), lambda: answer(None)))
+    except Exception as error:
+        if answers.closed:
+            raise
+        answer(str(error) if isinstance(error, DovetailError) else f"{type(error).__name__}: {error}")
+        sys.exit(1)
 
 
 def _end_with_parent() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import traceback
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.route import Route
 from dovetail.plugins.server.auth import APIKeys
 from dovetail.plugins.server.draining import Draining
@@ -51,6 +52,21 @@ def create_app(host: ServerHost, routes: Mapping[str, Route], settings: ServerSe
     return app
 
 
+@contextmanager
+def names_route(label: str) -> Iterator[None]:
+    """What a route raises while it is set up becomes a `PluginError` that names it, and where it was raised."""
+    try:
+        yield
+    except DovetailError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise PluginError(
+            f"route {label!r} cannot be set up: {type(error).__name__}: {error} ({place.filename}, line"
+            f" {place.lineno}): mend it, or switch it off (server.routes.{label}: null)"
+        ) from error
+
+
 def _middleware(host: ServerHost, routes: Mapping[str, Route], settings: ServerSettings) -> list[Middleware]:
     """The outermost first. None derives from BaseHTTPMiddleware, which buffers streams and hides disconnects."""
     open_paths = frozenset(_DOCS).union(*(route.open_paths for route in routes.values()))
@@ -86,7 +102,8 @@ def _cors(cors: CORSSettings) -> list[Middleware]:
 def _mount(app: FastAPI, routes: Mapping[str, Route]) -> None:
     owners: dict[tuple[str, str], str] = {("GET", path): "the server itself" for path in _DOCS}
     for label, route in routes.items():
-        router = route.router()
+        with names_route(label):
+            router = route.router()
         for endpoint in router.routes:
             if not isinstance(endpoint, APIRoute):
                 continue

@@ -5,11 +5,13 @@
 
 An API process that ends is replaced: its own streams are lost, no others. An engine that ends is started again by the
 policy of the config; API processes answer 503 meanwhile. SIGTERM and SIGINT drain: API processes take no new requests
-and end once theirs are done, then the engine ends. A second signal ends everything at once.
+and end once theirs are done, then the engine ends. A second signal kills everything at once. Nothing else takes these
+signals: each process is in a session of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import signal
@@ -55,6 +57,19 @@ class _EngineEnded:
 
 
 @dataclass(frozen=True)
+class _APIStarted:
+    process: APIProcess
+
+
+@dataclass(frozen=True)
+class _APIFailed:
+    """It cannot serve, and neither could the next one."""
+
+    process: APIProcess
+    error: DovetailError
+
+
+@dataclass(frozen=True)
 class _APIEnded:
     process: APIProcess
     code: int
@@ -65,9 +80,13 @@ class _Signal:
     number: int
 
 
-_Event = _EngineStarted | _EngineEnded | _APIEnded | _Signal
+_Event = _EngineStarted | _EngineEnded | _APIStarted | _APIFailed | _APIEnded | _Signal
 _API_RESTARTS, _API_WINDOW_S = 10, 60.0
 """API processes that may end within so many seconds; more of them have a fault that no restart mends."""
+_ENGINE_STOP_S = 30.0
+"""For the step that runs; then the engine is killed."""
+_POLL_S = 0.05
+"""Between looks at an engine that ends."""
 
 
 class Supervisor:
@@ -90,23 +109,26 @@ class Supervisor:
         self._restart = restart
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._apis: set[APIProcess] = set()
+        self._serving: set[APIProcess] = set()
+        """Those of `_apis` that take requests."""
         self._is_draining = False
+        self._is_ended_at_once = False
         self._has_served = False
         self._engine_ends: deque[float] = deque()
         self._api_ends: deque[float] = deque()
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> int:
-        """Serves until a signal or a failure; the exit code. `on_ready` is called once requests are taken. Raises what
-        kept the engine from starting."""
+        """Serves until a signal or a failure; the exit code. `on_ready` is called once all API processes take
+        requests. Raises what kept the engine or an API process from starting."""
         self._take_signals()
         with tempfile.TemporaryDirectory(prefix="dovetail-") as directory:
             self._start_engine(directory)
             try:
                 while (code := self._deal_with(self._events.get(), on_ready)) is None:
                     pass
-                return code
             finally:
                 self._end_all()
+            return 1 if self._is_ended_at_once else code
 
     def _take_signals(self) -> None:
         def note(number: int, frame: FrameType | None) -> None:
@@ -130,7 +152,15 @@ class Supervisor:
     def _start_api(self) -> None:
         process = APIProcess(self._create_job(self._engine.address), self._listener)
         self._apis.add(process)
-        self._report(lambda: _APIEnded(process, process.join()))
+
+        def wait() -> _Event:
+            try:
+                is_serving = process.wait()
+            except DovetailError as error:
+                return _APIFailed(process, error)
+            return _APIStarted(process) if is_serving else _APIEnded(process, process.join())
+
+        self._report(wait)
 
     def _report(self, wait: Callable[[], _Event]) -> None:
         """Puts what `wait` returns among the events; it waits in a thread of its own."""
@@ -140,39 +170,65 @@ class Supervisor:
         """The exit code where the server ends."""
         if isinstance(event, _Signal):
             return self._signalled()
+        if isinstance(event, _APIStarted):
+            return self._api_started(event, on_ready)
+        if isinstance(event, _APIFailed):
+            return self._api_failed(event)
         if isinstance(event, _APIEnded):
             return self._api_ended(event)
         if isinstance(event, _EngineStarted):
-            return self._engine_started(event, on_ready)
+            return self._engine_started(event)
         return self._engine_ended(event)
 
     def _signalled(self) -> int | None:
         if self._is_draining:
-            logger.warning("a second signal: ending at once")
+            self._end_at_once()
             return 1
         self._is_draining = True
         for process in self._apis:
             process.drain()
         return None if self._apis else 0
 
-    def _engine_started(self, event: _EngineStarted, on_ready: Callable[[], None]) -> int | None:
+    def _end_at_once(self) -> None:
+        logger.warning("a second signal: ending at once")
+        self._is_ended_at_once = True
+
+    def _engine_started(self, event: _EngineStarted) -> int | None:
         if event.error is not None:
-            if not self._has_served:
+            if not self._apis:
                 raise event.error
-            logger.error("the engine does not start again: %s", event.error)
-            return 1
+            return self._restart_engine(event.process, f"the engine did not start again ({event.error})")
         engine = event.process
         self._report(lambda: _EngineEnded(engine, engine.join()))
-        if not self._has_served:
-            self._has_served = True
+        if not self._apis:
             for _ in range(self._num_api_processes):
                 self._start_api()
+        return None
+
+    def _api_started(self, event: _APIStarted, on_ready: Callable[[], None]) -> int | None:
+        self._report(lambda: _APIEnded(event.process, event.process.join()))
+        self._serving.add(event.process)
+        if not self._has_served and not self._is_draining and len(self._serving) == self._num_api_processes:
+            self._has_served = True
             on_ready()
         return None
 
+    def _api_failed(self, event: _APIFailed) -> int | None:
+        if not self._has_served and not self._is_draining:
+            raise event.error
+        self._forget(event.process)
+        logger.error("an API process cannot serve, and is not started again: %s", event.error)
+        if self._apis:
+            return None
+        return 0 if self._is_draining else 1
+
+    def _forget(self, process: APIProcess) -> None:
+        self._apis.discard(process)
+        self._serving.discard(process)
+        process.close()
+
     def _api_ended(self, event: _APIEnded) -> int | None:
-        self._apis.discard(event.process)
-        event.process.close()
+        self._forget(event.process)
         if self._is_draining:
             return None if self._apis else 0
         if _too_many(self._api_ends, _API_RESTARTS, _API_WINDOW_S):
@@ -183,16 +239,29 @@ class Supervisor:
         return None
 
     def _engine_ended(self, event: _EngineEnded) -> int | None:
+        return self._restart_engine(event.process, f"the engine's process ended with exit code {event.code}")
+
+    def _restart_engine(self, ended: EngineProcess, cause: str) -> int | None:
         if self._is_draining:
             return None
         policy = self._restart
         if policy.policy == "never" or _too_many(self._engine_ends, policy.max_restarts, policy.window_s):
-            logger.error("the engine's process ended with exit code %d, and is not started again", event.code)
+            logger.error("%s: it is not started again (server.restart)", cause)
             return 1
-        logger.error("the engine's process ended with exit code %d: starting it again", event.code)
-        event.process.stop()
-        self._start_engine(event.process.directory)
+        logger.error("%s: starting it again", cause)
+        ended.stop()
+        self._start_engine(ended.directory)
         return None
+
+    def _wait_for_engine(self) -> None:
+        """Lets the engine finish its step; a signal ends the wait."""
+        self._engine.ask_to_end()
+        deadline = time.monotonic() + _ENGINE_STOP_S
+        while self._engine.is_alive and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                if isinstance(self._events.get(timeout=_POLL_S), _Signal):
+                    self._end_at_once()
+                    return
 
     def _end_all(self) -> None:
         for process in self._apis:
@@ -200,6 +269,9 @@ class Supervisor:
         for process in self._apis:
             process.close()
         self._apis.clear()
+        if not self._is_ended_at_once:
+            self._wait_for_engine()
+        self._engine.kill()
         self._engine.stop()
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,12 +47,11 @@ class Served:
         return [p for p in psutil.Process(self.process.pid).children() if any(what in part for part in p.cmdline())]
 
 
-@contextmanager
-def serving(model: Path, directory: Path, *arguments: str) -> Iterator[Served]:
+def write_config(model: Path, directory: Path) -> tuple[Path, int]:
+    """A config file, and the port in it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = directory / "serve.log"
     config = {
         "model": {"path": str(model), "dtype": "float32", "max_model_len": 256},
         "cache": {"block_size": 4, "num_blocks": 600},
@@ -61,8 +60,19 @@ def serving(model: Path, directory: Path, *arguments: str) -> Iterator[Served]:
     }
     file = directory / "engine.json"
     file.write_text(json.dumps(config))
+    return file, port
+
+
+@contextmanager
+def serving(model: Path, directory: Path, *arguments: str) -> Iterator[Served]:
+    """The server leads a process group, as it does when a shell starts it."""
+    file, port = write_config(model, directory)
+    log = directory / "serve.log"
     command = [sys.executable, "-m", "dovetail", "serve", str(file), *arguments]
-    with log.open("w") as output, subprocess.Popen(command, stderr=output, text=True) as process:
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, stderr=output, text=True, start_new_session=True) as process,
+    ):
         served = Served(process, f"http://127.0.0.1:{port}", log)
         try:
             wait_until(lambda: served.is_ready() or process.poll() is not None, "the server is ready", 300)
@@ -156,16 +166,49 @@ def test_an_engine_that_is_killed_comes_back(served: Served) -> None:
     assert served.post(COMPLETE).json()["choices"][0]["text"] == text
 
 
-def test_sigterm_lets_streams_finish_and_takes_no_new_requests(story_model: Path, tmp_path: Path) -> None:
+def send_to_supervisor(processes: list[psutil.Process]) -> None:
+    """As `kill` does."""
+    processes[0].send_signal(signal.SIGTERM)
+
+
+def send_to_group(processes: list[psutil.Process]) -> None:
+    """As a terminal does for Ctrl-C."""
+    os.killpg(processes[0].pid, signal.SIGINT)
+
+
+def send_to_all(processes: list[psutil.Process]) -> None:
+    """As systemd does."""
+    for process in reversed(processes):
+        process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("send", [send_to_supervisor, send_to_group, send_to_all])
+def test_a_signal_to_end_lets_streams_finish(
+    send: Callable[[list[psutil.Process]], None], story_model: Path, tmp_path: Path
+) -> None:
     with serving(story_model, tmp_path) as served, ThreadPoolExecutor(1) as pool:
         whole = read_stream(served, LONG)
         stream = pool.submit(read_stream, served, LONG)
         wait_until(lambda: metric(served, "vllm:num_requests_running") > 0, "the stream runs")
-        everything = [served.process.pid, *(p.pid for p in psutil.Process(served.process.pid).children())]
-        served.process.send_signal(signal.SIGTERM)
+        supervisor = psutil.Process(served.process.pid)
+        processes = [supervisor, *supervisor.children()]
+        everything = [process.pid for process in processes]
+        send(processes)
         assert stream.result() == whole
         assert served.process.wait(60) == 0
         assert not any(psutil.pid_exists(pid) for pid in everything)
+
+
+def test_a_second_signal_ends_also_an_engine_that_hangs(story_model: Path, tmp_path: Path) -> None:
+    with serving(story_model, tmp_path) as served:
+        children = psutil.Process(served.process.pid).children()
+        (engine,) = served.children("engine_process")
+        engine.suspend()
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not served.children("api_process"), "all but the engine has ended")
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(60) == 1, "it was not the patience with the engine that ended"
+        assert not any(child.is_running() for child in children)
 
 
 def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: Path) -> None:
@@ -192,6 +235,65 @@ def test_what_cannot_be_served_is_one_error(arguments: list[str], message: str, 
     assert done.returncode in (1, 2)
     assert message.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr
+
+
+ROUTES = """
+from fastapi import APIRouter
+from dovetail.contracts.route import Route
+
+class Broken(Route):
+    contract = (1, 0)
+
+    def __init__(self, options, host):
+        raise RuntimeError("no such database")
+
+    def router(self):
+        return APIRouter()
+
+class Second(Route):
+    contract = (1, 0)
+
+    def router(self):
+        router = APIRouter()
+        router.get("/health")(lambda: None)
+        return router
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("server.tls.certfile=/nope.pem", "server.tls.certfile: there is no file /nope.pem"),
+        ("server.tls.certfile=routes.py", "server.tls cannot be used"),
+        ("server.routes.mine.name=routes.py:Broken", "RuntimeError: no such database"),
+        ("server.routes.mine.name=routes.py:Second", "GET /health is an endpoint of route 'mine' and of"),
+    ],
+)
+def test_what_no_api_process_can_serve_is_one_error_at_the_start(
+    option: str, message: str, story_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "routes.py").write_text(ROUTES)
+    file, _ = write_config(story_model, tmp_path)
+    command = [sys.executable, "-m", "dovetail", "serve", str(file), "-o", option, "-o", "server.api_server_count=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.count(message) == 1
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert "serving" not in done.stderr, "nothing was served"
+
+
+def test_an_engine_whose_restart_fails_is_started_again(story_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.symlink_to(story_model)
+    with serving(model, tmp_path) as served:
+        model.unlink()
+        (engine,) = served.children("engine_process")
+        engine.kill()
+        wait_until(lambda: "did not start again" in served.log.read_text(), "a restart fails", 300)
+        model.symlink_to(story_model)
+        wait_until(served.is_ready, "the next engine serves", 300)
+        assert served.post(COMPLETE).status_code == 200
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
