@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -259,6 +259,15 @@ class CORSSection(Section):
     allow_headers: list[str] = ["*"]
     allow_credentials: bool = False
 
+    @model_validator(mode="after")
+    def _no_credentials_for_all(self) -> Self:
+        if self.allow_credentials and "*" in self.allow_origins:
+            raise ValueError(
+                "allow_credentials with the origin * lets every page act for its visitor: name the origins, or leave"
+                " allow_credentials off"
+            )
+        return self
+
 
 class TLSSection(Section):
     """HTTPS."""
@@ -314,6 +323,9 @@ class ServerSection(Section):
     request_timeout_s: float | None = Field(default=None, gt=0, description="For the whole response; null: no limit")
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="For requests under way to finish once the server is told to end"
+    )
+    unhealthy_after_s: float = Field(
+        default=300.0, gt=0, description="For one step; while one takes longer, /health and /ready are 503"
     )
     cors: CORSSection = CORSSection()
     tls: TLSSection | None = None

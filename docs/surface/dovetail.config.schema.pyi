@@ -135,6 +135,7 @@ class ServerSection(Section):
     kept_requests: int = Field(default=1000, ge=0)
     request_timeout_s: float | None = Field(default=None, gt=0)
     drain_timeout_s: float = Field(default=30.0, ge=0)
+    unhealthy_after_s: float = Field(default=300.0, gt=0)
     cors: CORSSection = CORSSection()
     tls: TLSSection | None = None
     restart: RestartSection = RestartSection()

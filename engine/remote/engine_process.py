@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.config.layers import LayeredConfig
+from dovetail.config.schema import ServerSection
 from dovetail.contracts.errors import DovetailError, WorkerError
 from dovetail.engine.remote.engine_server import EngineServer
 from dovetail.engine.remote.messages import Failure, error_of, failure_of
@@ -154,12 +155,10 @@ def main() -> None:
 def _start(config: LayeredConfig, address: str) -> EngineServer:
     # Another thread listens to clients, and must not wait for the interpreter's lock as long as by default.
     sys.setswitchinterval(_SWITCH_S)
-    server = config.config.server
+    server = config.config.server or ServerSection()
     with collector_paused():
         engine = TokenEngine(resolve(config))
-        if server is None:
-            return EngineServer(engine, address)
-        return EngineServer(engine, address, server.max_num_waiting, server.kept_requests)
+        return EngineServer(engine, address, server.max_num_waiting, server.kept_requests, server.unhealthy_after_s)
 
 
 def _end_with_parent(started: list[EngineServer]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -44,15 +45,20 @@ class EngineServer:
         address: str,
         max_num_waiting: int | None = None,
         kept_requests: int = KEPT_REQUESTS,
+        unhealthy_after_s: float | None = None,
     ):
         """`address`: of the ROUTER socket, which clients connect to ("ipc:///path"). While `max_num_waiting` sequences
         wait for their first step, requests are refused with `QueueFull`. `kept_requests`: so many requests can be
-        explained after their end."""
+        explained after their end. While a step, or what is done before it, takes longer than `unhealthy_after_s`,
+        `check_health` of clients raises `WorkerError`."""
         self._engine = engine
         engine.keep_ended(kept_requests)
         self._max_num_waiting = max_num_waiting
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
+        self._unhealthy_after_s = unhealthy_after_s
+        self._turn_began: float | None = None
+        """Of the step loop, on the monotonic clock; None while it waits for work."""
         self._outboxes: dict[bytes, Outbox] = {}
         self._clients: dict[int, bytes] = {}
         """By seq_id, of sequences that have not ended."""
@@ -80,6 +86,7 @@ class EngineServer:
         self._io.start()
         try:
             while self._wait_for_work():
+                self._turn_began = time.monotonic()
                 while self._commands:
                     self._commands.popleft()()
                 if self._engine.is_runnable:
@@ -87,6 +94,7 @@ class EngineServer:
                 for outbox in self._outboxes.values():
                     if outbox.is_behind:
                         outbox.flush()
+                self._turn_began = None
         finally:
             self._close()
 
@@ -121,7 +129,19 @@ class EngineServer:
             found = self._engine.metrics()
             return found.content_type, found.body
 
-        return {"health": lambda: True, "metrics": metrics}
+        return {"health": self._check_health, "metrics": metrics}
+
+    def _check_health(self) -> None:
+        """In the I/O thread, which answers whatever the step loop does."""
+        began, limit = self._turn_began, self._unhealthy_after_s
+        if began is None or limit is None:
+            return
+        took = time.monotonic() - began
+        if took > limit:
+            raise WorkerError(
+                f"one step has taken {took:.0f} seconds so far: a worker hangs, or steps are longer than"
+                f" server.unhealthy_after_s ({limit:g}) allows"
+            )
 
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)

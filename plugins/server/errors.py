@@ -34,7 +34,7 @@ def as_api_error(error: Exception, *, is_running: bool) -> APIError:
     if isinstance(error, QueueFull):
         return APIError(429, str(error), headers={"retry-after": _seconds(error.retry_after_s)})
     if isinstance(error, WorkerError):
-        return unavailable(f"the engine stopped: {error}")
+        return unavailable(str(error))
     if isinstance(error, RequestError):
         return APIError(400, str(error)) if is_running else unavailable(str(error))
     if isinstance(error, ClientDisconnect | ClientLeft):

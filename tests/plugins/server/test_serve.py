@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,24 @@ def test_an_engine_that_is_killed_comes_back(served: Served) -> None:
     assert served.post(COMPLETE).json()["choices"][0]["text"] == text
 
 
+def test_a_worker_that_hangs_is_no_healthy_engine(story_model: Path, tmp_path: Path) -> None:
+    options = ("-o", "executor.name=multiproc", "-o", "server.unhealthy_after_s=0.5")
+    with serving(story_model, tmp_path, *options) as served, ThreadPoolExecutor(1) as pool:
+        (engine,) = served.children("engine_process")
+        workers = engine.children()
+        assert workers
+        with ExitStack() as hung:
+            for worker in workers:
+                hung.enter_context(stopped(worker))
+            answer = pool.submit(served.post, COMPLETE)
+            wait_until(lambda: not served.is_ready(), "the step takes too long")
+            response = httpx.get(f"{served.url}/health", timeout=60)
+            assert response.status_code == 503
+            assert "one step has taken" in response.json()["error"]["message"]
+        assert answer.result().status_code == 200
+        wait_until(served.is_ready, "the engine is healthy again")
+
+
 def send_to_supervisor(processes: list[psutil.Process]) -> None:
     """As `kill` does."""
     processes[0].send_signal(signal.SIGTERM)
@@ -203,12 +221,27 @@ def test_a_second_signal_ends_also_an_engine_that_hangs(story_model: Path, tmp_p
     with serving(story_model, tmp_path) as served:
         children = psutil.Process(served.process.pid).children()
         (engine,) = served.children("engine_process")
+        (api,) = served.children("api_process")
         engine.suspend()
         served.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not served.children("api_process"), "all but the engine has ended")
+        wait_until(lambda: not api.is_running(), "all but the engine has ended")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(60) == 1, "it was not the patience with the engine that ended"
         assert not any(child.is_running() for child in children)
+
+
+def test_the_socket_of_a_server_that_ended_is_removed(story_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    file, _ = write_config(story_model, tmp_path)
+    command = [sys.executable, "-m", "dovetail", "serve", str(file), "-o", f"server.uds={path}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("serving") for line in process.stderr)
+        assert path.is_socket()
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not path.exists()
 
 
 def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: Path) -> None:
@@ -227,6 +260,7 @@ def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: P
         (["none.yaml"], "none.yaml"),
         (["-o", "server.prot=8000"], "did you mean"),
         (["-o", "server.routes.chatt=chatt"], "there is no route 'chatt'"),
+        (["-o", "server.cors={allow_origins: ['*'], allow_credentials: true}"], "name the origins"),
     ],
 )
 def test_what_cannot_be_served_is_one_error(arguments: list[str], message: str, tmp_path: Path) -> None:
