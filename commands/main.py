@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from dovetail import __version__
 from dovetail.commands.activity import show_in_terminal
+from dovetail.commands.arguments import as_click_takes_them
 from dovetail.commands.errors import print_error
 from dovetail.commands.summary import docstring_summary
 from dovetail.contracts.command import Command
@@ -50,10 +51,11 @@ class LazyGroup(TyperGroup):
         super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """As the base class, with the real command instead of the placeholder."""
+        """As the base class, with the real command instead of the placeholder, and arguments as click takes them."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and name in self._loaders:
             command = typer.main.get_command(self._loaders[name]())
+            rest = as_click_takes_them(command, rest)
         return name, command, rest
 
 

@@ -28,8 +28,8 @@ _TYPES: dict[ValueType, Any] = {
     "int": int | None,
     "float": float | None,
     "json": str | None,
+    "strs": list[str] | None,
     "switch": bool | None,
-    "on/off": bool | None,
 }
 
 
@@ -135,4 +135,4 @@ def _declarations(name: ForeignName) -> list[str]:
 
 
 def _flag_help(name: ForeignName) -> str:
-    return f"sets {name.key}" if name.status == "works" else f"{name.status}: {name.note}"
+    return f"sets {name.key}" if name.status == "works" else f"{name.status}: {name.refusal}"

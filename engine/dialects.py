@@ -21,4 +21,7 @@ def create_dialect(facts: EngineFacts) -> Dialect | None:
     if not issubclass(plugin, Dialect):
         raise PluginError(f"{component_entry(component).label} is no subclass of dovetail.contracts.dialect.Dialect")
     with calling(component_entry(component).label, "__init__"):
-        return plugin(options, DialectSetup(special_tokens=known.special_tokens, chat_template=known.chat_template))
+        return plugin(
+            options,
+            DialectSetup(name=known.name, special_tokens=known.special_tokens, chat_template=known.chat_template),
+        )

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
+from dovetail.engine.resolving.generation import default_sampling
 from dovetail.engine.tokenization.tokenizer import Tokenizer
-
-_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Keys of generation_config.json that are fields of `SamplingParams` as they are."""
 
 
 def engine_facts(
@@ -41,7 +36,7 @@ def engine_facts(
         acceptance=speculation.acceptance.name if speculation is not None else None,
         accepts_sampling=acceptance is None or acceptance.capabilities.sampling,
         drafts_without_logprobs=speculation is not None and speculation.disable_logprobs,
-        default_sampling=_default_sampling(model.hf_config.get("generation_config") or {}),
+        default_sampling=default_sampling(model.hf_config.get("generation_config") or {}),
         grammar=grammar,
         block_size=config.cache.block_size,
         prefix_caching=config.cache.prefix_caching,
@@ -59,12 +54,3 @@ def _dialect_facts(config: ResolvedConfig, tokenizer: Tokenizer) -> DialectFacts
         special_tokens={text: token_id for token_id, text in texts.items() if text is not None},
         chat_template="\n".join(tokenizer.chat_templates.values()),
     )
-
-
-def _default_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: recommended[name] for name in _RECOMMENDED if recommended.get(name) is not None}
-    if recommended.get("max_new_tokens") is not None:
-        known["max_tokens"] = recommended["max_new_tokens"]
-    if recommended.get("do_sample") is False:
-        known["temperature"] = 0.0
-    return known

@@ -47,7 +47,9 @@ def create_grammar_host(config: ResolvedConfig, plugins: LoadedPlugins, tokenize
         limits=config.grammar.limits,
     )
     forms = tuple(sorted(plugin.capabilities.forms))
-    return GrammarHost(GrammarFacts(name=component.name, forms=forms), GrammarCompiler(component, setup))
+    compiler = GrammarCompiler(component, setup, config.grammar.wait_s, config.grammar.read_ahead)
+    compiler.read_ahead()
+    return GrammarHost(GrammarFacts(name=component.name, forms=forms), compiler)
 
 
 def _why_none(config: ResolvedConfig) -> str:

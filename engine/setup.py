@@ -56,6 +56,8 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
     # The tokenizer leaves this interpreter's lock to others for most of its time.
     with ThreadPoolExecutor(1, "dovetail-tokenizer") as pool:
         tokenizer = pool.submit(_load_tokenizer, config, plugins)
+        # Which reads the vocabulary ahead, if it is to: while weights are loaded that costs least.
+        grammars = pool.submit(lambda: create_grammar_host(config, plugins, tokenizer.result()))
         executor = _create_executor(config, plugins, tokenizer)
         try:
             with activity(
@@ -66,9 +68,11 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
                 tokenizer.result()
             workers = Workers(executor, config)
             _compare_plugin_sets(config, workers)
-            return _parts(config, plugins, executor, workers, tokenizer.result())
+            return _parts(config, plugins, executor, workers, tokenizer.result(), grammars.result())
         except BaseException:
             executor.shutdown()
+            if grammars.exception() is None:
+                grammars.result().close()
             raise
 
 
@@ -86,10 +90,14 @@ def _create_executor(config: ResolvedConfig, plugins: LoadedPlugins, tokenizer: 
 
 
 def _parts(
-    config: ResolvedConfig, plugins: LoadedPlugins, executor: Executor, workers: Workers, tokenizer: Tokenizer | None
+    config: ResolvedConfig,
+    plugins: LoadedPlugins,
+    executor: Executor,
+    workers: Workers,
+    tokenizer: Tokenizer | None,
+    grammars: GrammarHost,
 ) -> EngineParts:
     setup = logits_setup(config, tokenizer)
-    grammars = create_grammar_host(config, plugins, tokenizer)
     if grammars.compiler is not None:
         workers.call("use_grammars", grammars.compiler)
     return EngineParts(
@@ -141,7 +149,7 @@ def _acceptance(config: ResolvedConfig, plugins: LoadedPlugins) -> type[Acceptan
 def _load_tokenizer(config: ResolvedConfig, plugins: LoadedPlugins) -> Tokenizer | None:
     model = config.model
     weight_format = plugins.create(config.weight_format)
-    return load_tokenizer_of(weight_format, model.files, model.tokenizer_mode, model.tokenizer)
+    return load_tokenizer_of(weight_format, model.files, model.tokenizer_mode, model.tokenizer, model.chat_template)
 
 
 def _compare_plugin_sets(config: ResolvedConfig, workers: Workers) -> None:

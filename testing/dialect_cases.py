@@ -53,6 +53,7 @@ CHOICES = {
     "single": ToolChoice(parallel=False),
     "required": ToolChoice(mode="required"),
     "named": ToolChoice(mode="named", name="get_weather"),
+    "allowed": ToolChoice(allowed=frozenset({"get_weather"})),
 }
 
 _WORDS = ("Paris", "the", "two", "naïve", "日本語", "🦊", "\\", '"', "'", "&amp;", "0", "-1.5", "null", "True", "a\tb")

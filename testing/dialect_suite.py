@@ -350,11 +350,9 @@ class DialectSuite:
         if choice == "auto":
             return maker.message()
         one_only = choice in ("single", "named") or not self.dialect_class.capabilities.parallel_calls
-        message = maker.message(content=choice == "single", most_calls=0)
-        names = [
-            "get_weather" if choice == "named" else None for _ in range(1 if one_only else maker.random.randint(1, 3))
-        ]
-        calls = tuple(maker.call(name) for name in names)
+        message = maker.message(content=choice in ("single", "allowed"), most_calls=0)
+        name = "get_weather" if choice in ("named", "allowed") else None
+        calls = tuple(maker.call(name) for _ in range(1 if one_only else maker.random.randint(1, 3)))
         return AssistantMessage(reasoning=message.reasoning, content=message.content, calls=calls)
 
     @as_tokens
@@ -371,6 +369,7 @@ class DialectSuite:
             "single": [(ping, ping), (wrong,)],
             "required": [(), (wrong,), (unknown,)],
             "named": [(), (ping,), (wrong,)],
+            "allowed": [(ping,), (wrong,)],
         }
         for choice, messages in refused.items():
             checker = self.checker(dialect, DialectRequest(tools=TOOLS, choice=CHOICES[choice]))
@@ -428,14 +427,14 @@ class DialectSuite:
             num_calls += len(message.calls)
             for call in message.calls:
                 assert call.ending == "complete", text
-                assert call.name in {tool.name for tool in TOOLS}, text
+                assert call.name in (CHOICES[choice].allowed or {tool.name for tool in TOOLS}), text
                 values = values_of(call.arguments)
                 assert isinstance(values, dict), text
                 if call.name == "get_weather":
                     assert type(values["query"]) is str, text
                     assert values["days"].lstrip("-").isdigit(), text
-            assert message.calls or choice in ("auto", "single"), text
-            assert len(message.calls) < 2 or choice in ("auto", "required"), text
+            assert message.calls or choice in ("auto", "single", "allowed"), text
+            assert len(message.calls) < 2 or choice in ("auto", "required", "allowed"), text
             if any(marker in message.reasoning + message.content for marker in dialect.markers):
                 continue
             again = dialect.render_message(message)

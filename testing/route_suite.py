@@ -176,7 +176,7 @@ class GeneratingRouteSuite(RouteSuite):
 
     path: ClassVar[str]
     streams: ClassVar[Mapping[str, Any] | None] = {"stream": True}
-    """What makes a body ask for a stream; None: the endpoint has none."""
+    """What makes a body ask for a stream; {}: the endpoint always streams; None: it never does."""
     end_of_stream: ClassVar[bytes] = b"data: [DONE]\n\n"
     """What a stream ends with that ended well."""
 

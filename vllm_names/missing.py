@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from dovetail.contracts.errors import RequestError
 from dovetail.vllm.settings import VLLM_NAMES
 
-LORA = VLLM_NAMES["enable_lora"].note
-BEAM_SEARCH = VLLM_NAMES["use_beam_search"].note
+LORA = VLLM_NAMES["enable_lora"].refusal
+BEAM_SEARCH = VLLM_NAMES["use_beam_search"].refusal
 PROCESSORS = (
     "functions do not travel to workers; write a logits processor plugin, name it in the section logits_processors and"
     " give its options as SamplingParams(processors={name: options})"
@@ -33,7 +33,7 @@ PROFILER = (
     " generate() sees every operator; for other executors give a profiler the worker's process id"
 )
 _WEIGHT_UPDATES = "weights cannot be changed while an engine runs yet: make a new engine from the new checkpoint"
-_REPLICAS = VLLM_NAMES["data_parallel_size"].note
+_REPLICAS = VLLM_NAMES["data_parallel_size"].refusal
 
 _CONFIG = (
     "there are no config objects: settings are keywords, a mapping or a file (docs/configuration.md), and"
@@ -118,7 +118,7 @@ MEMBERS: Mapping[str, str] = {
 
 CONFIGS: Mapping[str, str] = {
     "KVTransferConfig": "KV blocks are not sent between engines yet, so prompts and answers are computed by one engine",
-    "KVEventsConfig": VLLM_NAMES["kv_events_config"].note,
+    "KVEventsConfig": VLLM_NAMES["kv_events_config"].refusal,
     "CompilationConfig": _MODULES["compilation"],
     "PoolerConfig": POOLING,
     "StructuredOutputsConfig": GRAMMARS,

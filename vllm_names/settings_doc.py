@@ -17,23 +17,25 @@ def markdown_table(names: Mapping[str, ForeignName]) -> str:
     """The table of docs/from-vllm.md."""
     lines = ["| vLLM | config key | status |", "| --- | --- | --- |"]
     for name in names.values():
-        flags = f"`{name.flag}`" + (f" / `{name.negative_flag}`" if name.negative_flag else "")
-        key = f"`{name.key}`" if name.key else ""
-        lines.append(f"| {flags} | {key} | {_status_cell(name)} |")
+        key = ", ".join(f"`{key}`" for key in (name.key, *name.also) if key)
+        lines.append(f"| `{name.flag}` | {key} | {_status_cell(name)} |")
     return "\n".join(lines)
 
 
 def _status_cell(name: ForeignName) -> str:
-    parts = [
-        name.status + (", because " if name.status == "refused" else ": ") + name.note if name.note else name.status
-    ]
+    if name.status == "works":
+        parts = [f"works: {name.note}" if name.note else "works"]
+    else:
+        parts = [name.status + (", because " if name.status == "refused" else ": ") + name.refusal]
     if name.values:
         pairs = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in name.values.items())
         parts.append(f"Values: {pairs}.")
     if name.parts:
         keys = ", ".join(f"`{part.name}`{f' (`{part.key}`)' if part.key else ''}" for part in name.parts.values())
         parts.append(f"Keys: {keys}.")
-    parts += [f"`{value}` is refused: {reason}." for value, reason in name.refuses.items()]
+    for reason in dict.fromkeys(name.refuses.values()):
+        values = [f"`{value}`" for value, given in name.refuses.items() if given == reason]
+        parts.append(f"{', '.join(values)} {'is' if len(values) == 1 else 'are'} refused: {reason}.")
     if name.no_effect and name.status != "works":
         parts.append(f"Taken without effect: {', '.join(f'`{value}`' for value in name.no_effect)}.")
     return ". ".join(part.rstrip(".") for part in parts).replace("|", "\\|")

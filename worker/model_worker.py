@@ -81,6 +81,7 @@ class ModelWorker:
         none."""
         if self._setup.placement.answers:
             self._grammars = grammars
+            grammars.read_ahead()
 
     def _sleep(self, level: int) -> int:
         check_level(level)

@@ -8,7 +8,8 @@ ours, the peer's, ours, ... (`benchmarks/peers_setup.sh PEERS_HOME vllm` install
 rounds; the ratio is the median of the rounds' ratios. vLLM's front end and its API server are one process, as ours.
 
 throughput    64 streams at steps of 10, 2 and 0 ms (as fast as the engine can: readers lag, and frames are merged).
-              CPU time is that of all threads of a process, per token.
+              CPU time is that of all threads of a process. Where servers merge different numbers of tokens,
+              compare the time per frame: its inverse is what a core does at one token per frame.
 first-token   time to the first token at 1 stream and at 64 at once; the first step takes no time
 gaps          gaps between frames at 64 streams x 10 ms: alone, with prompts of 100,000 tokens, with /metrics read
 saturation    /health and /metrics while 64 streams run at steps of 0 ms
@@ -110,17 +111,19 @@ def throughput(starts: Mapping[str, Start], streams: int, num_tokens: int, steps
         total = streams * num_tokens
         costs = (cpu_seconds(server.api) - before[0], cpu_seconds(server.engine) - before[1])
         frames = sum(reading.num_frames for reading in readings) / total
-        return total / seconds, frames, 1e6 * costs[0] / total, 1e6 * costs[1] / total, mebibytes(server.api)
+        api_us, engine_us = (1e6 * cost / total for cost in costs)
+        return total / seconds, frames, api_us, api_us / frames, engine_us, mebibytes(server.api)
 
-    print_head("step", "server", "tokens/s", "frames per token", "API, us of CPU per token", "engine, us", "API, MiB")
+    head = ("tokens/s", "frames per token", "API, us of CPU per token", "per frame", "engine, us per token", "API, MiB")
+    print_head("step", "server", *head)
     for step_ms in steps:
         with all_of(starts, step_ms, streams) as servers:
             found = interleaved(servers, rounds, measure)
         for name, rows in found.items():
-            rate, frames_, api_us, engine_us, memory = medians(rows)
-            cells = f"{rate:,.0f}", f"{frames_:.2f}", f"{api_us:.1f}", f"{engine_us:.1f}", f"{memory:.0f}"
+            rate, frames_, *us, memory = medians(rows)
+            cells = f"{rate:,.0f}", f"{frames_:.2f}", *(f"{value:.1f}" for value in us), f"{memory:.0f}"
             print_row(f"{step_ms:g} ms", name, *cells)
-        print_ratio(found, f"{step_ms:g} ms", ["{:.2f}x", "", "{:.2f}x", "{:.2f}x", "{:.2f}x"])
+        print_ratio(found, f"{step_ms:g} ms", ["{:.2f}x", "", "{:.2f}x", "{:.2f}x", "{:.2f}x", "{:.2f}x"])
 
 
 def mebibytes(process: psutil.Process) -> float:

@@ -11,14 +11,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from dovetail.config.tree import KeyPath, nearest
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kinds import CONFIG_NAMES_GROUP
 
 Status = Literal["works", "planned", "refused"]
-ValueType = Literal["str", "int", "float", "json", "switch", "on/off"]
+ValueType = Literal["str", "strs", "int", "float", "json", "switch"]
+
+
+VALUE: Final = object()
+"""In `ForeignName.sink`, what the name is given."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,22 @@ class ForeignName:
     name: str
     """As a keyword: "tensor_parallel_size"."""
     type: ValueType
-    """What the flag takes. "switch": nothing; "on/off": nothing, and there is a `--no-` form."""
+    """What the flag takes. "strs": one text or several; "switch": nothing, and there is a `--no-` form."""
     status: Status
     key: str | None = None
     """Dotted config key that it sets."""
     note: str = ""
-    """Why it is not taken and what to do instead, or a remark."""
+    """Why it is not taken, or a remark."""
+    instead: str = ""
+    """Of a name that is not taken: what to do in its place."""
+    also: tuple[str, ...] = ()
+    """Further keys that get the same value."""
+    along: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys that come with it, with values of their own."""
+    meanings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Values that set other keys: value -> these keys with their values."""
+    sink: Mapping[str, Any] = field(default_factory=dict)
+    """Of a name that adds to the list of telemetry sinks: the sink's name and options, `VALUE` for what is given."""
     values: Mapping[str | bool, Any] = field(default_factory=dict)
     """Its values that are called otherwise here."""
     refuses: Mapping[str, str] = field(default_factory=dict)
@@ -55,12 +69,18 @@ class ForeignName:
     @property
     def negative_flag(self) -> str | None:
         """The form that switches off, where there is one."""
-        return "--no-" + self.name.replace("_", "-") if self.type == "on/off" else None
+        return "--no-" + self.name.replace("_", "-") if self.type == "switch" else None
+
+    @property
+    def refusal(self) -> str:
+        """Of a name that is not taken: why not, and what to do."""
+        return f"{self.note}; {self.instead}"
 
     def translate(self, value: Any, text: str) -> list[tuple[KeyPath, Any]]:
         """The config keys and values that `value` stands for; none where it changes nothing.
 
-        `text` is what messages call this use of the name. None counts as not given.
+        `text` is what messages call this use of the name. None counts as not given. Of a name that adds a telemetry
+        sink the value is that one sink.
         Raises `ConfigError` for names and values that are not taken.
         """
         if value is None or any(_is_same(value, same) for same in self.no_effect):
@@ -68,7 +88,7 @@ class ForeignName:
         if self.parts:
             return self._translate_parts(_parse_json(value, text) if isinstance(value, str) else value, text)
         if self.status != "works" or self.key is None:
-            raise ConfigError(f"{text}={value!r} is {self.status}: {self.note}")
+            raise ConfigError(f"{text}={value!r} is {self.status}: {self.refusal}")
         if isinstance(value, str) and value in self.refuses:
             raise ConfigError(f"{text}={value!r} is refused: {self.refuses[value]}")
         if isinstance(value, str) and self.type == "json":
@@ -77,7 +97,12 @@ class ForeignName:
             value = self.values.get(value, value)
         elif self.factor != 1.0 and isinstance(value, int | float):
             value = value * self.factor
-        return [(tuple(self.key.split(".")), value)]
+        if isinstance(value, str) and value in self.meanings:
+            return [(tuple(key.split(".")), meant) for key, meant in self.meanings[value].items()]
+        if self.sink:
+            value = {option: value if given is VALUE else given for option, given in self.sink.items()}
+        pairs = {**dict.fromkeys((self.key, *self.also), value), **self.along}
+        return [(tuple(key.split(".")), given) for key, given in pairs.items()]
 
     def _translate_parts(self, value: Any, text: str) -> list[tuple[KeyPath, Any]]:
         if not isinstance(value, Mapping):
@@ -134,7 +159,7 @@ def hint(word: str, known: Iterable[str]) -> str:
     name = project.names[word]
     if name.status == "works" and name.key is not None:
         return f"{project.title}'s {word} is {name.key} here"
-    return f"{project.title}'s {word} is {name.status}: {name.note}" if name.note else nearest(word, known)
+    return f"{project.title}'s {word} is {name.status}: {name.refusal}" if name.instead else nearest(word, known)
 
 
 def works(name: str, type_: ValueType, key: str, note: str = "", **more: Any) -> ForeignName:
@@ -142,14 +167,14 @@ def works(name: str, type_: ValueType, key: str, note: str = "", **more: Any) ->
     return ForeignName(name, type_, "works", key, note, **more)
 
 
-def planned(name: str, type_: ValueType, note: str, *no_effect: Any) -> ForeignName:
+def planned(name: str, type_: ValueType, note: str, instead: str, *no_effect: Any) -> ForeignName:
     """A name that is refused for now, unless its value asks for what happens anyway."""
-    return ForeignName(name, type_, "planned", note=note, no_effect=no_effect)
+    return ForeignName(name, type_, "planned", note=note, instead=instead, no_effect=no_effect)
 
 
-def refused(name: str, type_: ValueType, note: str, *no_effect: Any) -> ForeignName:
+def refused(name: str, type_: ValueType, note: str, instead: str, *no_effect: Any) -> ForeignName:
     """A name that is refused for good, unless its value asks for what happens anyway."""
-    return ForeignName(name, type_, "refused", note=note, no_effect=no_effect)
+    return ForeignName(name, type_, "refused", note=note, instead=instead, no_effect=no_effect)
 
 
 def _is_same(value: Any, same: Any) -> bool:

@@ -7,14 +7,14 @@ Within the last three nothing outranks anything: two that give one key different
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from dovetail.config.files import FileContent, parse_value, read_file
-from dovetail.config.foreign_names import ForeignName, foreign_names, hint, project_of
+from dovetail.config.foreign_names import VALUE, ForeignName, foreign_names, hint, project_of
 from dovetail.config.layers import DEFAULT, Layer, LayeredConfig, Merge, Origin, are_related, replaced_unit, unite
 from dovetail.config.manifest import RecordedPlugin, is_manifest, read_manifest
 from dovetail.config.schema import (
@@ -75,7 +75,7 @@ def load_config(
     for name, text in ((speculative, "--speculative"), (_drafter_keyword(keywords), "keyword speculative")):
         if name is not None:
             drafters.append(_drafter_layer(name, base.tree.get("speculative") or {}, text))
-    given = [*_keyword_layers(keywords, folder), *_override_layers(overrides), *_flag_layers(flags or {})]
+    given = [*_keyword_layers(keywords, folder, base), *_override_layers(overrides), *_flag_layers(flags or {}, base)]
     merge.add(unite([*given, *drafters]))
     return LayeredConfig(_validate(merge), merge.origins, tuple(merge.dropped), recorded)
 
@@ -126,7 +126,7 @@ def _is_section(name: str, value: Any) -> bool:
     return name in known_keys(EngineConfig) and not (isinstance(value, list) and project_of(name) is not None)
 
 
-def _keyword_layers(keywords: Mapping[str, Any], folder: Path) -> Iterator[Layer]:
+def _keyword_layers(keywords: Mapping[str, Any], folder: Path, base: Layer) -> Iterator[Layer]:
     sections = known_keys(EngineConfig)
     for name, value in keywords.items():
         if _is_section(name, value):
@@ -134,22 +134,39 @@ def _keyword_layers(keywords: Mapping[str, Any], folder: Path) -> Iterator[Layer
         elif value is None:
             continue
         elif (project := project_of(name)) is not None:
-            yield from _foreign_layers(project.names[name], value, f"{project.title} name {name}")
+            yield from _foreign_layers(project.names[name], value, f"{project.title} name {name}", base)
         else:
             near = nearest(name, [*sections, *foreign_names()]) if name else ""
             raise ConfigError(f"unknown keyword {name!r}: {near}")
 
 
-def _flag_layers(flags: Mapping[str, Any]) -> Iterator[Layer]:
+def _flag_layers(flags: Mapping[str, Any], base: Layer) -> Iterator[Layer]:
     for name, value in flags.items():
         entry = foreign_names()[name]
         negative = entry.negative_flag if value is False else None
-        yield from _foreign_layers(entry, value, negative or entry.flag)
+        yield from _foreign_layers(entry, value, negative or entry.flag, base)
 
 
-def _foreign_layers(name: ForeignName, value: Any, text: str) -> Iterator[Layer]:
+def _foreign_layers(name: ForeignName, value: Any, text: str, base: Layer) -> Iterator[Layer]:
     for path, translated in name.translate(value, text):
-        yield _layer(nested(path, translated), text, Path.cwd())
+        if name.sink:
+            given = {option for option, meant in name.sink.items() if meant is VALUE}
+            yield _sink_layer(translated, given, text, base)
+        else:
+            yield _layer(nested(path, translated), text, Path.cwd())
+
+
+def _sink_layer(sink: Mapping[str, Any], given: Collection[str], text: str, base: Layer) -> Layer:
+    """The config file's telemetry sinks and this one. Where the file has it too, the file's options stay but those that
+    are `given`."""
+    sinks = list(base.tree.get("telemetry") or ())
+    index = next((i for i, other in enumerate(sinks) if other.get("name") == sink["name"]), len(sinks))
+    known = sinks[index] if index < len(sinks) else {}
+    changed = {option: value for option, value in sink.items() if option in given or option not in known}
+    sinks[index : index + 1] = [{**known, **changed}]
+    origins = {path: origin for path, origin in base.origins.items() if path[0] == "telemetry"}
+    origins |= {("telemetry", str(index), option): Origin(text, Path.cwd()) for option in changed}
+    return Layer({"telemetry": sinks}, origins)
 
 
 def _drafter_layer(name: str, section: Mapping[str, Any], text: str) -> Layer:

@@ -59,7 +59,7 @@ class ResolvedModel:
     tokenizer: str | None
     """Directory of a tokenizer other than the model's own."""
     tokenizer_mode: str
-    """"auto", "slow" or "none"."""
+    """"auto", "slow", "mistral" or "none"."""
     seed: int
     max_logprobs: int
     packed_formats: frozenset[str] = frozenset()
@@ -68,6 +68,8 @@ class ResolvedModel:
     """Room on disk for packed weights."""
     max_completions: int = 1024
     """Most completions, or beams, of one request."""
+    chat_template: str | None = None
+    """Jinja source, in place of the checkpoint's own templates."""
 
     @property
     def vocab_size(self) -> int:
@@ -184,6 +186,10 @@ class ResolvedGrammar:
 
     component: Component
     limits: GrammarLimits
+    wait_s: float
+    """How long a request waits for its grammar at most, whatever the plugin does."""
+    read_ahead: bool
+    """Whether the vocabulary is read while the engine starts, rather than for the first grammar."""
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,20 @@ class ModelSection(Section):
         description="mistral: Mistral's own files, through the package mistral-common; none: token ids in and out, "
         "nothing is tokenized or detokenized",
     )
+    chat_template: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Chat template other than the model's own: a file, or the template itself, which has `{` in it",
+    )
+    generation_config: str = Field(
+        default=AUTO,
+        min_length=1,
+        description="Sampling defaults of requests and end-of-sequence ids. auto: the model's generation_config.json; "
+        "none: nothing; or a directory that has one",
+    )
+    override_generation_config: dict[str, Any] = Field(
+        default_factory=dict, description="Replaces keys of the generation config"
+    )
     dtype: ModelDtype = Field(default=AUTO, description="dtype of weights and activations")
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest sequence, prompt and output; null: the model's"
@@ -245,6 +259,15 @@ class GrammarSection(ComponentSection):
     )
     compile_seconds: float | None = Field(default=None, gt=0, description="Longest compilation; null: 10 seconds")
     compile_gib: float | None = Field(default=None, gt=0, description="Most memory of a compilation in GiB; null: 1")
+    wait_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest that a request waits for its grammar, whatever the plugin does; null: 60 seconds",
+    )
+    read_ahead: bool | None = Field(
+        default=None,
+        description="Read the vocabulary while the engine starts, and not for the first grammar; null: in servers",
+    )
 
 
 SECRET = "**********"
@@ -310,6 +333,9 @@ class ServerSection(Section):
     )
     root_path: str = Field(default="", pattern=r"^(/.*[^/])?$", description="Prefix of paths that a proxy takes off")
     docs: bool = Field(default=True, description="Serve /docs and /openapi.json")
+    request_chat_templates: bool = Field(
+        default=True, description="Requests may bring a chat template of their own, which runs in a sandbox"
+    )
     max_body_mib: float = Field(default=8.0, gt=0, description="Longest body of a request")
     header_timeout_s: float = Field(default=10.0, gt=0, description="For the request line and headers to arrive")
     body_timeout_s: float = Field(default=60.0, gt=0, description="For the body to arrive")

@@ -80,6 +80,8 @@ class ToolChoice:
     name: str = ""
     parallel: bool = True
     """Several calls in one message are allowed."""
+    allowed: frozenset[str] = frozenset()
+    """Of the request's tools, those that may be called; empty: all. The prompt shows the others too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +227,8 @@ class DialectNeed:
 class DialectSetup:
     """What a dialect is created with."""
 
+    name: str = "unnamed"
+    """As the config names it, for messages."""
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     """Ids of the tokenizer's added tokens by text, those included that decoding does not skip. A grammar names a marker
     among them by its id; all other markers are plain text to it."""
@@ -300,7 +304,7 @@ class Dialect(Plugin):
 
     def validate(self, request: DialectRequest) -> None:
         """Raises `RequestError` for a request that the capabilities do not cover, or that contradicts itself."""
-        name, can, choice = type(self).__name__, self.capabilities, request.choice
+        name, can, choice = f"dialect {self.setup.name}", self.capabilities, request.choice
         names = {tool.name for tool in request.tools}
         asks_for_calls = choice.mode in ("required", "named")
         if request.tools and choice.mode != "none" and not can.tools:
@@ -314,11 +318,14 @@ class Dialect(Plugin):
             raise RequestError(f"tool_choice names {choice.name!r}, and the tools are {', '.join(sorted(names))}")
         if len(names) < len(request.tools):
             raise RequestError("two tools have one name: give each its own")
+        unknown = sorted(choice.allowed - names)
+        if unknown:
+            raise RequestError(f"tool_choice allows {unknown[0]!r}, and the tools are {', '.join(sorted(names))}")
         is_strict = choice.mode != "none" and any(tool.strict for tool in request.tools)
         is_single = bool(names) and choice.mode != "none" and not choice.parallel
-        is_bound = asks_for_calls or is_strict or is_single or request.response_format is not None
+        is_bound = asks_for_calls or is_strict or is_single or choice.allowed or request.response_format is not None
         if is_bound and not can.grammars:
             raise RequestError(
-                f"{name} writes no grammars: it serves tool_choice auto with parallel calls, tools that are not "
-                "strict, and no response format"
+                f"{name} writes no grammars: it serves tool_choice auto of all tools, with parallel calls, tools that "
+                "are not strict, and no response format"
             )

@@ -181,7 +181,8 @@ class CompiledGrammar(ABC):
 class Grammar(Plugin):
     """Compiles grammars for one model.
 
-    `__init__` may take seconds (it reads the vocabulary) and runs on the thread that compiles.
+    `__init__` may take seconds (it reads the vocabulary) and runs on the thread that compiles, or on one of its own
+    while the engine starts.
     """
 
     capabilities: ClassVar[GrammarCapabilities] = GrammarCapabilities()
@@ -200,7 +201,8 @@ class Grammar(Plugin):
         Raises `RequestError`, and nothing else, for a form that is not declared, a source that is wrong, what is not
         enforced, a grammar that allows no first token, and where limits do not suffice. The message is for the user; of
         a JSON Schema it says where, as a JSON pointer ("#/properties/age/not"), of other notations the line or the
-        character if it can.
+        character if it can. One that does not come back at all costs its request alone: the host refuses it after
+        `grammar.wait_seconds` of the config.
         """
 
     def close(self) -> None:

@@ -71,6 +71,10 @@ class RouteHost(Protocol):
         """How many API processes answer at this address. What one of them keeps in its memory, others do not have."""
 
     @property
+    def request_chat_templates(self) -> bool:
+        """Whether requests may bring a chat template of their own; routes refuse one otherwise."""
+
+    @property
     def is_draining(self) -> bool:
         """Whether the server takes no new requests, and ends once those under way are done."""
 

@@ -22,6 +22,9 @@ class ModelSection(Section):
     revision: str | None = None
     tokenizer: str | None = None
     tokenizer_mode: Literal['auto', 'slow', 'mistral', 'none'] = 'auto'
+    chat_template: str | None = Field(default=None, min_length=1)
+    generation_config: str = Field(default=AUTO, min_length=1)
+    override_generation_config: dict[str, Any] = Field(default_factory=dict)
     dtype: ModelDtype = 'auto'
     max_model_len: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
@@ -94,6 +97,8 @@ class GrammarSection(ComponentSection):
     source_bytes: int | None = Field(default=None, ge=1)
     compile_seconds: float | None = Field(default=None, gt=0)
     compile_gib: float | None = Field(default=None, gt=0)
+    wait_seconds: float | None = Field(default=None, gt=0)
+    read_ahead: bool | None = None
 
 
 class CORSSection(Section):
@@ -127,6 +132,7 @@ class ServerSection(Section):
     routes: dict[Label, NamedSection | None] = Field(default_factory=dict, validate_default=True)
     root_path: str = Field(default='', pattern='^(/.*[^/])?$')
     docs: bool = True
+    request_chat_templates: bool = True
     max_body_mib: float = Field(default=8.0, gt=0)
     header_timeout_s: float = Field(default=10.0, gt=0)
     body_timeout_s: float = Field(default=60.0, gt=0)

@@ -34,6 +34,7 @@ class ToolChoice:
     mode: Literal['auto', 'none', 'required', 'named'] = 'auto'
     name: str = ''
     parallel: bool = True
+    allowed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ class DialectNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class DialectSetup:
+    name: str = 'unnamed'
     special_tokens: Mapping[str, int] = field(default_factory=dict)
     chat_template: str = ''
 

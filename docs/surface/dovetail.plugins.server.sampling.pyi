@@ -1,11 +1,14 @@
+import msgspec
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Body, Ignored
 from dovetail.plugins.server.structured import FormFields
-from typing import Any
+from typing import Annotated, Any
 
+MAX_STRINGS = 1024
+Strings = Annotated[list[str], msgspec.Meta(max_length=MAX_STRINGS)]
 
 class StreamOptions(Body, kw_only=True):
     include_usage: bool | None = None
@@ -26,12 +29,12 @@ class SamplingFields(FormFields, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: Strings | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
@@ -58,4 +61,5 @@ class SamplingFields(FormFields, kw_only=True):
     def end_user(self) -> str | None: ...
 
 def sampling_params(fields: SamplingFields, facts: EngineFacts, **given: Any) -> SamplingParams: ...
+def token_limit(asked: int | None, facts: EngineFacts) -> int | None: ...
 def with_param(error: RequestError) -> APIError: ...

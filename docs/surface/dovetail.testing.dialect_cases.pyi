@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from dovetail.contracts.dialect import AssistantMessage, DialectCapabilities, DialectParser, Event, Tool, ToolCall, ToolChoice
+from dovetail.contracts.dialect import AssistantMessage, DialectCapabilities, DialectParser, Event, Tool, ToolCall
 from random import Random
 from typing import Any
 
@@ -8,7 +8,7 @@ SCHEMA: dict[str, Any] = ...
 EMPTY_SCHEMA: dict[str, Any] = {'type': 'object', 'properties': {}, 'additionalProperties': False}
 TOOLS = (Tool(name='get_weather', parameters=SCHEMA, strict=True), Tool(name='ping', parameters=EMPTY_SCHEMA, strict=True))
 LOOSE_TOOLS = ...
-CHOICES = {'auto': ToolChoice(), 'single': ToolChoice(parallel=False), 'required': ToolChoice(mode='required'), 'named': ToolChoice(mode='named', name='get_weather')}
+CHOICES = ...
 
 @dataclass(frozen=True)
 class MessageMaker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,8 @@ from dovetail.engine.remote.messages import (
 from dovetail.engine.request_fields import check_order, check_request_id, check_salt, check_user
 from dovetail.engine.tokenization.load import tokenizer_from_form
 
+logger = logging.getLogger(__name__)
+
 HEALTH_S = 5.0
 """An engine that does not answer for so long counts as dead."""
 PATIENCE_S = 1.0
@@ -84,6 +87,8 @@ class RemoteEngine:
         self._answer_watch: asyncio.Task[None] | None = None
         self._is_stuck = False
         """The engine's process is there, and does not answer."""
+        self._num_events = 0
+        """Times that the connection to an engine came or went."""
         self._is_closed = False
 
     @classmethod
@@ -146,21 +151,26 @@ class RemoteEngine:
         processed = await text.process(prompt, sampling_params)
         self._running()  # the engine may have died meanwhile
         self._check_queue()
+        message = submit_message(
+            request_id,
+            processed,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_time=arrival,
+            trace_headers=trace_headers,
+            user=user,
+        )
+        try:
+            self._send(message)
+        except (OverflowError, TypeError, RecursionError) as error:
+            raise RequestError(
+                f"the request cannot be sent to the engine: {error}; extra and processors hold plain data, with"
+                " integers of 64 bits at most"
+            ) from None
         loop = asyncio.get_running_loop()
         stream = OutputStream(request_id, loop)
         answered: asyncio.Future[None] = loop.create_future()
         self._submitted[request_id] = processed, stream, answered
-        self._send(
-            submit_message(
-                request_id,
-                processed,
-                priority=priority,
-                cache_salt=cache_salt,
-                arrival_time=arrival,
-                trace_headers=trace_headers,
-                user=user,
-            )
-        )
         if self._answer_watch is None or self._answer_watch.done():
             self._answer_watch = asyncio.create_task(self._watch_answers())
         try:
@@ -288,9 +298,10 @@ class RemoteEngine:
 
     def _send(self, message: Message) -> None:
         """Together with what else this turn of the loop sends: each send wakes a thread of ZeroMQ."""
+        data = encode(message)
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(encode(message))
+        self._outgoing.append(data)
 
     def _flush(self) -> None:
         # The socket has no high-water mark, so this does not wait.
@@ -319,6 +330,7 @@ class RemoteEngine:
         """Greets each engine that appears at the address, and notices when it is gone."""
         while True:
             event = parse_monitor_message(await monitor.recv_multipart())
+            self._num_events += 1
             if event["event"] == zmq.EVENT_CONNECTED:
                 self._send(Hello(self._my_address))
             else:
@@ -366,9 +378,11 @@ class RemoteEngine:
         """Another engine, or the first."""
         if self._text is not None:
             self._text.close()
-        form = welcome.tokenizer
+        form, events = welcome.tokenizer, self._num_events
         # Building a large vocabulary takes a while, and streams of other engines may run on this loop.
         tokenizer = await asyncio.to_thread(tokenizer_from_form, form) if form is not None else None
+        if events != self._num_events:
+            return  # that engine is gone meanwhile; the next one sends its own
         self._welcome = welcome
         self._text = ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
         self._outputs = OutputProcessor(tokenizer)
@@ -379,7 +393,12 @@ class RemoteEngine:
         while True:
             data = await self._updates.recv()
             while True:
-                self._take(decode_to_client(data))
+                try:
+                    self._take(decode_to_client(data))
+                except Exception as error:
+                    # What an update would have changed is unknown now: none of these requests can go on.
+                    logger.exception("the client of the engine failed")
+                    self._give_up(RequestError(f"the client of the engine failed: {error!r}; its log says where"))
                 try:
                     data = await self._updates.recv(zmq.NOBLOCK)
                 except zmq.Again:
@@ -429,6 +448,14 @@ class RemoteEngine:
             self._outputs.drop(stream.request_id)
             if self.is_running:
                 self._send(Abort([stream.request_id]))
+
+    def _give_up(self, error: RequestError) -> None:
+        """Ends the requests that the engine has of this client, there too. Those that it has not answered go on."""
+        self._outputs.clear()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            put(stream, error)
+        self._send(Abort(list(streams)))
 
     def _lose_all(self, error: WorkerError) -> None:
         """Ends everything that waits for the engine."""

@@ -176,12 +176,13 @@ def error_of(failure: Failure) -> DovetailError:
     return cls(failure.message) if cls is not None else PluginError(f"{failure.kind}: {failure.message}")
 
 
+_MASK_64 = (1 << 64) - 1
 _DEFAULTS = SamplingParams()
 
 
 def params_to_plain(params: SamplingParams) -> dict[str, Any]:
     """The fields that are not the default, as plain data. The form of the output is left out: it travels as
-    `OutputGrammar`."""
+    `OutputGrammar`. Of the seed, the 64 bits that draws depend on."""
     plain = {}
     for each in fields(SamplingParams):
         if each.name == "structured_outputs":
@@ -189,6 +190,8 @@ def params_to_plain(params: SamplingParams) -> dict[str, Any]:
         value = getattr(params, each.name)
         if value != getattr(_DEFAULTS, each.name):
             plain[each.name] = dict(value) if isinstance(value, Mapping) else value
+    if params.seed is not None:
+        plain["seed"] = params.seed & _MASK_64
     return plain
 
 

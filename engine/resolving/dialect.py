@@ -16,9 +16,9 @@ from dovetail.engine.resolving.slots import DIALECT, architectures_of
 from dovetail.engine.tokenization.signs import ChatSigns, read_signs
 
 
-def choose_dialect(state: Resolution, model: ChosenModel) -> Component:
+def choose_dialect(state: Resolution, model: ChosenModel, chat_template: str | None) -> Component:
     """The dialect that the config names, or the first that recognizes the model. Call it once the tokenizer's directory
-    is resolved."""
+    is resolved. `chat_template`: the config's, in place of the model's own."""
     section = state.section(DIALECT.path)
     assert section is not None
     signs = _signs(state, model)
@@ -27,7 +27,7 @@ def choose_dialect(state: Resolution, model: ChosenModel) -> Component:
         reasoning=False,
         grammars=False,
         is_named=section.name != AUTO,
-        chat_template=signs.chat_template,
+        chat_template=chat_template or signs.chat_template,
         special_tokens=signs.added_tokens,
         architecture=next(iter(architectures_of(model.hf_config)), ""),
     )

@@ -12,6 +12,7 @@ from dovetail.engine.resolving.choose import Question, go_without
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import GRAMMAR
 
+_WAIT_S = 60.0
 NO_END = "the model's config names no end-of-sequence token, so that no output with a grammar could end"
 
 
@@ -32,7 +33,9 @@ def choose_grammar(state: Resolution, model: ResolvedModel) -> ResolvedGrammar |
     chosen = Question(state, GRAMMAR, need).choose_or_none(otherwise)
     if chosen is None:
         return None
-    return ResolvedGrammar(chosen.component, _limits(section))
+    return ResolvedGrammar(
+        chosen.component, _limits(section), section.wait_seconds or _WAIT_S, bool(section.read_ahead)
+    )
 
 
 def _limits(section: GrammarSection) -> GrammarLimits:

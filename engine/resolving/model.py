@@ -14,6 +14,7 @@ from dovetail.contracts.weights import ModelFiles, WeightFormat
 from dovetail.engine.resolving.checkpoint import check_values, compare, decoded, refuse_more_than_stored
 from dovetail.engine.resolving.choose import Chosen, choose
 from dovetail.engine.resolving.dtype import choose_dtype
+from dovetail.engine.resolving.generation import with_generation_config
 from dovetail.engine.resolving.quantization import choose_quantization
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.rope_overrides import apply_overrides
@@ -64,7 +65,7 @@ def _read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen[WeightFor
     with chosen.calling("config"):
         weight_format = chosen.plugin(chosen.options)
         stored = weight_format.config(files)
-    config = apply_overrides(decoded(stored), state.config.model.hf_overrides)
+    config = with_generation_config(state, apply_overrides(decoded(stored), state.config.model.hf_overrides))
     check_values(config, files)
     return chosen, weight_format, config
 

@@ -24,7 +24,7 @@ from dovetail.engine.resolving.operators import choose_operators
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import ATTENTION, PROCESSOR, SCHEDULER, TELEMETRY
 from dovetail.engine.resolving.speculation import choose_speculation, note_lengths
-from dovetail.engine.resolving.tokenizer import eos_token_ids, resolve_tokenizer
+from dovetail.engine.resolving.tokenizer import eos_token_ids, resolve_chat_template, resolve_tokenizer
 from dovetail.registry.bootstrap import plugin_hash
 from dovetail.registry.registry import Registry
 from dovetail.worker.activity import activity
@@ -82,10 +82,11 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     executor = settle_executor(state, found)
     attention = choose(state, ATTENTION, replace(need, kv_dtype=kv_dtype, trees=trees)).component
     scheduler = choose(state, SCHEDULER, limits).component
-    dialect = choose_dialect(state, model)
+    chat_template = resolve_chat_template(state)
+    dialect = choose_dialect(state, model, chat_template)
     processors = {name: choose(state, PROCESSOR.at(name), None).component for name in config.logits_processors}
     sinks = [choose(state, TELEMETRY.at(str(index)), None).component for index in range(len(config.telemetry))]
-    resolved_model = _resolved_model(state, model, max_model_len)
+    resolved_model = replace(_resolved_model(state, model, max_model_len), chat_template=chat_template)
     grammar = choose_grammar(state, resolved_model)
     resolved = ResolvedConfig(
         model=resolved_model,

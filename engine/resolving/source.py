@@ -76,6 +76,8 @@ def _anchor(state: Resolution, scheme: str | None, rest: str, source_name: str) 
 def _not_found(state: Resolution, reference: str, answers: str) -> str:
     origin = state.layered.origin("model.path")
     base_dir = state.layered.base_dir("model.path")
+    if (base_dir / Path(reference).expanduser()).exists():
+        return f"model.path {reference!r} ({origin}): no model source takes it as asked.\n{answers}"
     return (
         f"model.path {reference!r} ({origin}): there is no such file or folder (looked in {base_dir}), and no model "
         f"source recognizes it. Write a path, or scheme:reference.\n{answers}"

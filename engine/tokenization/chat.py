@@ -13,7 +13,7 @@ from jinja2.nodes import Name, Node, Scope
 from jinja2.parser import Parser
 
 from dovetail.contracts.errors import RequestError
-from dovetail.engine.tokenization.template_content import reads_parts
+from dovetail.engine.tokenization.template_content import asks_for_content, reads_parts
 from dovetail.engine.tokenization.template_limits import LimitedEnvironment
 from dovetail.engine.tokenization.template_weights import TemplateLimitError
 
@@ -37,6 +37,8 @@ class ChatTemplate:
             self.names = frozenset(node.name for node in parsed.find_all(Name))
             """Every variable that the template speaks of."""
             self._takes_parts = reads_parts(parsed)
+            self._needs_content = not asks_for_content(parsed)
+            """It reads the content of every message, and one that only calls tools has none."""
             self._template = environment.from_string(source)
         except Exception as error:
             # Not jinja's own errors alone: Python compiles what jinja wrote, and constants are computed on the way.
@@ -65,6 +67,8 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise RequestError("continue_final_message and add_generation_prompt exclude each other: set one to false")
         final = _mark_end(chat) if continue_final_message else ""
+        if self._needs_content:
+            chat = [{"content": "", **message} if "tool_calls" in message else message for message in chat]
         self._environment.begin(_num_chars(chat) + _num_chars(variables))
         try:
             text = self._template.render(messages=chat, add_generation_prompt=add_generation_prompt, **variables)

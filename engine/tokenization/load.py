@@ -17,12 +17,19 @@ _MODES = ("auto", "slow", "mistral", "none")
 
 
 def load_tokenizer_of(
-    weight_format: WeightFormat, files: ModelFiles, mode: str, override_directory: str | None = None
+    weight_format: WeightFormat,
+    files: ModelFiles,
+    mode: str,
+    override_directory: str | None = None,
+    chat_template: str | None = None,
 ) -> Tokenizer | None:
     """`load_tokenizer` of a model. The format is asked only where its tokenizer is used: building it may cost time and
-    memory, and it may be the one that cannot be built."""
+    memory, and it may be the one that cannot be built. `chat_template`: in place of all that the checkpoint has."""
     is_used = mode != "none" and override_directory is None
-    return load_tokenizer(weight_format.tokenizer(files) if is_used else None, mode, override_directory)
+    tokenizer = load_tokenizer(weight_format.tokenizer(files) if is_used else None, mode, override_directory)
+    if tokenizer is not None and chat_template is not None:
+        tokenizer.chat_templates = {"default": chat_template}
+    return tokenizer
 
 
 def load_tokenizer(files: TokenizerFiles | None, mode: str, override_directory: str | None = None) -> Tokenizer | None:

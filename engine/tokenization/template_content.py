@@ -1,4 +1,5 @@
-"""Whether a chat template goes over the parts of a message's content, or takes it as text."""
+"""How a chat template reads the content of a message: part by part or as text, and whether it bears that there is
+none."""
 
 from __future__ import annotations
 
@@ -13,9 +14,7 @@ def reads_parts(template: nodes.Template) -> bool:
     Content is the key "content" of anything, whatever variable it is set to, and the argument of a macro that is
     called with it.
     """
-    names: set[str] = set()
-    while (found := names | _names_of_content(template, names)) != names:
-        names = found
+    names = _all_names_of_content(template)
     loops = any(_is_content(loop.iter, names) for loop in template.find_all(nodes.For))
     filters = any(
         node.name in _PART_FILTERS and node.node is not None and _is_content(node.node, names)
@@ -24,6 +23,26 @@ def reads_parts(template: nodes.Template) -> bool:
     attributes = any(_takes_one(node.node, node.attr, names) for node in template.find_all(nodes.Getattr))
     items = any(_takes_one(node.node, _constant(node.arg), names) for node in template.find_all(nodes.Getitem))
     return loops or filters or attributes or items
+
+
+def asks_for_content(template: nodes.Template) -> bool:
+    """Whether the template asks if a message has content, and so bears one that has none."""
+    names = _all_names_of_content(template)
+    tests = any(
+        test.name in ("defined", "undefined", "none") and _is_content(test.node, names)
+        for test in template.find_all(nodes.Test)
+    )
+    return tests or any(
+        _constant(compare.expr) == "content" and any(operand.op in ("in", "notin") for operand in compare.ops)
+        for compare in template.find_all(nodes.Compare)
+    )
+
+
+def _all_names_of_content(template: nodes.Template) -> set[str]:
+    names: set[str] = set()
+    while (found := names | _names_of_content(template, names)) != names:
+        names = found
+    return names
 
 
 def _names_of_content(template: nodes.Template, names: set[str]) -> set[str]:

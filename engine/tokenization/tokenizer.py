@@ -194,7 +194,7 @@ class Tokenizer(ABC):
         if tools and "tools" not in template.names:
             raise RequestError(
                 "tools would not reach the model, for the chat template does not read them: leave them out, or give a "
-                "chat_template that does, with the request or as chat_template.jinja in the tokenizer's directory"
+                "chat_template that does, with the request or as model.chat_template"
             )
         text = template.render(
             messages,

@@ -68,6 +68,7 @@ def serve(layered: LayeredConfig) -> None:
             num_api_processes=server.section["api_server_count"],
         )
 
+    layered = _reading_ahead(layered)
     supervisor = Supervisor(
         with_sink(layered, _METRICS) if "metrics" in server.routes else layered,
         job,
@@ -81,6 +82,15 @@ def serve(layered: LayeredConfig) -> None:
         if settings.uds is not None:
             Path(settings.uds).unlink(missing_ok=True)
     raise typer.Exit(code)
+
+
+def _reading_ahead(layered: LayeredConfig) -> LayeredConfig:
+    """No request of a server waits for the vocabulary of grammars, unless the config says otherwise."""
+    grammar = layered.config.grammar
+    if grammar is None or grammar.read_ahead is not None:
+        return layered
+    changed = grammar.model_copy(update={"read_ahead": True})
+    return replace(layered, config=layered.config.model_copy(update={"grammar": changed}))
 
 
 def _announce(layered: LayeredConfig, settings: ServerSettings) -> None:

@@ -116,7 +116,10 @@ def is_free(request: DialectRequest) -> bool:
     """Whether nothing in the request binds what the model writes."""
     tools = called_tools(request)
     binds_calls = bool(tools) and (
-        request.choice.mode != "auto" or not request.choice.parallel or any(tool.strict for tool in tools)
+        request.choice.mode != "auto"
+        or not request.choice.parallel
+        or request.choice.allowed
+        or any(tool.strict for tool in tools)
     )
     return request.response_format is None and not binds_calls
 
@@ -125,8 +128,9 @@ def called_tools(request: DialectRequest) -> Sequence[Tool]:
     """The tools that may be called."""
     if request.choice.mode == "none":
         return ()
-    named = request.choice.name if request.choice.mode == "named" else None
-    return [tool for tool in request.tools if named in (None, tool.name)]
+    if request.choice.mode == "named":
+        return [tool for tool in request.tools if tool.name == request.choice.name]
+    return [tool for tool in request.tools if not request.choice.allowed or tool.name in request.choice.allowed]
 
 
 def has_many(request: DialectRequest) -> bool:

@@ -64,7 +64,7 @@ class RehearsedGrammar(Grammar):
         """As `Grammar.compile`."""
         for form in spec.forms - self.capabilities.forms:
             raise RequestError(
-                f"{type(self).__name__} compiles no grammars of form {form}; it compiles "
+                f"grammars of form {form} are not compiled here; these are: "
                 f"{', '.join(sorted(self.capabilities.forms))}"
             )
         size = _source_size(spec)

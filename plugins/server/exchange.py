@@ -15,6 +15,7 @@ from dovetail.plugins.server.errors import ClientLeft, as_api_error, error_event
 logger = logging.getLogger("dovetail.server")
 
 _DISCONNECT: Message = {"type": "http.disconnect"}
+_NO_BODY: Message = {"type": "http.request", "body": b"", "more_body": False}
 
 
 class Exchange:
@@ -34,11 +35,16 @@ class Exchange:
         self._gone = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         headers = {name for name, _ in scope["headers"]}
-        if not headers & {b"content-length", b"transfer-encoding"}:
+        self._owes_body = not headers & {b"content-length", b"transfer-encoding"}
+        """There is no body, and whoever reads it was not told so yet: the watcher takes the server's own message."""
+        if self._owes_body:
             self._watch()
 
     async def receive(self) -> Message:
         """The next part of the body; after it, "http.disconnect" once the client has left."""
+        if self._owes_body:
+            self._owes_body = False
+            return _NO_BODY
         if self._watcher is not None:
             await self._gone.wait()
             return _DISCONNECT

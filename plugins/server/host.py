@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 class ServerHost:
     """The `RouteHost` of one API process. Whoever supervises the engine replaces `engine` and sets `is_draining`."""
 
-    def __init__(self, engine: EngineClient, model_names: Sequence[str] = (), num_api_processes: int = 1):
+    def __init__(
+        self,
+        engine: EngineClient,
+        model_names: Sequence[str] = (),
+        num_api_processes: int = 1,
+        request_chat_templates: bool = True,
+    ):
         """`model_names`: empty for the path of the engine's model."""
         self.engine = engine
         self.model_names = tuple(model_names) or (engine.facts.model,)
         self.num_api_processes = num_api_processes
+        self.request_chat_templates = request_chat_templates
         self.is_draining = False
         self.under_way: set[Exchange] = set()
         """Requests that have no complete response."""

@@ -46,7 +46,7 @@ def live_server(
 ) -> Iterator[LiveServer]:
     """Serves until the block ends. `routes`: class and options by label; `settings`: fields of `ServerSettings`."""
     given = ServerSettings(**{"port": 0, "drain_timeout_s": 0.0, "access_log": False, **settings})
-    host = ServerHost(engine, model_names)
+    host = ServerHost(engine, model_names, request_chat_templates=given.request_chat_templates)
     app = create_app(host, {label: kind(options, host) for label, (kind, options) in routes.items()}, given)
     server, ready = _Announced(app, host, given), threading.Event()
     server.ready = ready

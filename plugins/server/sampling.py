@@ -130,6 +130,12 @@ def sampling_params(fields: SamplingFields, facts: EngineFacts, **given: Any) ->
         raise with_param(error) from None
 
 
+def token_limit(asked: int | None, facts: EngineFacts) -> int | None:
+    """`SamplingParams.max_tokens` of a request that asks for `asked`: else the generation config's; None: the model's
+    length."""
+    return facts.default_sampling.get("max_tokens") if asked is None else asked
+
+
 def with_param(error: RequestError) -> APIError:
     """The refusal of a request, with the field that its message begins with as `param`."""
     name = str(error).partition(" ")[0]

@@ -51,6 +51,8 @@ class ServerSettings:
     tls: TLSSettings | None = None
     docs: bool = True
     """Whether /docs and /openapi.json are served."""
+    request_chat_templates: bool = True
+    """Whether requests may bring a chat template."""
     log_level: str = "info"
     access_log: bool = True
 

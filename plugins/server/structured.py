@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -11,21 +12,8 @@ from dovetail.contracts.route import APIError
 from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.plugins.server.bodies import Body, Ignored
 
-
-class JSONSchemaFormat(Body, kw_only=True):
-    """OpenAI's `json_schema` of a response format."""
-
-    schema: dict[str, Any] | bool | None = None
-    name: Ignored = None
-    description: Ignored = None
-    strict: Ignored = None
-
-
-class ResponseFormat(Body, kw_only=True):
-    """OpenAI's `response_format`, where no dialect is asked."""
-
-    type: str
-    json_schema: JSONSchemaFormat | None = None
+_SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
+"""Of OpenAI's `json_schema`. Only the schema changes an answer."""
 
 
 class StructuredFields(Body, kw_only=True):
@@ -89,19 +77,39 @@ def structured_outputs(fields: FormFields) -> StructuredOutputs | None:
     return _made(given, where)
 
 
-def of_response_format(asked: ResponseFormat) -> StructuredOutputs | None:
-    """The form of a response format; None for text. Raises `APIError` 400."""
-    param = "response_format"
-    if asked.type == "text":
+def response_form(
+    asked: Any, param: str = "response_format", *, has_schema_inside: bool = False
+) -> StructuredOutputs | None:
+    """The form of a response format, which the field `param` gave; None for text. `has_schema_inside`: a format has
+    `schema` itself, as responses and Anthropic's have, and not under `json_schema`. Raises `APIError` 400 that names
+    the field."""
+    if asked is None:
         return None
-    if asked.type == "json_object":
+    asked = _object(asked, param, {"type", *(_SCHEMA_KEYS if has_schema_inside else ("json_schema",))})
+    kind = asked.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
         return StructuredOutputs(json_object=True)
-    if asked.type != "json_schema":
-        message = f"response_format.type must be text, json_object or json_schema, got {asked.type!r}"
-        raise APIError(400, message, param=param)
-    if asked.json_schema is None or asked.json_schema.schema is None:
-        raise APIError(400, "response_format of type json_schema needs json_schema.schema", param=param)
-    return _made({"json": asked.json_schema.schema}, param)
+    if kind != "json_schema":
+        message = f"{param}.type must be text, json_object or json_schema, got {kind!r}"
+        raise APIError(400, message, param=f"{param}.type")
+    if not has_schema_inside:
+        param = f"{param}.json_schema"
+        asked = _object(asked.get("json_schema"), param, _SCHEMA_KEYS)
+    schema = asked.get("schema")
+    if not isinstance(schema, Mapping):
+        raise APIError(400, f"{param}.schema must be a JSON schema, which is an object", param=f"{param}.schema")
+    return _made({"json": schema}, f"{param}.schema")
+
+
+def _object(value: Any, param: str, known: Collection[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise APIError(400, f"{param} must be an object", param=param)
+    unknown = sorted(value.keys() - known)
+    if unknown:
+        raise APIError(400, f"{param} has the unknown key {unknown[0]!r}", param=f"{param}.{unknown[0]}")
+    return value
 
 
 def _made(given: dict[str, Any], param: str) -> StructuredOutputs:

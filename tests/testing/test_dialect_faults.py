@@ -264,6 +264,11 @@ class AllowsSeveralCalls(HermesDialect):
         return super().grammar(replace(request, choice=replace(request.choice, parallel=True)))
 
 
+class AllowsAllTools(HermesDialect):
+    def grammar(self, request: DialectRequest) -> str | None:
+        return super().grammar(replace(request, choice=replace(request.choice, allowed=frozenset())))
+
+
 class ForgetsThatModelsReason(HermesDialect):
     def grammar(self, request: DialectRequest) -> str | None:
         return super().grammar(replace(request, reasoning=False))
@@ -343,6 +348,7 @@ FAULTS = [
     Fault("ignores that calls are required", LeavesChoicesToTheModel, CHOICE),
     Fault("binds strict tools only", BindsStrictToolsOnly, f"{RENDERED}[loose-required-markers_are_text]"),
     Fault("allows several calls where one may be", AllowsSeveralCalls, CHOICE),
+    Fault("allows the tools that it is not to call", AllowsAllTools, CHOICE),
     Fault("has no room for reasoning before a call", ForgetsThatModelsReason, REASONING),
     Fault("lets a model reason that may not", LetsTheModelReason, REASONING),
     Fault("spells special tokens", SpellsItsTokens, f"{RENDERED}[strict-required-markers_are_tokens]"),

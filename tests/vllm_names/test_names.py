@@ -101,7 +101,7 @@ def test_engine_args_are_keywords(tmp_path: Path) -> None:
     assert asdict(args)["enable_lora"] is None
     with pytest.raises(TypeError, match="EngineArgs has no field 'max_model_lem': did you mean 'max_model_len'"):
         EngineArgs(max_model_lem=64)
-    with pytest.raises(ConfigError, match="data_parallel_size=2 is planned: data parallel is not there yet"):
+    with pytest.raises(ConfigError, match="data_parallel_size=2 is planned: an engine is one replica so far"):
         AsyncEngineArgs(data_parallel_size=2).create_engine_config()
 
 

@@ -55,8 +55,9 @@ def test_python_names_in_the_documentation_are_what_classes_have():
     assert set(methods) <= set(dir(LLM))
 
 
-def test_names_that_are_not_taken_say_why():
-    assert [name.name for name in VLLM_NAMES.values() if name.status != "works" and not name.note] == []
+def test_names_that_are_not_taken_say_why_and_what_to_do():
+    every = [part for name in VLLM_NAMES.values() for part in (name, *name.parts.values())]
+    assert [name.name for name in every if name.status != "works" and not (name.note and name.instead)] == []
 
 
 def test_every_field_of_engine_args_is_covered():
@@ -67,10 +68,11 @@ def test_names_that_work_have_a_key_in_the_tree():
     parts_of_mappings = VLLM_NAMES["speculative_config"].parts.values()
     for name in [*VLLM_NAMES.values(), *parts_of_mappings]:
         if name.status == "works" and not name.parts:
-            parts = tuple(name.key.split("."))
-            place = next(p for n in range(len(parts) - 1, -1, -1) if (p := place_at(parts[:n])))
-            key = parts[len(place.path)]
-            assert key in place.section.model_fields or place.kind is not None, name.key
+            for full in (name.key, *name.also, *name.along):
+                parts = tuple(full.split("."))
+                place = next(p for n in range(len(parts) - 1, -1, -1) if (p := place_at(parts[:n])))
+                key = parts[len(place.path)]
+                assert key in place.section.model_fields or place.kind is not None, full
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,31 @@ def test_names_that_work_have_a_key_in_the_tree():
         ({"model": "./dir"}, {"model.path": "./dir"}),
         ({"tensor_parallel_size": 2}, {"executor.tensor_parallel": 2}),
         ({"served_model_name": "m"}, {"server.served_model_name": ["m"]}),
+        ({"served_model_name": ["m", "n"]}, {"server.served_model_name": ["m", "n"]}),
+        ({"chat_template": "{{ x }}"}, {"model.chat_template": "{{ x }}"}),
+        ({"trust_request_chat_template": False}, {"server.request_chat_templates": False}),
+        ({"generation_config": "vllm"}, {"model.generation_config": "none"}),
+        ({"override_generation_config": '{"top_k": 3}'}, {"model.override_generation_config.top_k": 3}),
+        ({"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}, {"dialect.name": "hermes"}),
+        (
+            {"return_tokens_as_token_ids": True},
+            {
+                "server.routes.chat.return_tokens_as_token_ids": True,
+                "server.routes.completions.return_tokens_as_token_ids": True,
+            },
+        ),
+        (
+            {"otlp_traces_endpoint": "http://a:4317"},
+            {"telemetry.0.name": "otlp", "telemetry.0.endpoint": "http://a:4317", "telemetry.0.protocol": "grpc"},
+        ),
+        (
+            {"speculative_model": "./small", "num_speculative_tokens": 3},
+            {
+                "speculative.drafters.draft.name": "draft_model",
+                "speculative.drafters.draft.path": "./small",
+                "speculative.drafters.draft.num_tokens": 3,
+            },
+        ),
         ({"port": 80, "api_key": "k"}, {"server.port": 80, "server.api_keys": ["**********"]}),
         ({"ssl_certfile": "c", "ssl_keyfile": "k"}, {"server.tls.certfile": "c", "server.tls.keyfile": "k"}),
         ({"allowed_origins": '["*"]'}, {"server.cors.allow_origins": ["*"]}),
@@ -154,18 +181,22 @@ def test_a_name_sets_its_key(keywords, expected):
         ({"scheduler_cls": "a.B"}, "scheduler_cls='a.B' is refused: .*pkg.mod:Class"),
         ({"distributed_executor_backend": "uni"}, "'uni' is refused: .*leave it out"),
         ({"tokenizer_mode": "custom"}, "'custom' is refused"),
-        ({"data_parallel_size": 2}, "data_parallel_size=2 is planned: .*start one process per replica"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2 is planned: .*start one server per replica"),
         ({"logits_processors": ["a.B"]}, "logits_processors.* is refused: .*section logits_processors"),
         ({"quantization": "squeezellm"}, "'squeezellm' is refused: .*AWQ, GPTQ or GGUF"),
         ({"sliding_window": 128}, "sliding_window=128 is refused: .*hf_overrides="),
         ({"max_paddings": 8}, "max_paddings=8 is refused: no batch is padded"),
-        ({"use_beam_search": True}, "use_beam_search=True is refused: beam search is a call of its own"),
+        (
+            {"use_beam_search": True},
+            "use_beam_search=True is refused: beam search is a call of its own; call LLM.beam_search",
+        ),
         ({"speculative_config": {"metod": "ngram"}}, "speculative_config: unknown key 'metod': did you mean 'method'"),
         (
             {"speculative_config": {"method": "mtp"}},
             "speculative_config.method='mtp' is refused: no draft worker reads",
         ),
         ({"speculative_config": 5}, "speculative_config must be a mapping"),
+        ({"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}, "dialect.name is given twice: .*keep one"),
         ({"dtype": "int8"}, r"model.dtype: .*\(vLLM name dtype\)"),
     ],
 )
@@ -178,6 +209,17 @@ def test_vllms_names_are_known_as_options_of_a_component_too():
     refusal = explain(load_config({"scheduler": {"max_paddings": 8}})).refusal
     assert "unknown key 'scheduler.max_paddings'" in str(refusal)
     assert "vLLM's max_paddings is refused: no batch is padded" in str(refusal)
+
+
+def test_a_sink_is_added_to_those_of_the_config():
+    config = {"telemetry": ["log", {"name": "otlp", "endpoint": "http://a:4318", "protocol": "http/protobuf"}]}
+    layered = load_config(config, flags={"otlp_traces_endpoint": "http://b:4318"})
+    log, otlp = layered.config.telemetry
+    assert log.name == "log"
+    assert otlp.options == {"endpoint": "http://b:4318", "protocol": "http/protobuf"}
+    assert layered.origin("telemetry.1.endpoint") == "--otlp-traces-endpoint"
+    assert layered.origin("telemetry.1.protocol") == "config mapping"
+    assert len(load_config({"telemetry": ["log"]}, flags={"otlp_traces_endpoint": "http://b:1"}).config.telemetry) == 2
 
 
 def test_flags_take_json_and_call_themselves_flags():

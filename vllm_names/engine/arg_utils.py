@@ -61,9 +61,11 @@ class AsyncEngineArgs(EngineArgs):
 
 
 def _add_flag(group: Any, name: ForeignName) -> None:
-    text = (f"sets {name.key}" if name.key else name.note).replace("%", "%%")
-    if name.type in ("switch", "on/off"):
+    text = (f"sets {name.key}" if name.key else name.refusal).replace("%", "%%")
+    if name.type == "switch":
         group.add_argument(name.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif name.type == "strs":
+        group.add_argument(name.flag, nargs="+", default=None, help=text)
     else:
         group.add_argument(name.flag, type=_CONVERTERS.get(name.type), default=None, help=text)
 

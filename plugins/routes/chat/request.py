@@ -10,9 +10,10 @@ from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Ignored
-from dovetail.plugins.server.sampling import SamplingFields, sampling_params
+from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
 from dovetail.plugins.server.turns.formats import format_expression
 from dovetail.plugins.server.turns.messages import template_messages
+from dovetail.plugins.server.turns.template import template_variables
 from dovetail.plugins.server.turns.tools import tool_set
 from dovetail.plugins.server.turns.turn import Turn
 
@@ -90,10 +91,11 @@ def what_is_asked(body: ChatRequest, model: str, facts: EngineFacts) -> Asked:
         raise APIError(400, "modalities must be [text]: other ones are not generated", param="modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs need logprobs: true", param="top_logprobs")
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.prompt_logprobs is not None and body.stream:
         raise APIError(400, "prompt_logprobs come whole: leave stream out", param="prompt_logprobs")
     given = {
-        "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        "max_tokens": token_limit(limit, facts),
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
         "output_kind": "delta" if body.stream else "final_only",
     }
@@ -116,7 +118,7 @@ def turn_of(body: ChatRequest) -> Turn:
     """The conversation, its tools and its template. Raises `APIError` 400."""
     continues = bool(body.continue_final_message)
     options: dict[str, Any] = {
-        **(body.chat_template_kwargs or {}),
+        **template_variables(body.chat_template_kwargs),
         "add_generation_prompt": not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": continues,
         "chat_template": body.chat_template,

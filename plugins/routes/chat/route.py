@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,12 +26,25 @@ from dovetail.plugins.server.turns.turn import PreparedTurn, prepare
 from dovetail.plugins.server.usage import usage_of
 
 
+class ChatOptions(PluginOptions):
+    """What requests get that do not say otherwise."""
+
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description='Show tokens of log probabilities as "token_id:N" where a request does not say'
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        default=False, description="Show the model no tools under tool_choice none"
+    )
+
+
 class ChatRoute(Route):
     """POST /v1/chat/completions, and /v1/chat/completions/render, which shows the prompt and generates nothing."""
 
     contract = (1, 0)
+    Options = ChatOptions
+    options: ChatOptions
 
-    def __init__(self, options: PluginOptions, host: RouteHost):
+    def __init__(self, options: ChatOptions, host: RouteHost):
         super().__init__(options, host)
         self._bodies = BodyReader(ChatRequest)
 
@@ -67,6 +81,10 @@ class ChatRoute(Route):
 
     async def _prepared(self, request: Request) -> tuple[ChatRequest, Asked, PreparedTurn]:
         body = await self._bodies.read(request)
+        if body.return_tokens_as_token_ids is None:
+            body.return_tokens_as_token_ids = self.options.return_tokens_as_token_ids
+        if self.options.exclude_tools_when_tool_choice_none and body.tool_choice == "none":
+            body.tools = None
         asked = what_is_asked(body, self.host.check_model(body.model), self.host.engine.facts)
         return body, asked, await prepare(self.host, asked.turn, asked.params)
 

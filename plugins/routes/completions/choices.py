@@ -45,7 +45,7 @@ class ChoiceWriter:
         self._asked = asked
         self._token_texts = token_texts
         self._is_first = True
-        self._lists = LogprobLists(token_texts) if asked.with_logprobs else None
+        self._lists = LogprobLists(token_texts, as_ids=asked.tokens_as_ids) if asked.with_logprobs else None
 
     def write(self, output: RequestOutput, completion: CompletionOutput) -> Choice:
         """What is new. The prompt and what is known of it come first, once."""

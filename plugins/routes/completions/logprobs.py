@@ -43,8 +43,10 @@ class TextOffsets:
 class LogprobLists:
     """Makes the lists of one completion, in one go or in deltas."""
 
-    def __init__(self, token_texts: TokenTexts):
+    def __init__(self, token_texts: TokenTexts, *, as_ids: bool = False):
+        """`as_ids`: tokens are shown as "token_id:N" in place of their text."""
         self._token_texts = token_texts
+        self._as_ids = as_ids
         self._offsets = TextOffsets()
         self._text = ""
 
@@ -54,7 +56,12 @@ class LogprobLists:
         """The lists of these tokens. `text` is what is new of the completion's, `positions` has an entry per token."""
         self._text += text
         texts = self._token_texts(token_ids)
-        lists: dict[str, list[Any]] = {"tokens": texts, "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        lists: dict[str, list[Any]] = {
+            "tokens": self._shown(token_ids),
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
         for token_id, token_text, position in zip(token_ids, texts, positions, strict=True):
             lists["text_offset"].append(self._offsets.add(token_text, self._text))
             lists["token_logprobs"].append(_number(position[token_id]) if position is not None else None)
@@ -64,10 +71,12 @@ class LogprobLists:
     def _top(self, position: PositionLogprobs) -> dict[str, float]:
         """Of tokens with the same text the likeliest counts."""
         top: dict[str, float] = {}
-        texts = self._token_texts(position)
-        for text, logprob in zip(texts, position.values(), strict=True):
+        for text, logprob in zip(self._shown(position), position.values(), strict=True):
             top[text] = max(_number(logprob), top.get(text, LOWEST))
         return top
+
+    def _shown(self, token_ids: Iterable[int]) -> list[str]:
+        return [f"token_id:{token}" for token in token_ids] if self._as_ids else self._token_texts(token_ids)
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> list[Any] | None:

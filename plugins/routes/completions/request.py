@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ from dovetail.contracts.engine_client import EngineClient, EngineFacts
 from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.plugins.server.sampling import SamplingFields, sampling_params
-from dovetail.plugins.server.structured import ResponseFormat, of_response_format
+from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
+from dovetail.plugins.server.structured import response_form
 
 _MAX_TOKENS = 16
 """OpenAI's default."""
@@ -26,8 +26,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: int | None = None
     max_tokens: int | None = _MAX_TOKENS
     suffix: str | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
     return_accepted_spans: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Asked:
     echo: bool
     """Whether a completion's text starts with its prompt."""
     with_logprobs: bool
+    tokens_as_ids: bool
     scores_only: bool
     """max_tokens 0: the completion is computed, since an engine always computes one token, and not shown."""
     with_token_ids: bool
@@ -63,7 +65,7 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
     if scores_only and not echo:
         raise APIError(400, "max_tokens must be at least 1, or 0 with echo: true", param="max_tokens")
     given: dict[str, Any] = {
-        "max_tokens": 1 if scores_only else body.max_tokens,
+        "max_tokens": 1 if scores_only else token_limit(body.max_tokens, facts),
         "best_of": body.best_of,
         "logprobs": body.logprobs,
         "output_kind": "delta" if stream else "final_only",
@@ -77,6 +79,7 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
         params=sampling_params(body, facts, **given),
         echo=echo,
         with_logprobs=body.logprobs is not None,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
         scores_only=scores_only,
         with_token_ids=bool(body.return_token_ids),
         with_accepted=bool(body.return_accepted_spans),
@@ -84,7 +87,7 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
     )
 
 
-def _form(body: CompletionRequest, response_format: ResponseFormat) -> dict[str, Any]:
+def _form(body: CompletionRequest, response_format: Mapping[str, Any]) -> dict[str, Any]:
     others = {
         "structured_outputs": body.structured_outputs,
         "guided_json": body.guided_json,
@@ -96,7 +99,7 @@ def _form(body: CompletionRequest, response_format: ResponseFormat) -> dict[str,
     if other is not None:
         message = f"{other} and response_format exclude each other: give one of them"
         raise APIError(400, message, param=other)
-    form = of_response_format(response_format)
+    form = response_form(response_format)
     return {} if form is None else {"structured_outputs": form}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,12 +24,22 @@ from dovetail.plugins.server.streams import Streams, Submission, submission
 from dovetail.plugins.server.usage import usage, usage_of
 
 
+class CompletionsOptions(PluginOptions):
+    """What requests get that do not say otherwise."""
+
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description='Show tokens of log probabilities as "token_id:N" where a request does not say'
+    )
+
+
 class CompletionsRoute(Route):
     """POST /v1/completions."""
 
     contract = (1, 0)
+    Options = CompletionsOptions
+    options: CompletionsOptions
 
-    def __init__(self, options: PluginOptions, host: RouteHost):
+    def __init__(self, options: CompletionsOptions, host: RouteHost):
         super().__init__(options, host)
         self._bodies = BodyReader(CompletionRequest)
 
@@ -41,6 +52,8 @@ class CompletionsRoute(Route):
     async def complete(self, request: Request) -> Response:
         """Completes one prompt or several."""
         body = await self._bodies.read(request)
+        if body.return_tokens_as_token_ids is None:
+            body.return_tokens_as_token_ids = self.options.return_tokens_as_token_ids
         engine = self.host.engine
         asked = what_is_asked(body, self.host.check_model(body.model), engine.facts)
         how = submission(request, body, asked.params, prefix="cmpl")

@@ -65,18 +65,20 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], param: str) -> dict[str, Any
 
 
 def _result(block: Mapping[str, Any], param: str) -> dict[str, Any]:
-    content = block.get("content") or ""
+    content = block.get("content")
     return {
         "role": "tool",
         "tool_call_id": block.get("tool_use_id"),
-        "content": _texts(content, f"{param}.content"),
+        "content": "" if content is None else _texts(content, f"{param}.content"),
     }
 
 
-def _texts(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
+def _texts(content: Any, param: str) -> str:
     """Templates take text alone for the system and for results."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise APIError(400, f"{param} must be text or a list of blocks", param=param)
     parts = [_text_part(_checked(block, f"{param}.{i}"), f"{param}.{i}") for i, block in enumerate(content)]
     return "\n".join(part["text"] for part in parts)
 

@@ -14,6 +14,7 @@ from dovetail.plugins.server.bodies import Ignored
 from dovetail.plugins.server.sampling import SamplingFields, Strings, sampling_params
 from dovetail.plugins.server.turns.formats import format_expression
 from dovetail.plugins.server.turns.messages import template_messages
+from dovetail.plugins.server.turns.template import template_variables
 from dovetail.plugins.server.turns.tools import ToolSet, tool_set
 from dovetail.plugins.server.turns.turn import Turn
 
@@ -83,8 +84,17 @@ def what_is_asked(body: MessagesRequest, model: str, facts: EngineFacts) -> Aske
         model=model,
         turn=turn_of(body),
         params=sampling_params(body, facts, **given),
-        shows_reasoning=(body.thinking or {}).get("type") != "disabled",
+        shows_reasoning=_shows_reasoning(body.thinking),
     )
+
+
+def _shows_reasoning(thinking: Mapping[str, Any] | None) -> bool:
+    if thinking is None:
+        return True
+    kind = thinking.get("type")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise APIError(400, f"thinking.type is enabled, adaptive or disabled, not {kind!r}", param="thinking.type")
+    return kind != "disabled"
 
 
 def turn_of(body: MessagesRequest) -> Turn:
@@ -102,9 +112,9 @@ def turn_of(body: MessagesRequest) -> Turn:
     return Turn(
         messages=messages,
         tools=_tools(body),
-        response_format=format_expression(response_format, "output_config.format"),
+        response_format=format_expression(response_format, "output_config.format", has_schema_inside=True),
         template_options={
-            **(body.chat_template_kwargs or {}),
+            **template_variables(body.chat_template_kwargs),
             "chat_template": body.chat_template,
             "add_generation_prompt": not continues,
             "continue_final_message": continues,
@@ -117,7 +127,7 @@ def _tools(body: MessagesRequest) -> ToolSet:
     choice = body.tool_choice or {}
     parallel = not choice.get("disable_parallel_tool_use")
     kind = choice.get("type", "auto")
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise APIError(400, "tool_choice.type is auto, any, tool or none", param="tool_choice.type")
     named = {"type": "function", "function": {"name": str(choice.get("name", ""))}}
     return tool_set(tools, named if kind == "tool" else _CHOICES[kind], parallel)

@@ -100,16 +100,16 @@ def begun_item(response_id: str, block: Block) -> dict[str, Any]:
     return {**head, "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": ""}
 
 
-def whole_item(response_id: str, block: Block) -> dict[str, Any]:
-    """The item of a block that is over."""
+def whole_item(response_id: str, block: Block, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The item of a block that is over. `logprobs`: of text."""
     item = begun_item(response_id, block) | {"status": "completed" if block.ending == "complete" else "incomplete"}
     if block.kind == "call":
         return {**item, "arguments": block.text}
-    return {**item, "content": [part_of(block, block.text)]}
+    return {**item, "content": [part_of(block, block.text, logprobs)]}
 
 
-def part_of(block: Block, text: str) -> dict[str, Any]:
+def part_of(block: Block, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     """The content part of a block of text or reasoning."""
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.routes.responses.items import openai_messages
 from dovetail.plugins.server.bodies import Ignored
-from dovetail.plugins.server.sampling import SamplingFields, sampling_params
+from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
 from dovetail.plugins.server.turns.formats import format_expression
 from dovetail.plugins.server.turns.messages import template_messages
+from dovetail.plugins.server.turns.template import template_variables
 from dovetail.plugins.server.turns.tools import ToolSet, tool_set
 from dovetail.plugins.server.turns.turn import Turn
 
@@ -45,11 +48,13 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     """It bounds tools that a server runs, and this one runs none."""
 
 
+_LOGPROBS = "message.output_text.logprobs"
+"""Of `include`."""
+
 _REFUSED: Mapping[str, str] = {
     "conversation": "give previous_response_id, or all items",
     "prompt": "this server keeps no prompts",
-    "top_logprobs": "/v1/chat/completions has log probabilities",
-    "prompt_logprobs": "/v1/chat/completions has log probabilities",
+    "prompt_logprobs": "/v1/chat/completions has those of prompts",
     "return_token_ids": "/v1/chat/completions has token ids",
     "add_special_tokens": "the chat template writes the special tokens",
 }
@@ -62,6 +67,8 @@ class Asked:
     model: str
     params: SamplingParams
     turn: Turn
+    with_logprobs: bool
+    """Whether text comes with the log probabilities of its tokens."""
     items: Sequence[Mapping[str, Any]]
     """All items of the conversation, those of earlier responses first."""
     shown: Mapping[str, Any]
@@ -73,12 +80,25 @@ def what_is_asked(
 ) -> Asked:
     """`earlier`: the items of the response before. Raises `APIError` 400 for what cannot be served."""
     _refuse(body)
+    for name in ("input", "tools", "tool_choice", "text", "reasoning"):
+        _check_repeatable(name, getattr(body, name))
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     items = [*earlier, *given]
-    params = sampling_params(
-        body, facts, max_tokens=body.max_output_tokens, output_kind="delta" if body.stream else "final_only"
+    with_logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    given_params = {
+        "max_tokens": token_limit(body.max_output_tokens, facts),
+        "logprobs": (body.top_logprobs or 0) if with_logprobs else None,
+        "output_kind": "delta" if body.stream else "final_only",
+    }
+    params = sampling_params(body, facts, **given_params)
+    return Asked(
+        model=model,
+        params=params,
+        turn=_turn(body, items),
+        with_logprobs=with_logprobs,
+        items=items,
+        shown=_shown(body, params),
     )
-    return Asked(model=model, params=params, turn=_turn(body, items), items=items, shown=_shown(body, params))
 
 
 def _refuse(body: ResponsesRequest) -> None:
@@ -89,8 +109,9 @@ def _refuse(body: ResponsesRequest) -> None:
         raise APIError(400, "n must be 1: a response is one", param="n")
     if body.background:
         raise APIError(400, "background is not served: read the response, or its stream", param="background")
-    if body.include:
-        raise APIError(400, f"include: {body.include[0]!r} is not served", param="include")
+    for asked in body.include or ():
+        if asked != _LOGPROBS:
+            raise APIError(400, f"include: {asked!r} is not served, only {_LOGPROBS!r} is", param="include")
     if body.truncation not in (None, "disabled"):
         raise APIError(400, "truncation must be disabled: messages are shown whole", param="truncation")
     summary = (body.reasoning or {}).get("summary")
@@ -99,8 +120,16 @@ def _refuse(body: ResponsesRequest) -> None:
         raise APIError(400, message, param="reasoning.summary")
 
 
+def _check_repeatable(name: str, value: Any) -> None:
+    """A response repeats the field, and the next one its items."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise APIError(400, f"{name} cannot be repeated in the response: {error}", param=name) from None
+
+
 def _turn(body: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> Turn:
-    options = {**(body.chat_template_kwargs or {}), "chat_template": body.chat_template}
+    options = {**template_variables(body.chat_template_kwargs), "chat_template": body.chat_template}
     effort = (body.reasoning or {}).get("effort")
     if effort is not None:
         options["reasoning_effort"] = effort
@@ -116,7 +145,7 @@ def _turn(body: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> Turn:
     return Turn(
         messages=messages,
         tools=_tools(body),
-        response_format=format_expression(response_format, "text.format"),
+        response_format=format_expression(response_format, "text.format", has_schema_inside=True),
         template_options=options,
     )
 
@@ -144,6 +173,7 @@ def _shown(body: ResponsesRequest, params: SamplingParams) -> dict[str, Any]:
         "temperature": params.temperature,
         "text": body.text or {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
+        "top_logprobs": body.top_logprobs or 0,
         "tools": [{"strict": None, "parameters": None, **tool} for tool in body.tools or ()],
         "top_p": params.top_p,
         "truncation": "disabled",

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import APIError, Route, RouteHost
+from dovetail.plugins.routes.responses.logprobs import TokenReader
 from dovetail.plugins.routes.responses.request import Asked, ResponsesRequest, what_is_asked
 from dovetail.plugins.routes.responses.store import ResponseStore
 from dovetail.plugins.routes.responses.writer import ResponseWriter
@@ -143,7 +144,11 @@ class ResponsesRoute(Route):
             "store": keeps,
             **asked.shown,
         }
-        return ResponseWriter(head, TurnReader(self.host.dialect, prepared.request), self._count_tokens)
+        reader = TurnReader(self.host.dialect, prepared.request)
+        tokens = None
+        if asked.with_logprobs:
+            tokens = TokenReader(reader, self.host.engine.token_texts, asked.params.logprobs or 0)
+        return ResponseWriter(head, reader, tokens, self._count_tokens)
 
     async def _count_tokens(self, text: str) -> int:
         return len(await self.host.engine.tokenize(text, add_special_tokens=False))

@@ -6,42 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.contracts.route import APIError
 from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.plugins.dialects.lark import json_rule
+from dovetail.plugins.server.structured import response_form
 
 ANY_OBJECT = json_rule({"type": "object"})
 
 
-def format_expression(response_format: Mapping[str, Any] | None, param: str = "response_format") -> str | None:
-    """Of OpenAI's `response_format`: None for text. Raises `APIError` 400 for other types than text, json_object and
-    json_schema."""
-    kind = response_format.get("type") if response_format is not None else "text"
-    if response_format is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return ANY_OBJECT
-    if kind != "json_schema":
-        message = f"{param}.type is text, json_object or json_schema, not {kind!r}"
-        raise APIError(400, message, param=f"{param}.type")
-    # Chat wraps the schema in an object, responses do not.
-    wrapped = response_format.get("json_schema", response_format)
-    schema = wrapped.get("schema") if isinstance(wrapped, Mapping) else None
-    if schema is None:
-        return ANY_OBJECT
-    return schema_expression(schema, f"{param}.json_schema.schema")
-
-
-def schema_expression(schema: Any, param: str) -> str:
-    """JSON of a schema, which is given as data or as text."""
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except ValueError as error:
-            raise APIError(400, f"{param} is no JSON: {error}", param=param) from None
-    if not isinstance(schema, Mapping):
-        raise APIError(400, f"{param} must be a JSON schema", param=param)
-    return json_rule(schema)
+def format_expression(asked: Any, param: str = "response_format", *, has_schema_inside: bool = False) -> str | None:
+    """Of a response format, as `response_form` reads it; None for text. Raises `APIError` 400."""
+    form = response_form(asked, param, has_schema_inside=has_schema_inside)
+    return None if form is None else expression_of(form)
 
 
 def choice_expression(choices: Sequence[str]) -> str:
@@ -50,7 +25,7 @@ def choice_expression(choices: Sequence[str]) -> str:
 
 
 def form_of(expression: str) -> StructuredOutputs | None:
-    """The form that an expression of `schema_expression` says; None for others."""
+    """The form that an expression of a schema says; None for others."""
     head = "%json "
     return StructuredOutputs(json=expression.removeprefix(head)) if expression.startswith(head) else None
 

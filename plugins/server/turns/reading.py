@@ -31,8 +31,12 @@ class TurnReader:
 
     def read(self, completion: CompletionOutput) -> Sequence[Event]:
         """The events of what is new. Every call has an id."""
-        events = self._parser.push(completion.text) if completion.text else []
-        if completion.finish_reason is not None:
+        return self.read_text(completion.text, completion.finish_reason)
+
+    def read_text(self, text: str, finish_reason: str | None) -> Sequence[Event]:
+        """As `read`, of a piece of the completion's text; `finish_reason`: None until the last."""
+        events = self._parser.push(text) if text else []
+        if finish_reason is not None:
             events = [*events, *self._parser.finish()]
         return [self._completed(event) for event in events if self._shows_reasoning or not _is_reasoning(event)]
 

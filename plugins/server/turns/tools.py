@@ -38,10 +38,13 @@ def _check_choice(choice: ToolChoice, names: Sequence[str]) -> None:
     if choice.mode == "named" and choice.name not in names:
         message = f"tool_choice names {choice.name!r}, and the tools are {', '.join(names)}"
         raise APIError(400, message, param="tool_choice")
+    if unknown := sorted(choice.allowed - set(names)):
+        message = f"tool_choice allows {unknown[0]!r}, and the tools are {', '.join(names) or 'none'}"
+        raise APIError(400, message, param="tool_choice")
 
 
 def tool_choice(choice: Any, parallel: bool) -> ToolChoice:
-    """From OpenAI's `tool_choice`, of chat or of responses."""
+    """From OpenAI's `tool_choice`, of chat or of responses. Raises `APIError` 400."""
     if choice is None or choice == "auto":
         return ToolChoice(parallel=parallel)
     if choice == "none":
@@ -52,8 +55,31 @@ def tool_choice(choice: Any, parallel: bool) -> ToolChoice:
         named = choice.get("function", choice)
         if isinstance(named, Mapping) and isinstance(named.get("name"), str):
             return ToolChoice(mode="named", name=named["name"], parallel=parallel)
-    message = "tool_choice is auto, none, required, or names a function; other kinds are not served"
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _allowed(choice.get("allowed_tools", choice), parallel)
+    message = "tool_choice is auto, none, required, allowed_tools, or names a function; other kinds are not served"
     raise APIError(400, message, param="tool_choice")
+
+
+def _allowed(asked: Any, parallel: bool) -> ToolChoice:
+    """Of `{"mode": "auto", "tools": [...]}`, whose tools are named as in chat or as in responses."""
+    mode = asked.get("mode") if isinstance(asked, Mapping) else None
+    tools = asked.get("tools") if isinstance(asked, Mapping) else None
+    named = [_name_of(tool) for tool in tools] if isinstance(tools, list) else []
+    if mode not in ("auto", "required") or not named or not all(named):
+        message = (
+            "tool_choice of type allowed_tools needs mode, auto or required, and tools, a list of one function or more"
+            ' like {"type": "function", "name": ...}'
+        )
+        raise APIError(400, message, param="tool_choice")
+    return ToolChoice(mode=mode, parallel=parallel, allowed=frozenset(named))
+
+
+def _name_of(tool: Any) -> str:
+    """Empty where it has none."""
+    named = tool.get("function", tool) if isinstance(tool, Mapping) and tool.get("type") == "function" else {}
+    name = named.get("name") if isinstance(named, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 def _function(tool: Any, param: str) -> Mapping[str, Any]:

@@ -65,6 +65,11 @@ async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> Prepar
 
 async def render(host: RouteHost, turn: Turn) -> ChatPrompt:
     """The prompt of a turn. Raises `APIError` 400 as `prepare` does."""
+    if turn.template_options.get("chat_template") is not None and not host.request_chat_templates:
+        message = (
+            "this server takes no templates from requests: leave chat_template out (server.request_chat_templates)"
+        )
+        raise APIError(400, message, param="chat_template")
     try:
         host.dialect.validate(turn.request())
     except RequestError as error:

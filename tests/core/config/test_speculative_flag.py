@@ -54,4 +54,4 @@ def test_it_is_told_where_a_value_came_from():
 
 def test_two_flags_that_disagree_are_refused():
     with pytest.raises(ConfigError, match="given twice"):
-        section(None, "suffix", flags={"speculative_model": "ngram"})
+        section(None, "suffix", flags={"speculative_model": "[ngram]"})

@@ -56,12 +56,14 @@ def created(dialect: type[Dialect]) -> Dialect:
 @pytest.mark.parametrize(
     ("dialect", "request_", "words"),
     [
-        (Quiet, DialectRequest(tools=(ADD,)), "Quiet has no tool calls"),
+        (Quiet, DialectRequest(tools=(ADD,)), "dialect unnamed has no tool calls"),
         (Calling, DialectRequest(choice=ToolChoice(mode="required")), "required needs tools"),
         (Calling, DialectRequest(tools=(ADD,), choice=ToolChoice(mode="required")), "writes no grammars"),
         (Calling, DialectRequest(tools=(Tool(name="add", strict=True),)), "writes no grammars"),
         (Calling, DialectRequest(response_format="/yes|no/"), "writes no grammars"),
         (Binding, DialectRequest(tools=(ADD, SUB), choice=ToolChoice(mode="named", name="mul")), "'mul'.* add, sub"),
+        (Binding, DialectRequest(tools=(ADD,), choice=ToolChoice(allowed=frozenset({"mul"}))), "allows 'mul'.* add"),
+        (Calling, DialectRequest(tools=(ADD,), choice=ToolChoice(allowed=frozenset({"add"}))), "writes no grammars"),
         (Binding, DialectRequest(tools=(ADD, ADD)), "two tools have one name"),
     ],
     ids=str,

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.dialect import DialectRequest, Tool
 from dovetail.contracts.engine_client import EngineFacts, GrammarFacts
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.engine.dialects import create_dialect
 from dovetail.engine.facts import engine_facts
 from dovetail.engine.tokenization.load import load_tokenizer_of
@@ -100,3 +101,14 @@ def test_clients_create_the_dialect_from_plain_data(
 
 def test_an_engine_without_a_tokenizer_has_no_dialect(resolve_tiny: Callable[..., ResolvedConfig]) -> None:
     assert create_dialect(engine_facts(resolve_tiny(), FCFSScheduler, None, None, GrammarFacts())) is None
+
+
+def test_messages_call_a_dialect_by_its_name_in_the_config(
+    make_model: Callable[..., Path], resolve_tiny: Callable[..., ResolvedConfig]
+) -> None:
+    resolved = resolve_tiny(model=str(write_tokenizer(make_model(), TEMPLATES["plain"])))
+    tokenizer = load_tokenizer_of(SafetensorsFormat(SafetensorsFormat.Options()), resolved.model.files, "auto")
+    dialect = create_dialect(engine_facts(resolved, FCFSScheduler, None, tokenizer, GrammarFacts()))
+    assert dialect is not None
+    with pytest.raises(RequestError, match=r"^dialect plain has no tool calls"):
+        dialect.validate(DialectRequest(tools=(Tool(name="a"),)))

@@ -113,6 +113,9 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "model.revision": model.files.revision,
         "model.tokenizer": model.tokenizer,
         "model.tokenizer_mode": model.tokenizer_mode,
+        "model.chat_template": model.chat_template,
+        "model.generation_config": "auto",
+        "model.override_generation_config": {},
         "model.dtype": model.dtype,
         "model.max_model_len": model.max_model_len,
         "model.seed": model.seed,
@@ -144,6 +147,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "dialect": {},
         "grammar": None,
         "logits_processors": {},
+        "experiments": {},
         "telemetry": [],
     }
     values |= {f"model.hf_overrides.{key}": value for key, value in model.hf_config.items()}

@@ -101,6 +101,36 @@ def test_tools_parts_calls_and_own_variables(tokenizer: Tokenizer, oracle: Any) 
         assert tokenizer.apply_chat_template(chat, **given) == expected
 
 
+CALLED = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": TOOL["function"]}]},
+    {"role": "assistant", "tool_calls": [{"function": TOOL["function"]}]},
+    {"role": "tool", "content": "1"},
+]
+
+
+@pytest.mark.parametrize("read", ["m['content']", "m.content", "m.content | default('none')"])
+def test_a_message_that_only_calls_has_empty_text_where_the_template_reads_any(read: str, tokenizer: Tokenizer) -> None:
+    template = "{% for m in messages %}{{ '[' + " + read + " + ']' }}{% endfor %}"
+    assert tokenizer.apply_chat_template(CALLED, chat_template=template) == "[a][][][1]"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "m.content is defined",
+        "m['content'] is not undefined",
+        "not m.content is undefined",
+        "'content' in m",
+        "'content' not in m",
+    ],
+)
+def test_a_template_that_asks_for_content_sees_that_there_is_none(asked: str, tokenizer: Tokenizer) -> None:
+    template = "{% for m in messages %}{{ 1 if " + asked + " else 0 }}{% endfor %}"
+    expected = "0110" if "not in" in asked else "1001"
+    assert tokenizer.apply_chat_template(CALLED, chat_template=template) == expected
+
+
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
-from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.routes.chat.route import ChatRoute
 from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
@@ -25,7 +24,7 @@ from dovetail.testing.story_model import save_story_model
 Value = TypeVar("Value")
 
 ROUTES = {
-    label: (kind, PluginOptions())
+    label: (kind, kind.Options())
     for label, kind in {
         "chat": ChatRoute,
         "completions": CompletionsRoute,

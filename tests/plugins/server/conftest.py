@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from dovetail import AsyncLLMEngine
-from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.health import HealthRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
@@ -28,7 +27,7 @@ BUNDLED = {
     "completions": CompletionsRoute,
     "tokenize": TokenizeRoute,
 }
-ROUTES = {label: (kind, PluginOptions()) for label, kind in BUNDLED.items()}
+ROUTES = {label: (kind, kind.Options()) for label, kind in BUNDLED.items()}
 
 
 @pytest.fixture(scope="session")

@@ -202,6 +202,14 @@ def test_what_is_no_such_json_is_refused(client: httpx.Client, check_error: Chec
     check_error(client.post(path, content=body, headers=JSON), 400)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
+def test_a_request_without_a_body_is_refused(client: httpx.Client, check_error: CheckError, path: str) -> None:
+    """With neither content-length nor transfer-encoding: there is nothing to wait for."""
+    request = client.build_request("POST", path, headers=JSON)
+    del request.headers["content-length"]
+    check_error(client.send(request), 400)
+
+
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_another_content_type_is_refused(client: httpx.Client, check_error: CheckError, kind: str | None) -> None:
     headers = {"content-type": kind} if kind is not None else {}

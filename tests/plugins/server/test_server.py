@@ -317,7 +317,7 @@ def test_the_end_waits_for_requests_under_way(engine: AsyncLLMEngine) -> None:
                 answers.append(text)
                 first_came.set()
 
-    routes = {"completions": (CompletionsRoute, OPTIONS)}
+    routes = {"completions": (CompletionsRoute, CompletionsRoute.Options())}
     with live_server(engine, routes, drain_timeout_s=60) as live:
         reader = threading.Thread(target=read, args=(live.url,))
         reader.start()

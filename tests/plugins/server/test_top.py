@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from dovetail import AsyncLLMEngine
-from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.commands.top.command import app
 from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.server.live import LiveServer, live_server
 
-ROUTES = {"metrics": (MetricsRoute, PluginOptions()), "completions": (CompletionsRoute, PluginOptions())}
+BUNDLED = {"metrics": MetricsRoute, "completions": CompletionsRoute}
+ROUTES = {label: (kind, kind.Options()) for label, kind in BUNDLED.items()}
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ ENDS = set(VOCABULARY.end_ids)
 def compiler():
     component = Component("grammar", "llguidance", "dovetail.plugins.grammars.llguidance:LLGuidanceGrammar")
     setup = GrammarSetup(vocab_size=SIZE, eos_token_ids=VOCABULARY.end_ids, tokenizer_json=VOCABULARY.tokenizer_json)
-    made = GrammarCompiler(component, setup)
+    made = GrammarCompiler(component, setup, wait_s=60)
     yield made
     made.close()
 

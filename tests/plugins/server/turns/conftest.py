@@ -24,11 +24,11 @@ from dovetail.testing.chat_models import FAMILIES, MAX_LEN, Family, save_chat_mo
 
 SCRIPT = "dovetail.testing.scripted_output:Script"
 ROUTES: dict[str, tuple[type[Route], PluginOptions]] = {
-    "completions": (CompletionsRoute, PluginOptions()),
-    "chat": (ChatRoute, PluginOptions()),
+    "completions": (CompletionsRoute, CompletionsRoute.Options()),
+    "chat": (ChatRoute, ChatRoute.Options()),
     "responses": (ResponsesRoute, ResponsesOptions()),
-    "messages": (MessagesRoute, PluginOptions()),
-    "tokenize": (TokenizeRoute, PluginOptions()),
+    "messages": (MessagesRoute, MessagesRoute.Options()),
+    "tokenize": (TokenizeRoute, TokenizeRoute.Options()),
 }
 
 

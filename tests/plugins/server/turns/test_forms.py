@@ -54,6 +54,29 @@ def test_the_tool_that_is_named_is_called(serve: Callable[[str], Any], family: s
     assert call["function"]["name"] == "book"
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3_json"])
+def test_tools_that_are_not_allowed_are_seen_and_not_called(serve: Callable[[str], Any], family: str) -> None:
+    tools = [tool("get_weather", strict=False), tool("book")]
+    choice = ask(serve(family), family, tools=tools, tool_choice=allowed("book", mode="required"))
+    assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} == {"book"}
+    body = {"messages": HELLO, "tools": tools, "tool_choice": allowed("book")}
+    assert "get_weather" in serve(family).post("/v1/chat/completions/render", body)["prompt"]
+
+
+def test_responses_name_the_tools_that_are_allowed(hermes: Any) -> None:
+    tools = [{**tool(name)["function"], "type": "function"} for name in ("get_weather", "book")]
+    chosen = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "book"}]}
+    body = {"input": "Hello", "tools": tools, "tool_choice": chosen, "seed": 1, "max_output_tokens": 400}
+    answer = hermes.post("/v1/responses", {**body, "chat_template_kwargs": {"enable_thinking": False}})
+    assert {item["name"] for item in answer["output"] if item["type"] == "function_call"} == {"book"}
+    assert answer["tool_choice"] == chosen
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -99,6 +122,9 @@ def test_a_form_begins_behind_reasoning(hermes: Any) -> None:
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}, "tools": [tool("a")]}, "tool_choice"),
+        ({"tool_choice": allowed("b"), "tools": [tool("a")]}, "tool_choice"),
+        ({"tool_choice": allowed("b")}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),

@@ -122,6 +122,30 @@ def test_what_is_refused_is_named(client: openai.OpenAI, hermes: Any, body: dict
     assert str(caught.value.param).startswith(param)
 
 
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+
+
+@pytest.mark.parametrize("text", ["Let me see.", f"{THOUGHT}Hm. So é🦊.", f"{THOUGHT}\nSo.\n{CALL}", CALL])
+def test_text_comes_with_the_log_probabilities_of_its_tokens(client: openai.OpenAI, hermes: Any, text: str) -> None:
+    body = ask(hermes, text, tools=TOOLS, include=["message.output_text.logprobs"], top_logprobs=2)
+    response = client.responses.create(**body)
+    parts = [part for item in response.output if item.type == "message" for part in item.content]
+    for part in parts:
+        entries = part.logprobs or []  # type: ignore[union-attr]
+        written = b"".join(bytes(entry.bytes) if entry.bytes is not None else b"?" for entry in entries)
+        shown = part.text.encode()  # type: ignore[union-attr]
+        assert written == shown if shown.isascii() else len(written) >= len(part.text)  # type: ignore[union-attr]
+        assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    assert bool(parts) == (text != CALL)
+    events = list(client.responses.create(**body, stream=True))
+    deltas = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    tokens = [entry.token for part in parts for entry in part.logprobs or []]  # type: ignore[union-attr]
+    assert [entry.token for entry in deltas] == tokens
+    last: Any = events[-1]
+    items = [item for item in last.response.output if item.type == "message"]
+    assert [entry.token for item in items for part in item.content for entry in part.logprobs] == tokens
+
+
 WORDS = st.lists(
     st.sampled_from(["Paris", " ", "\n", "<", "<tool", "</think", "é", "🦊", '{"a": 1}', "x"]), max_size=8
 ).map("".join)
