@@ -3,18 +3,6 @@ from dovetail.plugins.server.bodies import Body, Ignored
 from typing import Any
 
 
-class JSONSchemaFormat(Body, kw_only=True):
-    schema: dict[str, Any] | bool | None = None
-    name: Ignored = None
-    description: Ignored = None
-    strict: Ignored = None
-
-
-class ResponseFormat(Body, kw_only=True):
-    type: str
-    json_schema: JSONSchemaFormat | None = None
-
-
 class StructuredFields(Body, kw_only=True):
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -39,4 +27,9 @@ class FormFields(Body, kw_only=True):
     guided_decoding_backend: str | None = None
 
 def structured_outputs(fields: FormFields) -> StructuredOutputs | None: ...
-def of_response_format(asked: ResponseFormat) -> StructuredOutputs | None: ...
+def response_form(
+    asked: Any,
+    param: str = 'response_format',
+    *,
+    has_schema_inside: bool = False,
+) -> StructuredOutputs | None: ...

@@ -117,8 +117,10 @@ class Frozen(Dialect):
 
     def grammar(self, request: DialectRequest) -> str | None:
         choice = request.choice
-        tools = [tool for tool in request.tools if choice.mode != "none" and choice.name in ("", tool.name)]
-        is_bound = choice.mode != "auto" or not choice.parallel or any(tool.strict for tool in tools)
+        allowed = choice.allowed or {tool.name for tool in request.tools}
+        named = [tool for tool in request.tools if choice.name in ("", tool.name)]
+        tools = [tool for tool in named if choice.mode != "none" and tool.name in allowed]
+        is_bound = choice.mode != "auto" or not choice.parallel or choice.allowed or any(tool.strict for tool in tools)
         if request.response_format is None and not (tools and is_bound):
             return None
         one = f"{self._marker('^')} ({' | '.join(map(self._call, tools))}) {self._marker('$')}"

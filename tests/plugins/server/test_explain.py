@@ -286,7 +286,7 @@ def test_a_grammar_that_cannot_be_compiled_is_told(client: httpx.Client) -> None
 def test_a_request_that_runs_is_explained(engine: AsyncLLMEngine) -> None:
     watched = WatchedEngine(engine)
     watched.script = Script(num_outputs=2)  # then it is held
-    routes = {label: (ROUTES[label], PluginOptions()) for label in ("completions", "explain")}
+    routes = {label: (ROUTES[label], ROUTES[label].Options()) for label in ("completions", "explain")}
     body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "stream": True, "request_id": "mine"}
     with live_server(watched, routes) as live, httpx.Client(base_url=live.url, timeout=60) as client:
         with client.stream("POST", "/v1/completions", json=body):
@@ -351,7 +351,7 @@ def test_the_arm_of_an_experiment_is_why(story_model: Path) -> None:
         "speculative": {"drafters": {"lookup": {"name": "ngram", "num_tokens": 4}}, "default": None},
         "experiments": {"try": {"arms": {"plain": {"speculation": "off"}, "with": {"speculation": "lookup"}}, **USERS}},
     }
-    routes = {label: (ROUTES[label], PluginOptions()) for label in ("completions", "explain")}
+    routes = {label: (ROUTES[label], ROUTES[label].Options()) for label in ("completions", "explain")}
     with (
         AsyncLLMEngine.from_config(config) as engine,
         live_server(engine, routes) as live,
