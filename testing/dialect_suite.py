@@ -11,6 +11,7 @@ capabilities do not declare is skipped by name.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -170,6 +171,19 @@ class DialectSuite:
         message = AssistantMessage(calls=(ToolCall(name="get_weather", arguments=arguments),))
         events = parse(dialect.parser(REQUEST), list(dialect.render_message(message)))
         assert plain(message_of(events)) == plain(message)
+
+    @pytest.mark.parametrize("half", ["\\ud83e", "\\udd8a", "\\ud83e\\ud83e", "\\ud83e\\n"])
+    def test_halves_of_characters_are_not_passed_on(self, half: str) -> None:
+        """A model can write half of a surrogate pair as an escape; no response can be encoded with one."""
+        self.needs("tools")
+        dialect = self.create()
+        call = ToolCall(name="get_weather", arguments='{"query": "w0001", "filter": {"place": "w0001"}}')
+        text = dialect.render_message(AssistantMessage(calls=(call,)))
+        for written in (text.replace("w0001", half), text.replace("get_weather", half)):
+            for found in message_of(parse(dialect.parser(REQUEST), list(written))).calls:
+                found.name.encode()
+                if found.ending == "complete":
+                    json.dumps(json.loads(found.arguments), ensure_ascii=False).encode()
 
     def test_calls_of_unknown_tools_are_calls(self) -> None:
         """The host decides what becomes of them."""

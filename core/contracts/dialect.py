@@ -9,6 +9,7 @@ the end of one. The laws, which `dovetail.testing.dialect_suite` tests:
 - Parsing what `render_message` writes gives the message back, where no text of it has one of the `markers`.
 - Texts that `grammar` accepts parse into complete calls of the tools; `grammar` accepts what `render_message` writes.
 - The argument deltas of a call that ends complete are one JSON object, numbers spelled as the model spelled them.
+- Names and the strings of complete arguments are valid Unicode: half of a surrogate pair (`\\ud83e`) is in neither.
 - All text is in the events, once, but for markers and the syntax around them. What looks like a call and is none is
   content; where that shows only after `CallBegin`, the call ends malformed and what follows it is content.
 - Of text that may begin a marker no more is held back than the longest marker has characters, and of what may begin a

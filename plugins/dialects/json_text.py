@@ -9,14 +9,22 @@ from collections.abc import Iterator
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _SCALAR_CHARS = re.compile(r"[-+.0-9A-Za-z]+")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_MAY_GO_ON = re.compile(
+    r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?\Z"
+)
+"""The begin of an escape, or of the two that are one character."""
+_REPLACEMENT = "\\ufffd"
 _SPACE = " \t\r\n"
 _DEEPEST = 200
 """Levels of nesting; Python's own reader fails at some thousand."""
 
 
 class JSONReader:
-    """Follows one JSON object or array. Text comes out as it came, but for control characters in strings, which JSON
-    forbids and models write: they are escaped."""
+    """Follows one JSON object or array. Text comes out as it came, but for what models write in strings and no client
+    can read: control characters are escaped, half of a surrogate pair becomes U+FFFD."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -27,13 +35,14 @@ class JSONReader:
         self._open: list[str] = []
         self._is_key = False
         self._scalar = ""
-        self._num_hex = 0
+        self._waits = False
         self._pieces: list[str] = []
 
     def read(self, text: str) -> tuple[str, int]:
-        """What of the text belongs to the value, as it comes out, and its length before that."""
-        at = 0
-        while at < len(text) and not self.is_done and not self.is_broken:
+        """What of the text belongs to the value, as it comes out, and its length before that. An escape that is not
+        whole is left: give it again, with what follows it."""
+        at, self._waits = 0, False
+        while at < len(text) and not (self.is_done or self.is_broken or self._waits):
             at = self._next(text, at)
         piece = "".join(self._pieces)
         self._pieces.clear()
@@ -94,28 +103,23 @@ class JSONReader:
         if text[at] == '"':
             self._next = self._colon if self._is_key else self._behind_value
         elif text[at] == "\\":
-            self._next = self._escape
+            return self._escape(text, at)
         else:
             self._pieces.append(json.dumps(text[at])[1:-1])
             return at + 1
         return self._take(text, at)
 
     def _escape(self, text: str, at: int) -> int:
-        if text[at] == "u":
-            self._num_hex, self._next = 4, self._hex
-        elif text[at] in '"\\/bfnrt':
-            self._next = self._string
-        else:
+        if _MAY_GO_ON.match(text, at) is not None:
+            self._waits = True
+            return at
+        pair = _PAIR.match(text, at)
+        escape = pair or _ESCAPE.match(text, at)
+        if escape is None:
             return self._break(at)
-        return self._take(text, at)
-
-    def _hex(self, text: str, at: int) -> int:
-        if text[at] not in "0123456789abcdefABCDEF":
-            return self._break(at)
-        self._num_hex -= 1
-        if not self._num_hex:
-            self._next = self._string
-        return self._take(text, at)
+        is_half = pair is None and _SURROGATE.match(text, at) is not None
+        self._pieces.append(_REPLACEMENT if is_half else escape.group())
+        return escape.end()
 
     def _rest_of_scalar(self, text: str, at: int) -> int:
         more = _SCALAR_CHARS.match(text, at)

@@ -55,6 +55,10 @@ class JSONArguments(ArgumentsReader):
         self.is_done, self.is_broken = self._reader.is_done, self._reader.is_broken
         return piece, end
 
+    def flush(self, text: str) -> tuple[str, int]:
+        """See `ArgumentsReader.flush`."""
+        return text, len(text)
+
 
 @dataclass(frozen=True)
 class CallSyntax:
@@ -294,6 +298,7 @@ def _unescaped(inside: str) -> str:
     """The text of a JSON string, or what was written there where it is none."""
     try:
         text: str = json.loads(f'"{inside}"')
+        text.encode()  # half of a surrogate pair is no text
     except ValueError:
         return inside
     return text

@@ -64,6 +64,8 @@ class XMLArguments(ArgumentsReader):
             return _escaped(text), len(text)
         if self._state == self._value:
             return text.strip(), len(text)
+        if self._state == self._structure and self._json is not None and not self._json.is_done:
+            return text, len(text)
         is_syntax = self._state != self._between or _TAG_BEGIN.may_begin(text) or _FUNCTION_END.may_begin(text)
         return "", len(text) if is_syntax else 0
 

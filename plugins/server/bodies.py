@@ -11,6 +11,7 @@ ask = await asks.read(request)
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,7 @@ import msgspec
 from starlette.requests import Request
 
 from dovetail.contracts.route import APIError
+from dovetail.plugins.server.surrogates import half_pair_in
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +33,7 @@ Ignored = Any
 T = TypeVar("T", bound=Body)
 
 _PLACE = re.compile(r"^(?P<what>.*) - at `(?P<place>.*)`$", re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `(?P<place>.*)`)?$", re.DOTALL)
 
 
@@ -57,9 +60,9 @@ class BodyReader(Generic[T]):
         except UnicodeDecodeError as error:
             raise APIError(400, f"the body is not UTF-8: {error}") from None
         except msgspec.DecodeError as error:
-            raise APIError(400, f"the body is no JSON: {error}") from None
+            raise _explain_syntax(body, str(error)) from None
         except RecursionError:
-            raise APIError(400, "the body is nested too deeply") from None
+            raise _nested() from None
 
     def _explain(self, message: str) -> APIError:
         unknown = _UNKNOWN.match(message)
@@ -73,6 +76,28 @@ class BodyReader(Generic[T]):
             return APIError(400, message)
         param = _dotted(found["place"])
         return APIError(400, f"{param}: {found['what']}" if param else found["what"], param=param or None)
+
+
+def _explain_syntax(body: bytes, message: str) -> APIError:
+    """Of a body that msgspec calls malformed or truncated, which may be for half of a surrogate pair alone."""
+    place = None
+    if _SURROGATE.search(body) is not None:
+        try:
+            place = half_pair_in(json.loads(body))
+        except RecursionError:
+            return _nested()
+        except ValueError:
+            pass  # it is malformed elsewhere too
+    if place is None:
+        return APIError(400, f"the body is no JSON: {message}")
+    where = place or "the body"
+    return APIError(
+        400, f"{where} has half of a surrogate pair, which is no character: leave it out", param=place or None
+    )
+
+
+def _nested() -> APIError:
+    return APIError(400, "the body is nested too deeply")
 
 
 def body_schema(kind: type[Body]) -> dict[str, Any]:

@@ -45,8 +45,10 @@ def as_api_error(error: Exception, *, is_running: bool) -> APIError:
 
 
 def error_body(error: APIError) -> bytes:
-    """The body of an error response."""
-    return orjson.dumps(json_error(error))
+    """The body of an error response. Messages may quote what a template raised, which need not be valid Unicode."""
+    content = json_error(error)
+    content["error"]["message"] = str(error).encode("utf-8", "backslashreplace").decode()
+    return orjson.dumps(content)
 
 
 def error_response(error: APIError) -> Response:

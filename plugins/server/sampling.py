@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -88,6 +89,10 @@ class SamplingFields(FormFields, kw_only=True):
 
 _PASSED_ON = frozenset(SamplingFields.__struct_fields__) & frozenset(SamplingParams.__dataclass_fields__)
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
+"""`int` takes more: signs, spaces, underscores, digits of other scripts."""
+_MOST_SHOWN = 8
+
 _REFUSED: Mapping[str, tuple[object, str]] = {
     "spaces_between_special_tokens": (True, "tokens are joined as the tokenizer's decoder joins them"),
     "use_beam_search": (False, "beam search runs offline only: LLM.beam_search"),
@@ -144,8 +149,8 @@ def with_param(error: RequestError) -> APIError:
 
 
 def _by_token_id(biases: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in biases.items()}
-    except ValueError:
-        keys = ", ".join(repr(key) for key in biases if not key.isdecimal())
-        raise APIError(400, f"logit_bias has keys that are no token ids: {keys}", param="logit_bias") from None
+    wrong = [key for key in biases if _TOKEN_ID.fullmatch(key) is None]
+    if wrong:
+        keys = ", ".join(map(repr, wrong[:_MOST_SHOWN])) + (", ..." if len(wrong) > _MOST_SHOWN else "")
+        raise APIError(400, f"logit_bias has keys that are no token ids: {keys}", param="logit_bias")
+    return {int(token): bias for token, bias in biases.items()}

@@ -99,6 +99,18 @@ class RoundsNumbers(KeepsArguments):
         return json.dumps(json.loads(self.arguments)) if end.ending == "complete" else self.arguments
 
 
+class PassesHalvesOn(Changed):
+    """Hands out the escapes that a model wrote."""
+
+    def changed(self, events: list[Event]) -> list[Event]:
+        return [
+            replace(event, text=event.text.replace("\\ufffd", "\\ud83e"))
+            if isinstance(event, ArgumentsDelta)
+            else event
+            for event in events
+        ]
+
+
 class TextOnly(Changed):
     """Of each text alone."""
 
@@ -326,6 +338,11 @@ FAULTS = [
         "does not end calls that are cut off",
         parses_by(NeverEndsCutCalls),
         "test_truncated_output_says_which_call_is_incomplete[1]",
+    ),
+    Fault(
+        "passes half a character on",
+        parses_by(PassesHalvesOn),
+        "test_halves_of_characters_are_not_passed_on[\\\\ud83e]",
     ),
     Fault("drops calls of unknown tools", parses_by(KnowsItsToolsOnly), "test_calls_of_unknown_tools_are_calls"),
     Fault("sends empty deltas", parses_by(SaysNothingAtLength), "test_pieces_do_not_matter"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.route import APIError
+from dovetail.plugins.server.surrogates import half_pair_in
 
 _KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"})
 _UNREAD = frozenset({"annotations", "refusal"})
@@ -120,4 +121,6 @@ def arguments_of(text: Any, param: str) -> dict[str, Any]:
         raise APIError(400, message, param=param) from None
     if not isinstance(found, dict):
         raise APIError(400, f"{param} must be a JSON object", param=param)
+    if half_pair_in(found) is not None:
+        raise APIError(400, f"{param}: half of a surrogate pair is no character: leave it out", param=param)
     return found

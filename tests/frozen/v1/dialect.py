@@ -87,7 +87,9 @@ class Parser(DialectParser):
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
+        return isinstance(found, dict)
     except ValueError:
         return False
 

@@ -53,6 +53,23 @@ def test_what_is_no_json_breaks_off(text):
     assert reader.is_broken
 
 
+ESCAPES = st.sampled_from(["\\ud83e", "\\uDD8A", "\\n", "\\\\", "\\u00e9", "\\u", "ud83e", "x"])
+
+
+@plainly
+@given(inside=st.lists(ESCAPES, max_size=5).map("".join), cut=st.integers(0, 40))
+def test_halves_of_characters_are_replaced_however_they_come(inside, cut):
+    text = f'{{"a": "{inside}"}}'
+    whole, pieces = JSONReader(), JSONReader()
+    first, _ = whole.read(text)
+    begin, at = pieces.read(text[:cut])
+    rest, _ = pieces.read(text[at:])
+    assert (begin + rest, pieces.is_done, pieces.is_broken) == (first, whole.is_done, whole.is_broken)
+    if whole.is_done:
+        expected = json.loads(text)["a"].encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        assert json.loads(first)["a"] == expected
+
+
 def test_nesting_has_an_end():
     reader = JSONReader()
     reader.read("[" * 10_000)

@@ -108,6 +108,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"logit_bias": {"1.5": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    *[({"logit_bias": {key: 1}}, "logit_bias") for key in ("1_0", " 1", "1 ", "+1", "\uff11", "01", "", "9" * 5000)],
     ({"logit_bias": [1]}, "logit_bias"),
     ({"logit_bias": {str(index): 1 for index in range(10_000)}}, "logit_bias"),
     ({"logprobs": -2}, "logprobs"),
@@ -200,6 +201,28 @@ def test_a_bad_field_is_refused_by_name(
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
 def test_what_is_no_such_json_is_refused(client: httpx.Client, check_error: CheckError, path: str, body: bytes) -> None:
     check_error(client.post(path, content=body, headers=JSON), 400)
+
+
+HALF = "a\\ud83eb"
+HALVES = [
+    (f'{{"prompt": "{HALF}"}}', "prompt"),
+    (f'{{"prompt": ["Once", "{HALF}"]}}', "prompt.1"),
+    (f'{{"prompt": "Once", "user": "{HALF}"}}', "user"),
+    (f'{{"prompt": "Once", "stop": ["b", "{HALF}"], "stream": true}}', "stop.1"),
+    (f'{{"prompt": "Once", "request_id": "{HALF}"}}', "request_id"),
+    (f'{{"prompt": "Once", "extra": {{"a": {{"{HALF}": 1}}}}}}', "extra.a"),
+    (f'{{"prompt": "Once", "{HALF}": 1}}', None),
+    (f'{{"prompt": "Once", "extra": {{"a": {"[" * 300} 0, "{HALF}" {"]" * 300}}}}}', "extra.a" + ".0" * 299 + ".1"),
+]
+"""Bodies with half of a surrogate pair, and where it is."""
+
+
+@pytest.mark.parametrize(("body", "param"), HALVES)
+def test_half_a_character_is_refused_where_it_is(
+    client: httpx.Client, check_error: CheckError, body: str, param: str | None
+) -> None:
+    error = check_error(client.post("/v1/completions", content=body, headers=JSON), 400, param)
+    assert "half of a surrogate pair" in error["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
