@@ -29,6 +29,7 @@ from dovetail.contracts.telemetry import (
     TelemetrySink,
 )
 from dovetail.engine.core import EngineCore
+from dovetail.engine.exposition import joined
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.request_reports import EndedRequests, request_stats
 from dovetail.engine.request_table import RequestEntry
@@ -130,24 +131,23 @@ class Telemetry:
             self._note_load()
 
     def exposition(self, totals: Mapping[str, SpeculationTotals], *, is_asleep: bool) -> Exposition:
-        """What the first sink exposes that can. Raises `ConfigError` where there is none, `PluginError` where it raised
-        before or does now, `RequestError` after `close`."""
-        listener = next((each for each in self._listeners if isinstance(each.sink, Exposes)), None)
-        if listener is None or not isinstance(listener.sink, Exposes):
+        """What all sinks expose that can and have not raised. Raises `ConfigError` where no sink can, `PluginError`
+        where all that can were switched off, one raises now or they make no page together, `RequestError` after
+        `close`."""
+        exposing = [(each, each.sink) for each in self._listeners if isinstance(each.sink, Exposes)]
+        if not exposing:
             raise ConfigError(
                 "no telemetry sink of this engine exposes metrics: add one to the section `telemetry`, as in"
                 " telemetry: [prometheus]"
             )
         if self._is_closed:
             raise RequestError("the engine is shut down: there are no metrics any more")
-        if not listener.is_on:
-            raise PluginError(f"telemetry sink {listener.name} raised and was switched off: the log has its error")
-        try:
-            return listener.sink.exposition(self._state(totals, is_asleep))
-        except Exception as error:
-            raise PluginError(
-                f"telemetry sink {listener.name} cannot render its metrics: {type(error).__name__}: {error}"
-            ) from error
+        working = [(listener.name, sink) for listener, sink in exposing if listener.is_on]
+        if not working:
+            names = ", ".join(listener.name for listener, _ in exposing)
+            raise PluginError(f"telemetry sink {names} raised and was switched off: the log has its error")
+        state = self._state(totals, is_asleep)
+        return joined({name: _rendered(name, sink, state) for name, sink in working})
 
     def close(self) -> None:
         """The engine shuts down."""
@@ -249,3 +249,12 @@ class Telemetry:
             num_decoded=max(0, min(num_rows, len(result.token_ids)) - len(step.first_tokens)),
             first_tokens=first_tokens,
         )
+
+
+def _rendered(name: str, sink: Exposes, state: EngineState) -> Exposition:
+    try:
+        return sink.exposition(state)
+    except Exception as error:
+        raise PluginError(
+            f"telemetry sink {name} cannot render its metrics: {type(error).__name__}: {error}"
+        ) from error

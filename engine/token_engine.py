@@ -364,9 +364,9 @@ class TokenEngine:
         return self._requests.speculation_totals()
 
     def metrics(self) -> Exposition:
-        """What the telemetry sink exposes that can be scraped, `prometheus` say. From any thread; it does not wait for
-        the step that runs. Raises `ConfigError` where no sink of the config exposes metrics, `PluginError` where the
-        sink raises or was switched off, `RequestError` after `shutdown`."""
+        """What the telemetry sinks expose that can be scraped, `prometheus` say, as one page. From any thread; it does
+        not wait for the step that runs. Raises `ConfigError` where no sink exposes metrics, `PluginError` where one
+        raises, all were switched off or their pages make none together, `RequestError` after `shutdown`."""
         self.use.check_process()
         return self._telemetry.exposition(self._requests.speculation_totals(), is_asleep=self._is_asleep)
 

@@ -44,9 +44,9 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
     refused(
         "enable_request_id_headers",
         "switch",
-        "a request's x-request-id is in the id of its response always",
-        "read it there, and leave this out",
-        False,
+        "every response has the header x-request-id",
+        "leave it out",
+        True,
     ),
     refused("enable_prompt_tokens_details", "switch", "usage has the cached tokens always", "leave it out", True),
     refused("h11_max_incomplete_event_size", "int", *_HEADERS),

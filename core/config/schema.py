@@ -364,6 +364,13 @@ class ServerSection(Section):
     def _one_alone(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("served_model_name")
+    @classmethod
+    def _no_empty_name(cls, names: list[str]) -> list[str]:
+        if not all(name.strip() for name in names):
+            raise ValueError("a name is empty: give names that requests can send as `model`, or leave the option out")
+        return names
+
     @field_validator("api_keys")
     @classmethod
     def _no_placeholder(cls, keys: list[SecretStr]) -> list[SecretStr]:

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from types import TracebackType
 from typing import Any, Self
 
-MAX_ID_CHARS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:

@@ -19,8 +19,10 @@ from dovetail.plugins.server.auth import APIKeys
 from dovetail.plugins.server.draining import Draining
 from dovetail.plugins.server.errors import on_http_exception, on_validation_error
 from dovetail.plugins.server.exchange import Exchanges
+from dovetail.plugins.server.heads import Heads
 from dovetail.plugins.server.host import ServerHost
 from dovetail.plugins.server.limits import BodyLimits
+from dovetail.plugins.server.request_ids import HEADER
 from dovetail.plugins.server.settings import CORSSettings, ServerSettings
 
 _DOCS = ("/docs", "/openapi.json")
@@ -79,6 +81,7 @@ def _middleware(host: ServerHost, routes: Mapping[str, Route], settings: ServerS
     return [
         *_cors(settings.cors),
         exchanges,
+        Middleware(Heads),
         Middleware(APIKeys, keys=settings.api_keys, open_paths=open_paths),
         Middleware(Draining, host=host, open_paths=open_paths),
         Middleware(BodyLimits, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s),
@@ -95,6 +98,7 @@ def _cors(cors: CORSSettings) -> list[Middleware]:
             allow_methods=cors.allow_methods,
             allow_headers=cors.allow_headers,
             allow_credentials=cors.allow_credentials,
+            expose_headers=[HEADER.decode()],
         )
     ]
 

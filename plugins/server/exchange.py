@@ -1,5 +1,5 @@
-"""One request and its response. Whatever an endpoint raises becomes an error response, or the last event of a stream;
-a client that leaves ends the endpoint, and so does the time limit."""
+"""One request and its response, which shows the request's id. Whatever an endpoint raises becomes an error response, or
+the last event of a stream; a client that leaves ends the endpoint, and so does the time limit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.route import APIError
 from dovetail.plugins.server.errors import ClientLeft, as_api_error, error_event, error_response
+from dovetail.plugins.server.request_ids import HEADER, assign_id, request_id
 
 logger = logging.getLogger("dovetail.server")
 
@@ -59,6 +60,7 @@ class Exchange:
             self.is_started = True
             headers = dict(message.get("headers", ()))
             self.is_event_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+            message = {**message, "headers": [*message.get("headers", ()), (HEADER, request_id(self.scope).encode())]}
         elif not message.get("more_body"):
             self.is_complete = True
         await self._send(message)
@@ -107,6 +109,7 @@ class Exchanges:
         exchange = Exchange(scope, receive, send)
         self._under_way.add(exchange)
         try:
+            assign_id(scope)
             async with asyncio.timeout(self._timeout_s) as limit:
                 await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:

@@ -23,7 +23,8 @@ def limited_protocol(header_timeout_s: float) -> type[HttpToolsProtocol]:
 
 
 class HeaderLimits(HttpToolsProtocol):
-    """Closes a connection whose request line and headers take too long, or are too long."""
+    """Closes a connection whose request line and headers take too long, or are too long. What follows a chunked body
+    (trailers) is read over: it is no header of the request, and what checked the headers did not see it."""
 
     timeout_s: float
 
@@ -31,6 +32,7 @@ class HeaderLimits(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_timer: TimerHandle | None = None
         self._num_header_bytes = 0
+        """Of this request's headers; then those that came since the last part of its body."""
         self._reads_headers = True
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -42,10 +44,9 @@ class HeaderLimits(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._reads_headers:
-            self._num_header_bytes += len(data)
+        self._num_header_bytes += len(data)
         super().data_received(data)
-        if self._reads_headers and self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        if self._num_header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
 
     def on_message_begin(self) -> None:
@@ -56,8 +57,17 @@ class HeaderLimits(HttpToolsProtocol):
         if self._header_timer is None:
             self._start_timer()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reads_headers:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_header_bytes = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         self._reads_headers = False
+        self._num_header_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
 

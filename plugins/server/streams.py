@@ -18,11 +18,10 @@ from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.plugins.server.request_ids import name_request
 from dovetail.plugins.server.sampling import SamplingFields, with_param
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
-MAX_ID_CHARS = 512
-"""Of a client's own request id, which the engine remembers for a while."""
 _UNIQUE_AND_INDEX = re.compile(r"-[0-9a-f]{16}-[0-9]+")
 """What stands behind a response's id in the ids of its requests."""
 
@@ -42,12 +41,8 @@ class Submission:
 
 def submission(request: Request, fields: SamplingFields, params: SamplingParams, *, prefix: str) -> Submission:
     """How a request is submitted. Its id is the client's own (`request_id`, or the header x-request-id) behind
-    `prefix`, or random. Raises `APIError` 400 for one that is too long."""
-    unique = secrets.token_hex(8)
-    own = fields.request_id or request.headers.get("x-request-id") or unique
-    if len(own) > MAX_ID_CHARS:
-        message = f"request_id has {len(own)} characters, and may have {MAX_ID_CHARS}: give a shorter one"
-        raise APIError(400, message, param="request_id")
+    `prefix`, or random. Raises `APIError` 400 for one that no header can show."""
+    own = name_request(request, fields.request_id)
     options: dict[str, Any] = {"priority": fields.priority or 0, "cache_salt": fields.cache_salt}
     user = fields.end_user()
     if user is not None:
@@ -55,7 +50,7 @@ def submission(request: Request, fields: SamplingFields, params: SamplingParams,
     trace = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
     if trace:
         options["trace_headers"] = trace
-    return Submission(response_id=f"{prefix}-{own}", unique=unique, params=params, options=options)
+    return Submission(response_id=f"{prefix}-{own}", unique=secrets.token_hex(8), params=params, options=options)
 
 
 def is_of_response(request_id: str, response_id: str) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Callable
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail import LLM, AsyncLLMEngine, SamplingParams
 from dovetail.contracts.errors import ConfigError, PluginError, RequestError
@@ -253,6 +255,66 @@ def test_a_sink_that_was_switched_off_exposes_nothing(make_llm: MakeLLM) -> None
     llm.generate([[5, 6]], LONG, use_tqdm=False)
     with pytest.raises(PluginError, match="telemetry sink Recorder raised and was switched off"):
         llm.engine.metrics()
+
+
+class Fixed(Exposes):
+    """Exposes one page."""
+
+    contract = (1, 0)
+
+    def __init__(self, content_type: str, body: bytes) -> None:
+        super().__init__(PluginOptions())
+        self.page = Exposition(content_type=content_type, body=body)
+
+    def exposition(self, state: EngineState) -> Exposition:
+        return self.page
+
+
+OPEN = "application/openmetrics-text; version=1.0.0"
+
+
+def test_all_sinks_that_expose_are_on_one_page(make_llm: MakeLLM) -> None:
+    llm = make_llm(telemetry=["prometheus"])
+    alone = llm.engine.metrics()
+    llm.engine.add_telemetry_sink(Fixed("text/plain; version=0.0.4", b"# TYPE mine gauge\nmine 1"))
+    page = llm.engine.metrics()
+    assert page.content_type == alone.content_type
+    families = {family.name for family in text_string_to_metric_families(page.body.decode())}
+    assert families == {family.name for family in text_string_to_metric_families(alone.body.decode())} | {"mine"}
+
+
+def test_pages_of_openmetrics_end_once(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    for name in ("a", "b"):
+        page = f"# TYPE {name} gauge\n{name} 1\n# EOF\n"
+        llm.engine.add_telemetry_sink(Fixed(OPEN, page.encode()))
+    assert llm.engine.metrics().body == b"# TYPE a gauge\na 1\n# TYPE b gauge\nb 1\n# EOF\n"
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (Fixed(OPEN, b"# EOF\n"), "sinks prometheus and Fixed expose metrics in formats"),
+        (
+            Fixed("text/plain; version=0.0.4", b"# TYPE vllm:num_requests_running gauge\n"),
+            "sinks prometheus and Fixed both expose the metric vllm:num_requests_running",
+        ),
+    ],
+)
+def test_pages_that_make_none_together_are_refused_by_name(make_llm: MakeLLM, sink: Fixed, message: str) -> None:
+    llm = make_llm(telemetry=["prometheus"])
+    llm.engine.add_telemetry_sink(sink)
+    with pytest.raises(PluginError, match=message):
+        llm.engine.metrics()
+
+
+def test_a_sink_that_was_switched_off_hides_no_other(make_llm: MakeLLM) -> None:
+    llm = make_llm(telemetry=["prometheus"])
+    recorder = with_recorder(llm)
+    recorder.steps = None  # type: ignore[assignment]
+    llm.generate([[5, 6]], LONG, use_tqdm=False)
+    page = llm.engine.metrics().body.decode()
+    assert re.search(r'^dovetail:telemetry_sink_on\{.*sink="Recorder".*\} 0', page, re.MULTILINE)
 
 
 def test_two_sinks_of_one_name_are_told_apart(make_llm: MakeLLM) -> None:

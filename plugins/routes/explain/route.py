@@ -22,8 +22,9 @@ from dovetail.plugins.routes.explain.reports import report_as_data
 from dovetail.plugins.routes.messages.request import MessagesRequest
 from dovetail.plugins.routes.responses.request import ResponsesRequest
 from dovetail.plugins.server.bodies import body_schema
+from dovetail.plugins.server.request_ids import MAX_ID_CHARS
 from dovetail.plugins.server.sampling import with_param
-from dovetail.plugins.server.streams import MAX_ID_CHARS, is_of_response
+from dovetail.plugins.server.streams import is_of_response
 
 _PREFIXES = ("", "cmpl-", "chatcmpl-", "msg-", "resp_")
 """Of ids of responses, which may be left out."""

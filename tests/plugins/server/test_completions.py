@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,33 @@ def test_the_clients_own_request_id_is_shown(client: httpx.Client) -> None:
     assert ask(client, request_id="mine")["id"] == "cmpl-mine"
     response = client.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "header"})
     assert response.json()["id"] == "cmpl-header"
+
+
+def test_every_response_shows_its_request_id(client: httpx.Client) -> None:
+    body = {"prompt": "Once", "max_tokens": 2}
+    of_header = client.post("/v1/completions", json=body, headers={"x-request-id": "a b"})
+    assert (of_header.headers["x-request-id"], of_header.json()["id"]) == ("a b", "cmpl-a b")
+    of_body = client.post("/v1/completions", json={**body, "request_id": "own"}, headers={"x-request-id": "a"})
+    assert (of_body.headers["x-request-id"], of_body.json()["id"]) == ("own", "cmpl-own")
+    random = [client.post("/v1/completions", json={**body, "stream": stream}) for stream in (False, True)]
+    assert random[0].json()["id"] == f"cmpl-{random[0].headers['x-request-id']}"
+    assert f"cmpl-{random[1].headers['x-request-id']}" in random[1].text
+    for path, status in (("/health", 200), ("/nowhere", 404)):
+        response = client.get(path, headers={"x-request-id": "probe"})
+        assert (response.status_code, response.headers["x-request-id"]) == (status, "probe")
+
+
+@pytest.mark.parametrize("own", ["a\nb", "a\r\nset-cookie: a=b", "a\tb", "\u00e9", "\x7f", "x" * 513])
+def test_a_request_id_that_no_header_can_show_is_refused(
+    client: httpx.Client, check_error: Callable[..., dict[str, Any]], own: str
+) -> None:
+    response = client.post("/v1/completions", json={"prompt": "Once", "request_id": own})
+    check_error(response, 400, "request_id")
+    assert response.headers["x-request-id"] != own
+    if not set(own) & set("\r\n\x7f"):  # those are no HTTP
+        response = client.get("/health", headers={"x-request-id": own.encode("latin-1")})
+        assert "x-request-id" in check_error(response, 400)["message"]
+        assert response.headers["x-request-id"] != own
 
 
 def test_every_name_of_the_model_is_answered_with_itself(client: httpx.Client) -> None:

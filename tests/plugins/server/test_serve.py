@@ -260,6 +260,8 @@ def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: P
         (["none.yaml"], "none.yaml"),
         (["-o", "server.prot=8000"], "did you mean"),
         (["-o", "server.routes.chatt=chatt"], "there is no route 'chatt'"),
+        (["--served-model-name", ""], "--served-model-name"),
+        (["-o", "server.served_model_name=[story, '']"], "server.served_model_name"),
         (["-o", "server.cors={allow_origins: ['*'], allow_credentials: true}"], "name the origins"),
     ],
 )
