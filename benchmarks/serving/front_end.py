@@ -10,7 +10,9 @@ rounds; the ratio is the median of the rounds' ratios. vLLM's front end and its 
 throughput    64 streams at steps of 10, 2 and 0 ms (as fast as the engine can: readers lag, and frames are merged).
               CPU time is that of all threads of a process. Where servers merge different numbers of tokens,
               compare the time per frame: its inverse is what a core does at one token per frame.
-first-token   time to the first token at 1 stream and at 64 at once; the first step takes no time
+first-token   time to the first token at 1 stream and at 64 at once, where steps take no time; and of one more request
+              every 20 ms while 63 streams run at steps of 2 ms: such a request waits for the step that runs, then for
+              its own, so up to 4 ms are the engine's
 gaps          gaps between frames at 64 streams x 10 ms: alone, with prompts of 100,000 tokens, with /metrics read
 saturation    /health and /metrics while 64 streams run at steps of 0 ms
 whole         responses that are not streamed, 8 tokens each, over 32 connections
@@ -35,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.serving.servers import Server, Start, dovetail, vllm
 from benchmarks.serving.traffic import (
     Reading,
+    ask_first_token,
     ask_health,
     ask_long,
     ask_metrics,
@@ -133,7 +136,7 @@ def mebibytes(process: psutil.Process) -> float:
 
 def first_token(starts: Mapping[str, Start], streams: int, rounds: int) -> None:
     """The table of times to the first token."""
-    print_head("streams at once", "server", "first token p50, ms", "p99, ms")
+    print_head("streams", "server", "first token p50, ms", "p99, ms")
     for num, repeats in ((1, 100), (streams, 10)):
 
         def measure(server: Server, num: int = num, repeats: int = repeats) -> tuple[float, float]:
@@ -145,9 +148,22 @@ def first_token(starts: Mapping[str, Start], streams: int, rounds: int) -> None:
 
         with all_of(starts, 0, streams) as servers:
             found = interleaved(servers, rounds, measure)
-        for name, rows in found.items():
-            print_row(str(num), name, *(f"{value:.2f}" for value in medians(rows)))
-        print_ratio(found, str(num), ["{:.2f}x", "{:.2f}x"])
+        print_first_tokens("1" if num == 1 else f"{num} at once", found)
+
+    def measure_one_more(server: Server) -> tuple[float, float]:
+        with asking(ask_first_token, server.port, 0.02) as times:
+            read_streams(server.port, streams - 1, 1000)
+        return 1e3 * percentile(times, 0.5), 1e3 * percentile(times, 0.99)
+
+    with all_of(starts, 2, streams) as servers:
+        print_first_tokens(f"1 more beside {streams - 1}", interleaved(servers, rounds, measure_one_more))
+
+
+def print_first_tokens(label: str, found: Mapping[str, list[Sequence[float]]]) -> None:
+    """The rows of one load, and their ratio."""
+    for name, rows in found.items():
+        print_row(label, name, *(f"{value:.2f}" for value in medians(rows)))
+    print_ratio(found, label, ["{:.2f}x", "{:.2f}x"])
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -128,6 +128,15 @@ def ask_long(port: int) -> None:
             response += connection.recv(_READ)
 
 
+def ask_first_token(port: int) -> None:
+    """A stream of two tokens, up to its first frame."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(request(2))
+        reading = Reading()
+        while not reading.num_frames:
+            _read_frames(connection, reading)
+
+
 def ask_metrics(port: int) -> None:
     """/metrics, over a connection of its own."""
     urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()

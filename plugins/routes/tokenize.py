@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +12,7 @@ from starlette.responses import Response
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import APIError, Route, RouteHost
 from dovetail.plugins.routes.chat.request import ChatRequest, turn_of
-from dovetail.plugins.server.bodies import Body, BodyReader, body_schema
+from dovetail.plugins.server.bodies import Body, BodyReader, body_schema, json_response
 from dovetail.plugins.server.turns.turn import render
 
 _OF_CHAT = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -66,7 +65,7 @@ class TokenizeRoute(Route):
         ids = await self._token_ids(asked)
         texts = engine.token_texts(ids) if asked.return_token_strs else None
         content = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids, "token_strs": texts}
-        return Response(orjson.dumps(content), media_type="application/json")
+        return json_response(content)
 
     async def _token_ids(self, asked: TokenizeRequest) -> list[int]:
         if (asked.prompt is None) == (asked.messages is None):
@@ -88,4 +87,4 @@ class TokenizeRoute(Route):
         asked = await self._to_detokenize.read(request)
         self.host.check_model(asked.model)
         text = await self.host.engine.detokenize(asked.tokens, skip_special_tokens=False)
-        return Response(orjson.dumps({"prompt": text}), media_type="application/json")
+        return json_response({"prompt": text})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from typing import get_type_hints
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +13,9 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.route import Route
@@ -118,4 +122,18 @@ def _mount(app: FastAPI, routes: Mapping[str, Route]) -> None:
                         f"{method} {endpoint.path} is an endpoint of route {label!r} and of {owner}:"
                         f" switch one off (server.routes.{label}: null)"
                     )
-        app.include_router(router)
+        for endpoint in router.routes:
+            if isinstance(endpoint, APIRoute) and _takes_the_request_alone(endpoint):
+                app.router.routes.append(
+                    StarletteRoute(endpoint.path, endpoint.endpoint, methods=endpoint.methods, include_in_schema=False)
+                )
+            app.router.routes.append(endpoint)
+
+
+def _takes_the_request_alone(route: APIRoute) -> bool:
+    """Whether FastAPI has nothing to do for an endpoint but to call it, and Starlette can, which costs less."""
+    if route.dependencies or route.dependant.dependencies:
+        return False
+    types = get_type_hints(route.endpoint)
+    returned = types.pop("return", None)
+    return [*types.values()] == [Request] and isinstance(returned, type) and issubclass(returned, Response)

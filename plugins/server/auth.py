@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.contracts.route import APIError
+from dovetail.plugins.server.paths import route_path
 
 
 class APIKeys:
@@ -21,7 +22,7 @@ class APIKeys:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and _path(scope) not in self._open_paths:
+        if scope["type"] == "http" and self._digests and route_path(scope) not in self._open_paths:
             given = _given_key(scope["headers"])
             if given is None:
                 raise _refused("this server wants an API key: send `Authorization: Bearer KEY`")
@@ -50,12 +51,6 @@ def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def _path(scope: Scope) -> str:
-    """The path as routes declare it, without the prefix that a proxy took off."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _refused(message: str) -> APIError:

@@ -1,4 +1,4 @@
-"""JSON bodies: read, checked against a Struct, and refused with the name of the field that is wrong.
+"""JSON bodies: written, and read, checked against a Struct, and refused with the name of the field that is wrong.
 
 class Ask(Body, kw_only=True):
     prompt: str
@@ -16,7 +16,9 @@ import re
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import orjson
 from starlette.requests import Request
+from starlette.responses import Response
 
 from dovetail.contracts.route import APIError
 from dovetail.plugins.server.surrogates import half_pair_in
@@ -98,6 +100,11 @@ def _explain_syntax(body: bytes, message: str) -> APIError:
 
 def _nested() -> APIError:
     return APIError(400, "the body is nested too deeply")
+
+
+def json_response(content: Any) -> Response:
+    """The response of an endpoint that answers with JSON."""
+    return Response(orjson.dumps(content), media_type="application/json")
 
 
 def body_schema(kind: type[Body]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.plugins.server.errors import unavailable
 from dovetail.plugins.server.host import ServerHost
+from dovetail.plugins.server.paths import route_path
 
 
 class Draining:
@@ -18,6 +19,6 @@ class Draining:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_refused = self._host.is_draining and scope["type"] == "http"
-        if is_refused and scope["path"].removeprefix(scope.get("root_path", "")) not in self._open_paths:
+        if is_refused and route_path(scope) not in self._open_paths:
             raise unavailable("this server is shutting down: send the request again, to another")
         await self._app(scope, receive, send)

@@ -49,11 +49,13 @@ def structured_outputs(fields: FormFields) -> StructuredOutputs | None:
     """What the fields ask for, None for nothing. Raises `APIError` 400 that names the field."""
     _refuse("guided_decoding_backend", fields.guided_decoding_backend, "set the config's grammar.name")
     _refuse("guided_whitespace_pattern", fields.guided_whitespace_pattern, "give structured_outputs.max_whitespace")
-    older = {
-        form: value
-        for form in ("json", "regex", "choice", "grammar")
-        if (value := msgspec.structs.asdict(fields)[f"guided_{form}"]) is not None
-    }
+    guided = (
+        ("json", fields.guided_json),
+        ("regex", fields.guided_regex),
+        ("choice", fields.guided_choice),
+        ("grammar", fields.guided_grammar),
+    )
+    older = {form: value for form, value in guided if value is not None}
     asked = fields.structured_outputs
     if asked is None:
         return _made(older, f"guided_{min(older)}") if older else None

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from dovetail.plugins.routes.chat.choices import ChoiceWriter
 from dovetail.plugins.routes.chat.frames import FrameWriter
 from dovetail.plugins.routes.chat.request import Asked, ChatRequest, what_is_asked
 from dovetail.plugins.routes.completions.logprobs import prompt_logprobs
-from dovetail.plugins.server.bodies import BodyReader, body_schema
+from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.fingerprint import system_fingerprint
 from dovetail.plugins.server.streams import Streams, Submission, submission
 from dovetail.plugins.server.turns.turn import PreparedTurn, prepare
@@ -64,7 +63,7 @@ class ChatRoute(Route):
             return self.host.event_stream(request, self._stream(body, asked, prepared, how))
         async with Streams(self.host.engine, [prepared.prompt], how) as streams:
             (output,) = await streams.last()
-        return Response(orjson.dumps(self._response(asked, prepared, how, output)), media_type="application/json")
+        return json_response(self._response(asked, prepared, how, output))
 
     async def render(self, request: Request) -> Response:
         """The prompt of a conversation: its text and its token ids."""
@@ -77,7 +76,7 @@ class ChatRoute(Route):
             "count": len(ids),
             "max_model_len": self.host.engine.facts.max_model_len,
         }
-        return Response(orjson.dumps(content), media_type="application/json")
+        return json_response(content)
 
     async def _prepared(self, request: Request) -> tuple[ChatRequest, Asked, PreparedTurn]:
         body = await self._bodies.read(request)

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -18,7 +17,7 @@ from dovetail.contracts.route import Route, RouteHost
 from dovetail.plugins.routes.completions.choices import ChoiceWriter
 from dovetail.plugins.routes.completions.frames import FrameWriter
 from dovetail.plugins.routes.completions.request import Asked, CompletionRequest, prompts_of, what_is_asked
-from dovetail.plugins.server.bodies import BodyReader, body_schema
+from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.fingerprint import system_fingerprint
 from dovetail.plugins.server.streams import Streams, Submission, submission
 from dovetail.plugins.server.usage import usage, usage_of
@@ -61,7 +60,7 @@ class CompletionsRoute(Route):
             return self.host.event_stream(request, self._stream(body, asked, how))
         async with Streams(engine, await prompts_of(body, asked, engine), how) as streams:
             outputs = await streams.last()
-        return Response(orjson.dumps(self._response(asked, how, outputs)), media_type="application/json")
+        return json_response(self._response(asked, how, outputs))
 
     async def _stream(self, body: CompletionRequest, asked: Asked, how: Submission) -> AsyncGenerator[bytes, None]:
         engine = self.host.engine

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,7 +19,7 @@ from dovetail.plugins.routes.explain.plans import plan_as_data
 from dovetail.plugins.routes.explain.reports import report_as_data
 from dovetail.plugins.routes.messages.request import MessagesRequest
 from dovetail.plugins.routes.responses.request import ResponsesRequest
-from dovetail.plugins.server.bodies import body_schema
+from dovetail.plugins.server.bodies import body_schema, json_response
 from dovetail.plugins.server.request_ids import MAX_ID_CHARS
 from dovetail.plugins.server.sampling import with_param
 from dovetail.plugins.server.streams import is_of_response
@@ -90,7 +88,7 @@ class ExplainRoute(Route):
             "id": request_id,
             "requests": [report_as_data(report, engine.facts) for report in requests],
         }
-        return _json(content)
+        return json_response(content)
 
     async def _plan(self, prepared: Prepared) -> Response:
         engine = self.host.engine
@@ -98,14 +96,10 @@ class ExplainRoute(Route):
             plans = [await engine.plan_request(prompt, prepared.params) for prompt in prepared.prompts]
         except RequestError as error:
             raise with_param(error) from None
-        return _json(plan_as_data(prepared, plans, engine.facts))
+        return json_response(plan_as_data(prepared, plans, engine.facts))
 
 
 def _is_named(report: RequestReport, name: str) -> bool:
     """Whether a request has this id, or its response has."""
     request_id = report.stats.request_id
     return request_id == name or is_of_response(request_id, name)
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +12,7 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import Route, RouteHost
 from dovetail.plugins.routes.messages.request import Asked, MessagesRequest, turn_of, what_is_asked
 from dovetail.plugins.routes.messages.writer import MessageWriter
-from dovetail.plugins.server.bodies import BodyReader, body_schema
+from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.streams import Streams, Submission, submission
 from dovetail.plugins.server.turns.reading import TurnReader
 from dovetail.plugins.server.turns.turn import PreparedTurn, prepare, render
@@ -47,7 +46,7 @@ class MessagesRoute(Route):
             return self.host.event_stream(request, self._stream(writer, prepared, how))
         async with Streams(self.host.engine, [prepared.prompt], how) as streams:
             (output,) = await streams.last()
-        return Response(orjson.dumps(writer.whole(output)), media_type="application/json")
+        return json_response(writer.whole(output))
 
     async def count_tokens(self, request: Request) -> Response:
         """The tokens of the prompt."""
@@ -55,7 +54,7 @@ class MessagesRoute(Route):
         self.host.check_model(body.model)
         chat = await render(self.host, turn_of(body))
         content = {"input_tokens": len(chat.prompt["prompt_token_ids"])}
-        return Response(orjson.dumps(content), media_type="application/json")
+        return json_response(content)
 
     async def _stream(
         self, writer: MessageWriter, prepared: PreparedTurn, how: Submission

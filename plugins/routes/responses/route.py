@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -20,7 +19,7 @@ from dovetail.plugins.routes.responses.logprobs import TokenReader
 from dovetail.plugins.routes.responses.request import Asked, ResponsesRequest, what_is_asked
 from dovetail.plugins.routes.responses.store import ResponseStore
 from dovetail.plugins.routes.responses.writer import ResponseWriter
-from dovetail.plugins.server.bodies import BodyReader, body_schema
+from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.streams import Streams, Submission, submission
 from dovetail.plugins.server.turns.reading import TurnReader
 from dovetail.plugins.server.turns.turn import PreparedTurn, prepare
@@ -77,20 +76,20 @@ class ResponsesRoute(Route):
             (output,) = await streams.last()
         response = await writer.whole(output)
         keep(response)
-        return _json(response)
+        return json_response(response)
 
     async def retrieve(self, response_id: str) -> Response:
         """A response that is kept."""
         response = self._store.response(response_id)
         if response is None:
             raise self._not_kept(response_id)
-        return _json(response)
+        return json_response(response)
 
     async def delete(self, response_id: str) -> Response:
         """Forgets a response."""
         if not self._store.delete(response_id):
             raise self._not_kept(response_id)
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
         """Refused."""
@@ -157,7 +156,3 @@ class ResponsesRoute(Route):
 def _is_whole(item: dict[str, Any]) -> bool:
     """Calls that the model did not finish are shown to it in no later prompt."""
     return item["type"] != "function_call" or item["status"] == "completed"
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -91,6 +91,38 @@ class Raises(Route):
 
     async def read(self, request: Request) -> dict[str, int]:
         return {"length": len(await request.body())}
+
+
+def need_admin(request: Request) -> None:
+    if request.headers.get("x-admin") != "yes":
+        raise APIError(403, "admins only")
+
+
+class Guarded(Route):
+    """An endpoint that takes the request alone, behind a dependency of FastAPI: of itself, of its router, of a router
+    inside."""
+
+    contract = (1, 0)
+
+    def router(self) -> APIRouter:
+        guards = [Depends(need_admin)]
+        guarded, outer = APIRouter(prefix="/by-router", dependencies=guards), APIRouter(prefix="/guarded")
+        guarded.get("")(self.answer)
+        outer.get("/itself", dependencies=guards)(self.answer)
+        outer.include_router(guarded)
+        return outer
+
+    async def answer(self, request: Request) -> Response:
+        return Response("in")
+
+
+class GuardedWhole(Guarded):
+    """The router that the server mounts has the dependency."""
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/whole", dependencies=[Depends(need_admin)])
+        router.get("/itself")(self.answer)
+        return router
 
 
 ROUTES = {"health": (HealthRoute, OPTIONS), "models": (ModelsRoute, OPTIONS), "raises": (Raises, OPTIONS)}
@@ -367,6 +399,13 @@ def test_a_prefix_that_a_proxy_takes_off(engine: AsyncLLMEngine) -> None:
         assert httpx.get(f"{live.url}/health").status_code == 200
         assert httpx.get(f"{live.url}/v1/models", headers={"x-api-key": "k"}).status_code == 200
         assert httpx.get(f"{live.url}/openapi.json").json()["servers"] == [{"url": "/llm"}]
+
+
+@pytest.mark.parametrize("path", ["/guarded/itself", "/guarded/by-router", "/whole/itself"])
+def test_dependencies_of_fastapi_run(engine: AsyncLLMEngine, check_error: CheckError, path: str) -> None:
+    with live_server(engine, {"guarded": (Guarded, OPTIONS), "whole": (GuardedWhole, OPTIONS)}) as live:
+        check_error(httpx.get(live.url + path), 403)
+        assert httpx.get(live.url + path, headers={"x-admin": "yes"}).text == "in"
 
 
 def test_an_openapi_document_names_the_fields(raising: LiveServer, server: LiveServer) -> None:
