@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from dovetail.commands.checks import require
 
 _LONGEST = 500
 """Characters of an answer that a message quotes."""
+_PASSWORD = re.compile(r"^((?:[A-Za-z][\w+.-]*://)?[^/?#:@]*):[^/?#]*@")
+"""In an address: what is before the password, and the password."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,14 @@ def parse_base_url(option: str, text: str) -> str:
     parts = urlsplit(text)
     require(
         parts.scheme in ("http", "https") and bool(parts.netloc) and not parts.query,
-        f"{option} {text}: give the address of a server, as in {option} http://127.0.0.1:8000",
+        f"{option} {without_password(text)}: give the address of a server, as in {option} http://127.0.0.1:8000",
     )
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def without_password(url: str) -> str:
+    """Returns an address, with or without its scheme, as it may be shown and stored: "***" for a password in it."""
+    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def create_client(
@@ -85,4 +93,12 @@ def error_message(body: bytes) -> str:
     return str(inner)[:_LONGEST]
 
 
-__all__ = ["Failure", "create_client", "error_message", "parse_base_url", "status_failure", "transport_failure"]
+__all__ = [
+    "Failure",
+    "create_client",
+    "error_message",
+    "parse_base_url",
+    "status_failure",
+    "transport_failure",
+    "without_password",
+]

@@ -108,6 +108,8 @@ class InputProcessor:
         """`params`: None takes the default ones. Raises `RequestError` for whatever cannot be served, saying what to
         change."""
         params = params.snapshot() if params is not None else self.default_sampling_params()
+        if params.truncate_prompt_tokens is None:
+            self._check_text(prompt)
         text, token_ids = self._tokens(prompt)
         cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
         check_salt(cache_salt)
@@ -161,16 +163,34 @@ class InputProcessor:
             raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
         return None, list(as_token_ids("prompt_token_ids", prompt))
 
+    def _check_text(self, prompt: Prompt) -> None:
+        """Refuses a text that is so long that its tokens need not be counted: it would take seconds."""
+        if isinstance(prompt, Mapping):
+            text: Any = prompt.get("prompt") if prompt.get("prompt_token_ids") is None else None
+        else:
+            text = prompt
+        if not isinstance(text, str) or self._tokenizer is None:
+            return
+        longest = self._facts.max_model_len - 1
+        if len(text.encode("utf-8", "surrogatepass")) <= longest:  # as nearly all are
+            return
+        fewest = self._tokenizer.fewest_tokens(text)
+        if fewest > longest:
+            raise self._too_long(f"{fewest} tokens or more")
+
+    def _too_long(self, size: str) -> RequestError:
+        longest = self._facts.max_model_len - 1
+        return RequestError(
+            f"the prompt has {size}, but max_model_len is {self._facts.max_model_len} and one is needed for the output:"
+            f" shorten it to {longest} tokens, set truncate_prompt_tokens, or raise model.max_model_len"
+        )
+
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty: it needs at least one token")
         longest = self._facts.max_model_len - 1
         if len(token_ids) > longest:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self._facts.max_model_len} and one is"
-                f" needed for the output: shorten it to {longest} tokens, set truncate_prompt_tokens, or raise"
-                " model.max_model_len"
-            )
+            raise self._too_long(f"{len(token_ids)} tokens")
         self.check_ids("prompt_token_ids", token_ids)
 
     def check_ids(self, what: str, ids: Sequence[int]) -> None:

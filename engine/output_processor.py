@@ -3,6 +3,7 @@ one prompt under one request. It runs where the text is wanted, which need not b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -290,7 +291,7 @@ class OutputProcessor:
         params, finished = record.input.params, record.finished
         completions: Iterable[CompletionRecord] = record.completions
         if finished and params.num_sequences > params.n:
-            ranked = sorted(record.completions, key=lambda c: c.cumulative_logprob or 0.0, reverse=True)
+            ranked = sorted(record.completions, key=_mean_logprob, reverse=True)
             completions = ranked[: params.n]
         is_delta = params.output_kind == "delta"
         outputs = [
@@ -338,6 +339,14 @@ class OutputProcessor:
         completion.chars_sent = len(completion.text)
         completion.end_sent = completion.is_over
         return output
+
+
+def _mean_logprob(completion: CompletionRecord) -> float:
+    """Log probability per token, by which `best_of` ranks: a sum would prefer the shortest. Without tokens it is the
+    last."""
+    if completion.cumulative_logprob is None or not completion.logprobs:
+        return -math.inf
+    return completion.cumulative_logprob / len(completion.logprobs)
 
 
 def _cut(completion: CompletionRecord, num_tokens: int) -> None:

@@ -241,6 +241,9 @@ REGEXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     r"\w+@\w+\.(?:com|org)": (("ada@example.org",), ("ada@example.net", "ä@b.com")),
     r"[^\s\"\\]*": (("", "a{b"), ("a b", '"', "\\")),
     r"a{0,2}b?\.\*": (("aab.*", ".*"), ("aaab.*", "bxx")),
+    # JSON by their looks: the form of a spec says what its source is, not the text.
+    '["a"]': (("a", '"'), ('["a"]', "[", "b")),
+    r'\["a"\]': (('["a"]',), ("a", '"', '["b"]')),
 }
 """By pattern: texts that it matches as a whole, and texts that it does not."""
 

@@ -47,7 +47,8 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
     """JSON schema of the arguments, an object. None: any object."""
     strict: bool = False
-    """Arguments must fit `parameters`; otherwise a grammar asks for an object only."""
+    """Arguments must fit `parameters`; otherwise a grammar asks for an object only. The server binds tools that are
+    strict in a request, and all tools where a call is required or named."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ class CompletionOutput(_TokensOnDemand):
     """One completion of a prompt."""
 
     index: int
-    """0 to n - 1: which of the request's completions; with `best_of`, its place among the best."""
+    """0 to n - 1: which of the request's completions; with `best_of`, its rank by log probability per token."""
     text: str
     """All so far, or what is new where `output_kind` is "delta"."""
     token_ids: list[int]

@@ -60,7 +60,7 @@ class SamplingParams:
     n: int = 1
     """Completions returned per prompt; 1 at temperature 0. The config's `model.max_completions` bounds it."""
     best_of: int | None = None
-    """Completions generated; the `n` with the highest cumulative log probability are returned."""
+    """Completions generated; the `n` with the highest log probability per token are returned, the best first."""
     temperature: float = 1.0
     """0 is greedy. Other values must be between 1e-30 and 1e30: they are used as float32, where smaller ones would
     become 0 and so greedy."""

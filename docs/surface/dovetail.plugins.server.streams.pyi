@@ -10,12 +10,19 @@ from types import TracebackType
 from typing import Any, Self
 
 
+@dataclass(frozen=True)
+class FormOrigin:
+    field: str
+    whose: str = ''
+
+
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     response_id: str
     unique: str
     params: SamplingParams
     options: Mapping[str, Any]
+    form: FormOrigin
 
 def submission(
     request: Request,
@@ -23,6 +30,7 @@ def submission(
     params: SamplingParams,
     *,
     prefix: str,
+    form: FormOrigin,
 ) -> Submission: ...
 def is_of_response(request_id: str, response_id: str) -> bool: ...
 

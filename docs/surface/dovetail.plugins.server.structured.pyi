@@ -26,6 +26,7 @@ class FormFields(Body, kw_only=True):
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
 
+def form_field(fields: FormFields) -> str | None: ...
 def structured_outputs(fields: FormFields) -> StructuredOutputs | None: ...
 def response_form(
     asked: Any,

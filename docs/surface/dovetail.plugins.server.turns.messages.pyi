@@ -1,7 +1,12 @@
-from collections.abc import Mapping, Sequence
+import msgspec
+from collections.abc import Iterable, Mapping, Sequence
 from dovetail.contracts.route import APIError
-from typing import Any
+from typing import Annotated, Any
 
+MAX_MESSAGES = 8192
+MAX_PARTS = 16384
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_MESSAGES)]
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]: ...
+def check_num_parts(messages: Iterable[Mapping[str, Any]], param: str) -> None: ...
 def refused_part(kind: object, param: str) -> APIError: ...
 def arguments_of(text: Any, param: str) -> dict[str, Any]: ...

@@ -1,8 +1,11 @@
+import msgspec
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.dialect import Tool, ToolChoice
-from typing import Any
+from typing import Annotated, Any
 
+MAX_TOOLS = 1024
+Tools = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_TOOLS)]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSet:

@@ -5,9 +5,12 @@ from dovetail.contracts.prompts import ChatPrompt, TokensPrompt
 from dovetail.contracts.route import RouteHost
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.structured_outputs import StructuredOutputs
+from dovetail.plugins.server.streams import FormOrigin
+from dovetail.plugins.server.structured import FormFields
 from dovetail.plugins.server.turns.tools import ToolSet
 from typing import Any
 
+MAX_SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
@@ -26,4 +29,5 @@ class PreparedTurn:
     request: DialectRequest
 
 async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> PreparedTurn: ...
+def form_origin(fields: FormFields, prepared: PreparedTurn, format_field: str) -> FormOrigin: ...
 async def render(host: RouteHost, turn: Turn) -> ChatPrompt: ...

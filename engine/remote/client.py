@@ -275,8 +275,10 @@ class RemoteEngine:
         await self.close()
 
     def _running(self) -> ClientText:
-        if not self.is_running:
-            raise WorkerError("the engine is not running: it ended, or is being started again")
+        if self._is_closed:
+            raise WorkerError("the client of the engine is closed")
+        if not self._is_up.is_set():
+            raise WorkerError("no engine is running: this client waits for the next one at its address")
         return self._known_text()
 
     def _check_queue(self) -> None:

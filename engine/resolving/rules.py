@@ -23,6 +23,7 @@ from dovetail.engine.resolving.model import ChosenModel, choose_model
 from dovetail.engine.resolving.operators import choose_operators
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import ATTENTION, PROCESSOR, SCHEDULER, TELEMETRY
+from dovetail.engine.resolving.source import refuse_missing_model
 from dovetail.engine.resolving.speculation import choose_speculation, note_lengths
 from dovetail.engine.resolving.tokenizer import eos_token_ids, resolve_chat_template, resolve_tokenizer
 from dovetail.registry.bootstrap import plugin_hash
@@ -44,6 +45,9 @@ def resolve(
     for a model that is not there or that nothing can build.
     """
     with activity("choosing components"):
+        registry = registry if registry is not None else Registry.scan()
+        if environment is None:
+            refuse_missing_model(layered, registry)
         resolved = run_rules(create_resolution(layered, registry, environment))
     for warning in resolved.warnings:
         logger.warning("%s", warning)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from dovetail.config.layers import LayeredConfig
 from dovetail.config.schema import AUTO
 from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError, ModelError
@@ -12,12 +13,34 @@ from dovetail.contracts.weights import ModelFiles, ModelSource
 from dovetail.engine.resolving.choose import Chosen, choose
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import SOURCE
+from dovetail.registry.registry import Registry
+from dovetail.worker.machine.environment import detect_environment
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w-]+):(?P<rest>.+)", re.DOTALL)
 
 
+def refuse_missing_model(layered: LayeredConfig, registry: Registry) -> None:
+    """Raises as `find_files` does for a model that is not on this disk and that no source takes, without importing
+    torch, as examining the machine does. What a source would download is not asked for."""
+    model = layered.config.model
+    if (layered.base_dir("model.path") / Path(model.path).expanduser()).exists():
+        return
+    state = Resolution(layered, registry, detect_environment("cpu"))
+    chosen, rest = _choose_source(state)
+    if Path(rest).is_absolute():
+        with chosen.calling("resolve"):
+            chosen.plugin(chosen.options).resolve(rest, model.revision)
+
+
 def find_files(state: Resolution) -> tuple[Chosen[ModelSource], ModelFiles]:
     """The model source, and the files it finds."""
+    chosen, rest = _choose_source(state)
+    with chosen.calling("resolve"):
+        return chosen, chosen.plugin(chosen.options).resolve(rest, state.config.model.revision)
+
+
+def _choose_source(state: Resolution) -> tuple[Chosen[ModelSource], str]:
+    """The model source, and what it is asked for."""
     model = state.config.model
     scheme, rest = _split_scheme(state, model.path)
     section = model.source
@@ -37,8 +60,7 @@ def find_files(state: Resolution) -> tuple[Chosen[ModelSource], ModelFiles]:
         raise ModelError(_not_found(state, model.path, str(error))) from None
     if scheme is not None:
         state.decide("model.source.name", chosen.component.name, f"the scheme of {model.path!r}")
-    with chosen.calling("resolve"):
-        return chosen, chosen.plugin(chosen.options).resolve(rest, model.revision)
+    return chosen, rest
 
 
 def _split_scheme(state: Resolution, reference: str) -> tuple[str | None, str]:

@@ -79,7 +79,7 @@ def _sentencepiece_piece(text: str) -> bytes:
 
 def _byte_level_piece(text: str) -> bytes:
     try:
-        return bytes([_BYTE_OF_CHAR[char] for char in text])
+        return bytes([BYTE_OF_CHAR[char] for char in text])
     except KeyError:
         return text.encode()  # an added token, which stands for itself
 
@@ -91,4 +91,4 @@ def _byte_of_char() -> dict[str, int]:
     return {**{chr(b): b for b in printable}, **{chr(0x100 + i): b for i, b in enumerate(others)}}
 
 
-_BYTE_OF_CHAR = _byte_of_char()
+BYTE_OF_CHAR = _byte_of_char()

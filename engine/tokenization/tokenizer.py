@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import tokenizers
 
 from dovetail.contracts.errors import RequestError
+from dovetail.engine.tokenization.fewest import FewestTokens, fewest_tokens
 from dovetail.engine.tokenization.form import TokenizerForm
 from dovetail.engine.tokenization.pieces import Pieces, decode_utf8, find_pieces
 
@@ -157,6 +159,10 @@ class Tokenizer(ABC):
     def pieces(self, skipped: frozenset[int]) -> Pieces | None:
         """Bytes per token, none for tokens in `skipped`; None where tokens do not decode one by one."""
         return None
+
+    def fewest_tokens(self, text: str) -> int:
+        """No fewer tokens does `encode` give for `text`. Takes no time: 0 where nothing is known."""
+        return 0
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, special ones included; bytes that are no UTF-8 become U+FFFD."""
@@ -365,6 +371,14 @@ class FastTokenizer(Tokenizer):
         if skipped not in self._pieces:
             self._pieces[skipped] = self._find_pieces(skipped)
         return self._pieces[skipped]
+
+    def fewest_tokens(self, text: str) -> int:
+        """See `Tokenizer.fewest_tokens`."""
+        return 0 if self._fewest is None else self._fewest.of(text)
+
+    @functools.cached_property
+    def _fewest(self) -> FewestTokens | None:
+        return fewest_tokens(self._json)
 
     def _find_pieces(self, skipped: frozenset[int]) -> Pieces | None:
         decoder = self._backend.decoder

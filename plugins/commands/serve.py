@@ -59,6 +59,8 @@ def serve(layered: LayeredConfig) -> None:
         settings = replace(settings, port=listener.getsockname()[1])
     names = tuple(server.section["served_model_name"])
 
+    restart = RestartPolicy(**server.section["restart"])
+
     def job(address: str) -> APIJob:
         return APIJob(
             engine=address,
@@ -66,6 +68,7 @@ def serve(layered: LayeredConfig) -> None:
             model_names=names,
             routes=server.routes,
             num_api_processes=server.section["api_server_count"],
+            restarts_engine=restart.policy != "never",
         )
 
     layered = _reading_ahead(layered)
@@ -74,7 +77,7 @@ def serve(layered: LayeredConfig) -> None:
         job,
         listener,
         num_api_processes=server.section["api_server_count"],
-        restart=RestartPolicy(**server.section["restart"]),
+        restart=restart,
     )
     try:
         code = supervisor.run(lambda: _announce(layered, settings))

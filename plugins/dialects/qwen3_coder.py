@@ -102,8 +102,9 @@ def _text_rule(writer: Writer, tool: Tool, name: str, value: Any, text: str) -> 
     unkept = [keyword for keyword in _UNKEPT if keyword in schema]
     if unkept:
         raise RequestError(
-            f"tool {tool.name!r} is strict, and its parameter {name!r} has the keyword {unkept[0]}, which dialect "
-            f"qwen3_coder cannot keep to, since it writes strings as they are: leave it out, or strict"
+            f"tool {tool.name!r}: arguments must fit its schema (it is strict, or a call is required), and parameter "
+            f"{name!r} has the keyword {unkept[0]}, which dialect qwen3_coder cannot keep to, since it writes strings "
+            "as they are: leave the keyword out, or ask neither for strict nor for a call"
         )
     choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if not choices:

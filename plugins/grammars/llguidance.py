@@ -204,8 +204,14 @@ def _read_tokenizer(source: str, setup: GrammarSetup) -> Any:
 
 
 def _raise_error(matcher: Any) -> None:
-    if matcher.is_error():
-        raise RequestError(f"the grammar cannot be used: {_short(matcher.get_error())}")
+    if not matcher.is_error():
+        return
+    message = matcher.get_error()
+    # Of a schema behind %json the library shows the grammar around it, which may be a dialect's, and nobody's text.
+    reason = message.partition("failed to compile JSON schema: ")[2].partition("\n")[0]
+    if reason:
+        raise RequestError(f"the schema cannot be used: {reason[:500]}")
+    raise RequestError(f"the grammar cannot be used: {_short(message)}")
 
 
 def _dead_end(message: str) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import APIError, Route, RouteHost
 from dovetail.plugins.routes.chat.request import ChatRequest, turn_of
 from dovetail.plugins.server.bodies import Body, BodyReader, body_schema, json_response
+from dovetail.plugins.server.turns.messages import Messages
+from dovetail.plugins.server.turns.tools import Tools
 from dovetail.plugins.server.turns.turn import render
 
 _OF_CHAT = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -22,11 +25,11 @@ class TokenizeRequest(Body, kw_only=True):
     """Body of /tokenize: a text, or a conversation as /v1/chat/completions takes it."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -63,7 +66,8 @@ class TokenizeRoute(Route):
         self.host.check_model(asked.model)
         engine = self.host.engine
         ids = await self._token_ids(asked)
-        texts = engine.token_texts(ids) if asked.return_token_strs else None
+        # In a thread, which lets streams go on between two texts.
+        texts = await asyncio.to_thread(engine.token_texts, ids) if asked.return_token_strs else None
         content = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids, "token_strs": texts}
         return json_response(content)
 

@@ -45,6 +45,8 @@ class APIJob:
     """By label."""
     num_api_processes: int = 1
     """How many have this job."""
+    restarts_engine: bool = False
+    """Whether the supervisor starts an engine that ended again."""
 
 
 class APIProcess:
@@ -124,7 +126,13 @@ class _SupervisedServer(APIServer):
 async def serve(job: APIJob, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serves until it is drained; `on_ready` is called once it listens."""
     async with await RemoteEngine.connect(job.engine) as engine:
-        host = ServerHost(engine, job.model_names, job.num_api_processes, job.settings.request_chat_templates)
+        host = ServerHost(
+            engine,
+            job.model_names,
+            job.num_api_processes,
+            job.settings.request_chat_templates,
+            restarts_engine=job.restarts_engine,
+        )
         routes = {label: _create(label, component, host) for label, component in job.routes.items()}
         app = create_app(host, routes, job.settings)
         # What was imported and built stays: looking through it for garbage would hold up all streams.

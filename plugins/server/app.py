@@ -80,7 +80,7 @@ def _middleware(host: ServerHost, routes: Mapping[str, Route], settings: ServerS
         Exchanges,
         under_way=host.under_way,
         timeout_s=settings.request_timeout_s,
-        is_running=lambda: host.engine.is_running,
+        outage=host.outage,
     )
     return [
         *_cors(settings.cors),

@@ -26,9 +26,11 @@ def unavailable(message: str, retry_after_s: float = RETRY_AFTER_S) -> APIError:
     return APIError(503, message, headers={"retry-after": _seconds(retry_after_s)})
 
 
-def as_api_error(error: Exception, *, is_running: bool) -> APIError:
-    """The error as a response. `is_running`: whether the engine takes requests; what it refuses otherwise is no fault
+def as_api_error(error: Exception, *, outage: str | None) -> APIError:
+    """The error as a response. `outage`: see `ServerHost.outage`; what a server without an engine cannot do is no fault
     of the client."""
+    if is_of_outage(error, outage):
+        return unavailable(f"{outage} ({error})")
     if isinstance(error, APIError):
         return error
     if isinstance(error, QueueFull):
@@ -36,12 +38,17 @@ def as_api_error(error: Exception, *, is_running: bool) -> APIError:
     if isinstance(error, WorkerError):
         return unavailable(str(error))
     if isinstance(error, RequestError):
-        return APIError(400, str(error)) if is_running else unavailable(str(error))
+        return APIError(400, str(error))
     if isinstance(error, ClientDisconnect | ClientLeft):
         return APIError(499, "the client left")
     if isinstance(error, DovetailError):
         return APIError(500, str(error))
     return APIError(500, "internal error: the server's log has the traceback")
+
+
+def is_of_outage(error: Exception, outage: str | None) -> bool:
+    """Whether a request failed because there is no engine."""
+    return outage is not None and isinstance(error, DovetailError) and not isinstance(error, APIError)
 
 
 def error_body(error: APIError) -> bytes:

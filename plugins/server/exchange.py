@@ -10,7 +10,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.route import APIError
-from dovetail.plugins.server.errors import ClientLeft, as_api_error, error_event, error_response
+from dovetail.plugins.server.errors import ClientLeft, as_api_error, error_event, error_response, is_of_outage
 from dovetail.plugins.server.request_ids import HEADER, assign_id, request_id
 
 logger = logging.getLogger("dovetail.server")
@@ -95,17 +95,22 @@ class Exchanges:
     """Middleware around all others but CORS; knows what is under way."""
 
     def __init__(
-        self, app: ASGIApp, *, under_way: set[Exchange], timeout_s: float | None, is_running: Callable[[], bool]
+        self, app: ASGIApp, *, under_way: set[Exchange], timeout_s: float | None, outage: Callable[[], str | None]
     ):
+        """`outage`: why there is no engine, None while there is one."""
         self._app = app
         self._under_way = under_way
         self._timeout_s = timeout_s
-        self._is_running = is_running
+        self._outage = outage
+        self._is_outage_logged = False
+        """Probes and clients come back every second: the first request that an outage fails is logged for all."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._is_outage_logged and self._outage() is None:
+            self._is_outage_logged = False
         exchange = Exchange(scope, receive, send)
         self._under_way.add(exchange)
         try:
@@ -127,12 +132,15 @@ class Exchanges:
             exchange.close()
 
     async def _fail(self, exchange: Exchange, error: Exception) -> None:
-        api_error = as_api_error(error, is_running=self._is_running())
+        outage = self._outage()
+        api_error = as_api_error(error, outage=outage)
         method, path = exchange.scope["method"], exchange.scope["path"]
         if api_error.status == 499:
             logger.info("%s %s: 499, the client left", method, path)
             return
-        if api_error.status == 500:
+        if is_of_outage(error, outage):
+            self._log_outage(f"{method} {path}: {api_error}")
+        elif api_error.status == 500:
             logger.error("%s %s failed", method, path, exc_info=error)
         elif exchange.is_started or api_error.status > 500:
             logger.warning("%s %s: %s", method, path, api_error)
@@ -142,3 +150,10 @@ class Exchanges:
             await exchange.send({"type": "http.response.body", "body": error_event(api_error), "more_body": False})
         elif not exchange.is_complete:
             raise error  # uvicorn closes the connection: what was sent is not all
+
+    def _log_outage(self, message: str) -> None:
+        if self._is_outage_logged:
+            logger.debug("%s", message)
+            return
+        self._is_outage_logged = True
+        logger.warning("%s; further requests that fail for it are logged at level debug", message)

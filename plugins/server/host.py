@@ -27,13 +27,17 @@ class ServerHost:
         model_names: Sequence[str] = (),
         num_api_processes: int = 1,
         request_chat_templates: bool = True,
+        *,
+        restarts_engine: bool = False,
     ):
-        """`model_names`: empty for the path of the engine's model."""
+        """`model_names`: empty for the path of the engine's model. `restarts_engine`: whether an engine that ends is
+        started again."""
         self.engine = engine
         self.model_names = tuple(model_names) or (engine.facts.model,)
         self.num_api_processes = num_api_processes
         self.request_chat_templates = request_chat_templates
         self.is_draining = False
+        self._restarts_engine = restarts_engine
         self.under_way: set[Exchange] = set()
         """Requests that have no complete response."""
         self._dialect: Dialect | None = None
@@ -46,6 +50,14 @@ class ServerHost:
         if self._dialect is None:
             raise APIError(501, "chat needs a tokenizer, and this engine has none (model.tokenizer_mode is none)")
         return self._dialect
+
+    def outage(self) -> str | None:
+        """What is said of an engine that ended, and whether another comes; None while it runs."""
+        if self.engine.is_running:
+            return None
+        if self._restarts_engine and not self.is_draining:
+            return "the engine ended and is being started again: send the request again later"
+        return "the engine ended for good: send the request to another server"
 
     def check_model(self, name: str | None) -> str:
         """See `RouteHost.check_model`."""

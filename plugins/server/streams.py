@@ -26,6 +26,15 @@ _UNIQUE_AND_INDEX = re.compile(r"-[0-9a-f]{16}-[0-9]+")
 """What stands behind a response's id in the ids of its requests."""
 
 
+@dataclass(frozen=True)
+class FormOrigin:
+    """What in a body asks for the form of the output, where something does."""
+
+    field: str
+    whose: str = ""
+    """For messages: "tool 'book'"; empty where the field says it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """How the prompts of one request are submitted."""
@@ -37,9 +46,17 @@ class Submission:
     params: SamplingParams
     options: Mapping[str, Any]
     """Keyword arguments of `EngineClient.submit`."""
+    form: FormOrigin
 
 
-def submission(request: Request, fields: SamplingFields, params: SamplingParams, *, prefix: str) -> Submission:
+def submission(
+    request: Request,
+    fields: SamplingFields,
+    params: SamplingParams,
+    *,
+    prefix: str,
+    form: FormOrigin,
+) -> Submission:
     """How a request is submitted. Its id is the client's own (`request_id`, or the header x-request-id) behind
     `prefix`, or random. Raises `APIError` 400 for one that no header can show."""
     own = name_request(request, fields.request_id)
@@ -50,7 +67,13 @@ def submission(request: Request, fields: SamplingFields, params: SamplingParams,
     trace = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
     if trace:
         options["trace_headers"] = trace
-    return Submission(response_id=f"{prefix}-{own}", unique=secrets.token_hex(8), params=params, options=options)
+    return Submission(
+        response_id=f"{prefix}-{own}",
+        unique=secrets.token_hex(8),
+        params=params,
+        options=options,
+        form=form,
+    )
 
 
 def is_of_response(request_id: str, response_id: str) -> bool:
@@ -80,7 +103,9 @@ class Streams:
                 self._streams = await self._submit_all()
         except RequestError as error:
             if not isinstance(error, QueueFull) and self._engine.is_running:
-                raise with_param(error) from None
+                refused = with_param(error)
+                param = self._how.form.field if refused.param == "structured_outputs" else refused.param
+                raise APIError(400, str(error), param=param) from None
             raise
         return self
 
@@ -117,7 +142,8 @@ class Streams:
                 async for item in _together(self._streams):
                     yield item
         except GrammarError as error:
-            raise APIError(400, str(error), param="structured_outputs") from error
+            form = self._how.form
+            raise APIError(400, f"{form.whose}: {error}" if form.whose else str(error), param=form.field) from error
         except RequestError as error:
             if not self._engine.is_running:
                 raise

@@ -45,6 +45,13 @@ class FormFields(Body, kw_only=True):
     guided_decoding_backend: str | None = None
 
 
+def form_field(fields: FormFields) -> str | None:
+    """The one of these fields that gives the form of an output; None: none does."""
+    given = msgspec.structs.asdict(fields)
+    names = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    return next((name for name in names if given[name] is not None), None)
+
+
 def structured_outputs(fields: FormFields) -> StructuredOutputs | None:
     """What the fields ask for, None for nothing. Raises `APIError` 400 that names the field."""
     _refuse("guided_decoding_backend", fields.guided_decoding_backend, "set the config's grammar.name")

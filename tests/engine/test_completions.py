@@ -186,6 +186,19 @@ class TestSeveralCompletions:
         assert all(c.logprobs is None for c in best.outputs)
         assert best.metrics.num_generated_tokens == 36
 
+    def test_best_of_ranks_completions_of_different_lengths_by_log_probability_per_token(
+        self, make_llm: Callable[..., LLM]
+    ) -> None:
+        llm = make_llm()
+        params = SamplingParams(seed=5, max_tokens=12, stop_token_ids=list(range(0, 128, 8)))
+        everyone = llm.generate([5, 6], replace(params, n=8, logprobs=0))[0].outputs
+        means = {tuple(c.token_ids): (c.cumulative_logprob or 0.0) / len(c.token_ids) for c in everyone}
+        sums = {tuple(c.token_ids): c.cumulative_logprob or 0.0 for c in everyone}
+        ranked = sorted(means, key=means.__getitem__, reverse=True)
+        assert ranked[0] != max(sums, key=sums.__getitem__), "the completions must tell the two rankings apart"
+        best = llm.generate([5, 6], replace(params, n=3, best_of=8))[0]
+        assert [tuple(c.token_ids) for c in best.outputs] == ranked[:3]
+
     def test_completions_may_end_apart(self, make_llm: Callable[..., LLM]) -> None:
         llm = make_llm()
         lengths = {

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,11 @@ class SearchesForPatterns(LLGuidanceGrammar):
         return super().compile(spec)
 
 
+class TakesListsForChoices(LLGuidanceGrammar):
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        return super().compile(replace(spec, form="choice") if spec.source.startswith('["') else spec)
+
+
 class IgnoresWhitespaceBounds(LLGuidanceGrammar):
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.form == "json_schema":
@@ -406,6 +412,7 @@ FAULTS = [
         "test_numbers_keep_to_their_bounds_as_floats[exclusiveMinimum]",
     ),
     Fault("takes text behind a match", SearchesForPatterns, "test_outputs_match_their_regular_expression"),
+    Fault("goes by the looks of a source", TakesListsForChoices, "test_outputs_match_their_regular_expression"),
     Fault("bounds no whitespace", IgnoresWhitespaceBounds, "test_bounds_whitespace"),
     Fault("does not count tags", IgnoresTagCounts, "test_counts_tags"),
     Fault("lets tags be text", WritesTextForTags, "test_text_is_free_outside_of_tags_alone"),

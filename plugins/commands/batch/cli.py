@@ -65,7 +65,8 @@ def run(
 
     Without --base-url a server is started for the batch, of --model, --config or the default model. Answers come in the
     order in which they are done. Ctrl-C leaves whole lines; --resume goes on. Lines that cannot be sent are reported
-    with their numbers. Exits with 1 where a line was invalid or a request failed.
+    with their numbers, and have a line with an error in the output. Exits with 1 where a line
+    was invalid or a request failed.
     """
     require_at_least("--max-concurrency", max_concurrency, 1)
     require_at_least("--max-retries", max_retries, 0)
@@ -74,6 +75,10 @@ def run(
     require(is_own or not (config or options), "--config and --option are of a server of its own: leave out --base-url")
     require(not (model and config) or not is_own, "--model and --config both say what is served: keep one")
     check_writable("--output", output_file)
+    require(
+        not _is_one_file(input_file, output_file),
+        f"--output {output_file} is the file of --input: answers would replace the requests; give another path",
+    )
     from dovetail.commands.http import parse_base_url
     from dovetail.plugins.commands.batch.lines import read_batch
     from dovetail.plugins.commands.batch.own_server import BASE_URL, own_server
@@ -92,6 +97,11 @@ def run(
     else:
         code = _answer(batch, left, server, output_file)
     raise typer.Exit(code)
+
+
+def _is_one_file(a: Path, b: Path) -> bool:
+    """Whether two paths lead to the same file, by links too."""
+    return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
 
 
 def _done_before(path: Path, *, resume: bool, retry_failed: bool, overwrite: bool) -> frozenset[str]:
@@ -117,6 +127,7 @@ def _answer(batch: Batch, left: Sequence[BatchRequest], server: Server, path: Pa
     import asyncio
 
     from dovetail.commands.progress import Progress
+    from dovetail.plugins.commands.batch.lines import invalid_line
     from dovetail.plugins.commands.batch.output import open_output
     from dovetail.plugins.commands.batch.runner import Tally, run_batch
 
@@ -124,6 +135,8 @@ def _answer(batch: Batch, left: Sequence[BatchRequest], server: Server, path: Pa
     was_interrupted = False
     with open_output(path) as output, Progress(len(left)) as progress:
         progress.show(path.name)
+        for invalid in batch.invalid:
+            output.append(invalid_line(invalid))
         try:
             asyncio.run(run_batch(server, left, output, tally, progress.advance))
         except KeyboardInterrupt:

@@ -14,6 +14,8 @@ from dovetail.commands.http import Failure
 from dovetail.contracts.errors import ConfigError
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+INVALID_LINE = "invalid_line"
+"""The error code of an output line that says why an input line could not be sent."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class InvalidLine:
     """A line that cannot be sent."""
 
     line: int
+    """Counted from 1."""
+    custom_id: str | None
+    """None where the line has none, or is no JSON object."""
     message: str
 
 
@@ -45,7 +50,9 @@ class Batch:
 
 
 class _Invalid(Exception):
-    pass
+    def __init__(self, message: str, custom_id: str | None = None):
+        super().__init__(message)
+        self.custom_id = custom_id
 
 
 def read_batch(path: Path, model: str | None, *, needs_model: bool = True) -> Batch:
@@ -62,9 +69,11 @@ def read_batch(path: Path, model: str | None, *, needs_model: bool = True) -> Ba
             request = _parse(number, line, model, needs_model)
             if request.custom_id in first_lines:
                 first = first_lines[request.custom_id]
-                raise _Invalid(f"custom_id {request.custom_id!r} is that of line {first} too: give each its own")
+                raise _Invalid(
+                    f"custom_id {request.custom_id!r} is that of line {first} too: give each its own", request.custom_id
+                )
         except _Invalid as error:
-            invalid.append(InvalidLine(number, str(error)))
+            invalid.append(InvalidLine(number, error.custom_id, str(error)))
             continue
         first_lines[request.custom_id] = number
         requests.append(request)
@@ -89,16 +98,16 @@ def _parse(number: int, line: bytes, model: str | None, needs_model: bool) -> Ba
     if not isinstance(custom_id, str) or not custom_id:
         raise _Invalid(f"custom_id must be a text, got {custom_id!r}")
     if method != "POST":
-        raise _Invalid(f"method must be 'POST', got {method!r}")
+        raise _Invalid(f"method must be 'POST', got {method!r}", custom_id)
     if url not in ENDPOINTS:
-        raise _Invalid(f"url must be {' or '.join(ENDPOINTS)}, got {url!r}")
+        raise _Invalid(f"url must be {' or '.join(ENDPOINTS)}, got {url!r}", custom_id)
     if not isinstance(body, dict):
-        raise _Invalid(f"body must be an object, got {body!r}")
+        raise _Invalid(f"body must be an object, got {body!r}", custom_id)
     if body.get("stream"):
-        raise _Invalid("body.stream: an answer of a batch is one object; leave stream out")
+        raise _Invalid("body.stream: an answer of a batch is one object; leave stream out", custom_id)
     if body.get("model") is None:
         if model is None and needs_model:
-            raise _Invalid("body names no model: name one, or give --model")
+            raise _Invalid("body names no model: name one, or give --model", custom_id)
         body = body if model is None else {**body, "model": model}
     return BatchRequest(number, custom_id, url, body)
 
@@ -114,6 +123,12 @@ def failure_line(custom_id: str, failure: Failure) -> bytes:
     return _output_line(custom_id, None, {"code": failure.kind, "message": failure.message})
 
 
-def _output_line(custom_id: str, response: Any, error: Any) -> bytes:
+def invalid_line(invalid: InvalidLine) -> bytes:
+    """The output line of an input line that could not be sent."""
+    message = f"line {invalid.line}: {invalid.message}"
+    return _output_line(invalid.custom_id, None, {"code": INVALID_LINE, "message": message})
+
+
+def _output_line(custom_id: str | None, response: Any, error: Any) -> bytes:
     name = f"batch_req_{uuid.uuid4().hex}"
     return orjson.dumps({"id": name, "custom_id": custom_id, "response": response, "error": error}) + b"\n"

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.plugins.commands.batch.lines import INVALID_LINE
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def open_output(path: Path) -> Iterator[OutputFile]:
 
 
 def read_output(path: Path, *, drop_failed: bool) -> Written:
-    """What a file has from an earlier run; a last line that a crash cut off is taken away.
+    """What a file has from an earlier run; a last line that a crash cut off is taken away, and so are those of invalid
+    input lines, since the input is read again and may have been corrected.
 
     `drop_failed`: takes away the lines of failed requests too. The file is replaced as a whole, if at all. Raises
     `ConfigError` for a whole line that is no answer: then this is another file.
@@ -71,7 +73,7 @@ def read_output(path: Path, *, drop_failed: bool) -> Written:
             continue
         record = _record(line, path, number)
         is_answered = (record["response"] or {}).get("status_code") == 200
-        if drop_failed and not is_answered:
+        if _is_of_invalid_line(record) or (drop_failed and not is_answered):
             continue
         (answered if is_answered else failed).add(record["custom_id"])
         kept.append(line + b"\n")
@@ -86,11 +88,16 @@ def _record(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     except orjson.JSONDecodeError:
         record = None
     is_answer = isinstance(record, dict) and isinstance(record.get("custom_id"), str) and "response" in record
-    if not is_answer:
+    if not is_answer and not _is_of_invalid_line(record):
         raise ConfigError(
             f"--output {path}:{number} is no line of a batch's output: give the file of an earlier run, or another path"
         )
     return record
+
+
+def _is_of_invalid_line(record: Any) -> bool:
+    error = record.get("error") if isinstance(record, dict) else None
+    return isinstance(error, dict) and error.get("code") == INVALID_LINE
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -19,6 +19,8 @@ from dovetail.plugins.commands.batch.output import OutputFile
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+LONGEST_RETRY_AFTER_S = 60.0
+"""A server that asks for a longer pause is asked again after this: the header must not stop a batch for hours."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +110,19 @@ async def _answer(client: httpx.AsyncClient, server: Server, request: BatchReque
             failure = transport_failure(error)
             if is_last:
                 return _failed(request, failure)
-            await asyncio.sleep(_pause(attempt, None))
+            await asyncio.sleep(pause_before_retry(attempt, None))
             continue
         if is_last or response.status_code not in _RETRIED:
             return _told(request, response)
-        await asyncio.sleep(_pause(attempt, response.headers.get("retry-after")))
+        await asyncio.sleep(pause_before_retry(attempt, response.headers.get("retry-after")))
     raise AssertionError("the last attempt returns")
 
 
-def _pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds until the next attempt: as the server says, or twice as long each time, spread so that not all come at
-    once."""
-    if retry_after is not None and retry_after.strip().isdigit():
-        return float(retry_after)
+def pause_before_retry(attempt: int, retry_after: str | None) -> float:
+    """Seconds until the next attempt: as the server says, up to `LONGEST_RETRY_AFTER_S`, or twice as long each time,
+    spread so that not all come at once. `attempt`: from 0; `retry_after`: the header, where there is one."""
+    if retry_after is not None and retry_after.strip().isdecimal():
+        return min(LONGEST_RETRY_AFTER_S, float(retry_after))
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
 
 

@@ -51,6 +51,17 @@ class Metric:
         return statistic_of(self.samples, self.statistic)
 
 
+@dataclass(frozen=True)
+class FailedRequests:
+    """Requests of one workload that failed alike."""
+
+    kind: str
+    """"http 429", "timeout", ...: see `dovetail.commands.http.Failure`."""
+    count: int
+    message: str
+    """What most of them were told."""
+
+
 class Result(BaseModel):
     """What a benchmark found. Reading validates, since files come from anywhere."""
 
@@ -71,8 +82,8 @@ class Result(BaseModel):
     """Of the metrics, for readers of the file; derived, never read back."""
     spans: Sequence[Span] = ()
     requests: Sequence[RequestTimes] = ()
-    failures: Mapping[str, Mapping[str, int]] = {}
-    """Requests without times: by workload, how many of each kind."""
+    failures: Mapping[str, Sequence[FailedRequests]] = {}
+    """Requests without times: by workload, the most frequent kind first."""
     client: Mapping[str, Any] = {}
     """Of requests over HTTP: how busy the client was, and how it counted tokens."""
     comparisons: Sequence[Comparison] = ()
@@ -85,13 +96,16 @@ class Result(BaseModel):
 
 
 def failure_lines(result: Result) -> list[str]:
-    """One line for each workload of which requests failed."""
-    return [
-        f"{workload}: {sum(kinds.values())} requests failed ({', '.join(f'{n} {kind}' for kind, n in kinds.items())});"
-        " latencies are of the others"
-        for workload, kinds in result.failures.items()
-        if kinds
-    ]
+    """For each workload of which requests failed a line with their number, and one for each kind of failure."""
+    lines = []
+    for workload, failures in result.failures.items():
+        if failures:
+            total = sum(failed.count for failed in failures)
+            lines.append(f"{workload}: {total} requests failed; latencies are of the others")
+        lines += [
+            f"{workload}: {failed.count} x {failed.kind}: {' '.join(failed.message.split())}" for failed in failures
+        ]
+    return lines
 
 
 def now() -> str:

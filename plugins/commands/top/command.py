@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dovetail.commands import create_console
+from dovetail.commands.http import without_password
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.commands.top.figures import figures_between, load_of
@@ -83,6 +84,7 @@ class _View:
     def __init__(self, client: httpx.Client, url: str):
         self._client = client
         self._url = url
+        self._shown_url = without_password(url)
         self._before = self._now = read(client, url)
 
     def update(self) -> None:
@@ -93,9 +95,11 @@ class _View:
     def table(self, trouble: str | None = None) -> Table:
         """For people."""
         before, now = self._before, self._now
-        return table_of(self._url, load_of(now), figures_between(before, now), figures_between(NOTHING, now), trouble)
+        return table_of(
+            self._shown_url, load_of(now), figures_between(before, now), figures_between(NOTHING, now), trouble
+        )
 
     def data(self) -> dict[str, object]:
         """For programs."""
         before, now = self._before, self._now
-        return data_of(self._url, load_of(now), figures_between(before, now), figures_between(NOTHING, now))
+        return data_of(self._shown_url, load_of(now), figures_between(before, now), figures_between(NOTHING, now))

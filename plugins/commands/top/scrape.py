@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from dovetail.commands.http import without_password
 from dovetail.contracts.errors import ConfigError, DovetailError
 
 KNOWN_METRIC = "vllm:num_requests_running"
@@ -44,29 +45,30 @@ def metrics_url(text: str) -> str:
     except ValueError:
         is_url = False
     if not is_url:
-        raise ConfigError(f"{text!r} is no address of a server: write http://host:port")
+        raise ConfigError(f"{without_password(text)!r} is no address of a server: write http://host:port")
     path = parts.path.rstrip("/")
     return urlunsplit(parts._replace(path=path if path.endswith("/metrics") else f"{path}/metrics"))
 
 
 def read(client: httpx.Client, url: str) -> Snapshot:
     """Reads once. Raises `DovetailError` where nobody answers, or answers with something else."""
+    shown = without_password(url)
     try:
         response = client.get(url)
     except httpx.HTTPError as error:
         raise DovetailError(
-            f"no answer from {url} ({error}): is the server running, and is that its address?"
+            f"no answer from {shown} ({error}): is the server running, and is that its address?"
         ) from error
     if response.status_code != 200:
         raise DovetailError(
-            f"{url} answered {response.status_code} {response.reason_phrase}: it serves no metrics there"
+            f"{shown} answered {response.status_code} {response.reason_phrase}: it serves no metrics there"
         )
     try:
         snapshot = parse(response.text)
     except ValueError as error:
-        raise DovetailError(f"{url} serves no metrics in Prometheus' text format: {error}") from error
+        raise DovetailError(f"{shown} serves no metrics in Prometheus' text format: {error}") from error
     if KNOWN_METRIC not in snapshot.samples:
-        raise DovetailError(f"{url} serves metrics, but none of an engine: {KNOWN_METRIC} is not among them")
+        raise DovetailError(f"{shown} serves metrics, but none of an engine: {KNOWN_METRIC} is not among them")
     return snapshot
 
 

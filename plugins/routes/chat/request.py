@@ -12,16 +12,16 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Ignored
 from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
 from dovetail.plugins.server.turns.formats import format_expression
-from dovetail.plugins.server.turns.messages import template_messages
+from dovetail.plugins.server.turns.messages import Messages, template_messages
 from dovetail.plugins.server.turns.template import template_variables
-from dovetail.plugins.server.turns.tools import tool_set
+from dovetail.plugins.server.turns.tools import Tools, tool_set
 from dovetail.plugins.server.turns.turn import Turn
 
 
 class ChatRequest(SamplingFields, kw_only=True):
     """OpenAI's fields, and vLLM's extra ones."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -29,7 +29,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_accepted_spans: bool | None = None
 
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
@@ -41,7 +41,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Messages | None = None
 
     functions: Any = None
     function_call: Any = None

@@ -21,7 +21,7 @@ from dovetail.plugins.routes.completions.logprobs import prompt_logprobs
 from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.fingerprint import system_fingerprint
 from dovetail.plugins.server.streams import Streams, Submission, submission
-from dovetail.plugins.server.turns.turn import PreparedTurn, prepare
+from dovetail.plugins.server.turns.turn import PreparedTurn, form_origin, prepare
 from dovetail.plugins.server.usage import usage_of
 
 
@@ -58,7 +58,9 @@ class ChatRoute(Route):
     async def complete(self, request: Request) -> Response:
         """Answers a conversation."""
         body, asked, prepared = await self._prepared(request)
-        how = submission(request, body, prepared.params, prefix="chatcmpl")
+        how = submission(
+            request, body, prepared.params, prefix="chatcmpl", form=form_origin(body, prepared, "response_format")
+        )
         if body.stream:
             return self.host.event_stream(request, self._stream(body, asked, prepared, how))
         async with Streams(self.host.engine, [prepared.prompt], how) as streams:

@@ -11,7 +11,8 @@ from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
-from dovetail.plugins.server.structured import response_form
+from dovetail.plugins.server.streams import FormOrigin
+from dovetail.plugins.server.structured import form_field, response_form
 
 _MAX_TOKENS = 16
 """OpenAI's default."""
@@ -101,6 +102,11 @@ def _form(body: CompletionRequest, response_format: Mapping[str, Any]) -> dict[s
         raise APIError(400, message, param=other)
     form = response_form(response_format)
     return {} if form is None else {"structured_outputs": form}
+
+
+def form_origin(body: CompletionRequest) -> FormOrigin:
+    """Which field asks for the form of the output, where one does."""
+    return FormOrigin(form_field(body) or "response_format")
 
 
 async def prompts_of(body: CompletionRequest, asked: Asked, engine: EngineClient) -> Sequence[Prompt]:

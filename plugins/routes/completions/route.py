@@ -16,7 +16,7 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import Route, RouteHost
 from dovetail.plugins.routes.completions.choices import ChoiceWriter
 from dovetail.plugins.routes.completions.frames import FrameWriter
-from dovetail.plugins.routes.completions.request import Asked, CompletionRequest, prompts_of, what_is_asked
+from dovetail.plugins.routes.completions.request import Asked, CompletionRequest, form_origin, prompts_of, what_is_asked
 from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.fingerprint import system_fingerprint
 from dovetail.plugins.server.streams import Streams, Submission, submission
@@ -55,7 +55,7 @@ class CompletionsRoute(Route):
             body.return_tokens_as_token_ids = self.options.return_tokens_as_token_ids
         engine = self.host.engine
         asked = what_is_asked(body, self.host.check_model(body.model), engine.facts)
-        how = submission(request, body, asked.params, prefix="cmpl")
+        how = submission(request, body, asked.params, prefix="cmpl", form=form_origin(body))
         if body.stream:
             return self.host.event_stream(request, self._stream(body, asked, how))
         async with Streams(engine, await prompts_of(body, asked, engine), how) as streams:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.route import APIError
-from dovetail.plugins.server.turns.messages import refused_part
+from dovetail.plugins.server.turns.messages import check_num_parts, refused_part
 
 
 def openai_messages(
@@ -14,6 +14,7 @@ def openai_messages(
 ) -> list[dict[str, Any]]:
     """Results of tools become messages of their own, calls and thinking parts of the assistant's. Raises `APIError` 400
     that names the field."""
+    check_num_parts(messages, "messages")
     found: list[dict[str, Any]] = []
     if system:
         found.append({"role": "system", "content": _texts(system, "system")})

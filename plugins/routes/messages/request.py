@@ -13,20 +13,20 @@ from dovetail.plugins.routes.messages.conversation import openai_messages
 from dovetail.plugins.server.bodies import Ignored
 from dovetail.plugins.server.sampling import SamplingFields, Strings, sampling_params
 from dovetail.plugins.server.turns.formats import format_expression
-from dovetail.plugins.server.turns.messages import template_messages
+from dovetail.plugins.server.turns.messages import Messages, template_messages
 from dovetail.plugins.server.turns.template import template_variables
-from dovetail.plugins.server.turns.tools import ToolSet, tool_set
+from dovetail.plugins.server.turns.tools import Tools, ToolSet, tool_set
 from dovetail.plugins.server.turns.turn import Turn
 
 
 class MessagesRequest(SamplingFields, kw_only=True):
     """Anthropic's fields, and vLLM's extra ones."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_tokens: int | None = None
-    system: str | list[dict[str, Any]] | None = None
+    system: str | Messages | None = None
     stop_sequences: Strings | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None

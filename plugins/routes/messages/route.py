@@ -15,7 +15,7 @@ from dovetail.plugins.routes.messages.writer import MessageWriter
 from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.streams import Streams, Submission, submission
 from dovetail.plugins.server.turns.reading import TurnReader
-from dovetail.plugins.server.turns.turn import PreparedTurn, prepare, render
+from dovetail.plugins.server.turns.turn import PreparedTurn, form_origin, prepare, render
 
 
 class MessagesRoute(Route):
@@ -40,7 +40,9 @@ class MessagesRoute(Route):
         body = await self._bodies.read(request)
         asked = what_is_asked(body, self.host.check_model(body.model), self.host.engine.facts)
         prepared = await prepare(self.host, asked.turn, asked.params)
-        how = submission(request, body, prepared.params, prefix="msg")
+        how = submission(
+            request, body, prepared.params, prefix="msg", form=form_origin(body, prepared, "output_config.format")
+        )
         writer = self._writer(asked, prepared, how)
         if body.stream:
             return self.host.event_stream(request, self._stream(writer, prepared, how))

@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.contracts.route import APIError
 from dovetail.plugins.server.turns.blocks import Block
-from dovetail.plugins.server.turns.messages import refused_part
+from dovetail.plugins.server.turns.messages import check_num_parts, refused_part
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -15,6 +15,7 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 def openai_messages(instructions: str | None, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A conversation in the form of chat completions. What the assistant said in one turn (reasoning, text, calls) is
     one message. Raises `APIError` 400 that names the field."""
+    check_num_parts(items, "input")
     found: list[dict[str, Any]] = []
     if instructions:
         found.append({"role": "system", "content": instructions})
@@ -29,7 +30,7 @@ def openai_messages(instructions: str | None, items: Sequence[Mapping[str, Any]]
             turn = {"role": "assistant"}
             found.append(turn)
         if "tool_calls" in said:
-            turn["tool_calls"] = [*turn.get("tool_calls", ()), *said["tool_calls"]]
+            turn.setdefault("tool_calls", []).extend(said["tool_calls"])
         else:
             turn.update(said)
     return found

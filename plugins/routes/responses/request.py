@@ -15,16 +15,16 @@ from dovetail.plugins.routes.responses.items import openai_messages
 from dovetail.plugins.server.bodies import Ignored
 from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
 from dovetail.plugins.server.turns.formats import format_expression
-from dovetail.plugins.server.turns.messages import template_messages
+from dovetail.plugins.server.turns.messages import MAX_MESSAGES, Messages, template_messages
 from dovetail.plugins.server.turns.template import template_variables
-from dovetail.plugins.server.turns.tools import ToolSet, tool_set
+from dovetail.plugins.server.turns.tools import Tools, ToolSet, tool_set
 from dovetail.plugins.server.turns.turn import Turn
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
     """OpenAI's fields, and vLLM's extra ones."""
 
-    input: str | list[dict[str, Any]]
+    input: str | Messages
     instructions: str | None = None
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
@@ -34,7 +34,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     store: bool | None = None
     text: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     truncation: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -84,6 +84,9 @@ def what_is_asked(
         _check_repeatable(name, getattr(body, name))
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     items = [*earlier, *given]
+    if len(items) > MAX_MESSAGES:
+        message = f"input: the conversation has {len(items)} items, those of earlier responses included, and may have"
+        raise APIError(400, f"{message} {MAX_MESSAGES}: begin another, or leave items out", param="input")
     with_logprobs = _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     given_params = {
         "max_tokens": token_limit(body.max_output_tokens, facts),

@@ -22,7 +22,7 @@ from dovetail.plugins.routes.responses.writer import ResponseWriter
 from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.streams import Streams, Submission, submission
 from dovetail.plugins.server.turns.reading import TurnReader
-from dovetail.plugins.server.turns.turn import PreparedTurn, prepare
+from dovetail.plugins.server.turns.turn import PreparedTurn, form_origin, prepare
 
 
 class ResponsesOptions(PluginOptions):
@@ -61,7 +61,7 @@ class ResponsesRoute(Route):
         earlier = self._items(body.previous_response_id) if body.previous_response_id is not None else []
         asked = what_is_asked(body, model, self.host.engine.facts, earlier)
         prepared = await prepare(self.host, asked.turn, asked.params)
-        how = submission(request, body, prepared.params, prefix="resp")
+        how = submission(request, body, prepared.params, prefix="resp", form=form_origin(body, prepared, "text.format"))
         # Whoever knows the id of a kept response can read it.
         how = replace(how, response_id=f"resp_{secrets.token_hex(16)}")
         writer = self._writer(asked, prepared, how, keeps)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from dovetail.contracts.route import APIError
 from dovetail.plugins.server.surrogates import half_pair_in
 
+MAX_MESSAGES = 8192
+"""Of a conversation: each is read on the event loop, by which all streams go."""
+MAX_PARTS = 16384
+"""Of a conversation: content parts, calls and results within its messages."""
+
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_MESSAGES)]
+"""A conversation, as a body has it."""
+
+_NESTED = ("content", "tool_calls", "summary", "output")
+"""Keys of messages and items that may have lists."""
 _KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"})
 _UNREAD = frozenset({"annotations", "refusal"})
 """Of messages that a server sent: they are shown to no model."""
@@ -33,7 +45,29 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     developers are the system's, which every template knows. Raises `APIError` 400 that names the field."""
     if not messages:
         raise APIError(400, "messages is empty: give at least one message", param="messages")
+    check_num_parts(messages, "messages")
     return [_message(message, f"messages.{index}") for index, message in enumerate(messages)]
+
+
+def check_num_parts(messages: Iterable[Mapping[str, Any]], param: str) -> None:
+    """Raises `APIError` 400, of the field `param`, where messages or items have more parts than are read."""
+    num_parts = sum(map(_num_parts, messages))
+    if num_parts > MAX_PARTS:
+        message = (
+            f"{param}: the messages have {num_parts} content parts and calls, and may have {MAX_PARTS}: join texts"
+        )
+        raise APIError(400, message, param=param)
+
+
+def _num_parts(value: Mapping[str, Any]) -> int:
+    """Those within its parts included, however deep they are nested."""
+    found, left = 0, [value]
+    while left:
+        inner = left.pop()
+        for parts in (inner[name] for name in _NESTED if isinstance(inner.get(name), list)):
+            found += len(parts)
+            left += [part for part in parts if isinstance(part, Mapping)]
+    return found
 
 
 def refused_part(kind: object, param: str) -> APIError:

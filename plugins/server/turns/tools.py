@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from dovetail.contracts.dialect import Tool, ToolChoice
 from dovetail.contracts.route import APIError
+
+MAX_TOOLS = 1024
+"""Of a request: each is a rule of the grammar, and the model reads them all."""
+
+Tools = Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_TOOLS)]
+"""Tools, as a body has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +31,12 @@ class ToolSet:
 def tool_set(tools: Sequence[Mapping[str, Any]] | None, choice: Any, parallel: bool | None) -> ToolSet:
     """From `tools`, `tool_choice` and `parallel_tool_calls`. Raises `APIError` 400 that names the field."""
     functions = [_function(tool, f"tools.{index}") for index, tool in enumerate(tools or ())]
+    chosen = tool_choice(choice, parallel is not False)
+    must_call = chosen.mode in ("required", "named")
     found = ToolSet(
         shown=tuple({"type": "function", "function": _without_strict(function)} for function in functions),
-        tools=tuple(_tool(function, f"tools.{index}.function") for index, function in enumerate(functions)),
-        choice=tool_choice(choice, parallel is not False),
+        tools=tuple(_tool(function, f"tools.{index}.function", must_call) for index, function in enumerate(functions)),
+        choice=chosen,
     )
     _check_choice(found.choice, [tool.name for tool in found.tools])
     return found
@@ -98,7 +108,8 @@ def _without_strict(function: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in function.items() if key != "strict" and value is not None}
 
 
-def _tool(function: Mapping[str, Any], param: str) -> Tool:
+def _tool(function: Mapping[str, Any], param: str, must_call: bool) -> Tool:
+    """`must_call`: arguments of a call that has to be made fit the schema, whether the tool is strict or not."""
     name, parameters, strict = (function.get(key) for key in ("name", "parameters", "strict"))
     if not isinstance(name, str) or not name:
         raise APIError(400, f"{param}.name must be text", param=f"{param}.name")
@@ -106,4 +117,4 @@ def _tool(function: Mapping[str, Any], param: str) -> Tool:
         raise APIError(400, f"{param}.parameters must be a JSON schema", param=f"{param}.parameters")
     if not isinstance(strict, bool | None):
         raise APIError(400, f"{param}.strict must be true or false", param=f"{param}.strict")
-    return Tool(name=name, parameters=parameters, strict=bool(strict))
+    return Tool(name=name, parameters=parameters, strict=bool(strict) or must_call)

@@ -12,8 +12,13 @@ from dovetail.contracts.prompts import ChatPrompt, TokensPrompt
 from dovetail.contracts.route import APIError, RouteHost
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.structured_outputs import StructuredOutputs
+from dovetail.plugins.server.streams import FormOrigin
+from dovetail.plugins.server.structured import FormFields, form_field
 from dovetail.plugins.server.turns.formats import expression_of, form_of
 from dovetail.plugins.server.turns.tools import ToolSet
+
+MAX_SHOWN = 8
+"""Tools that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,20 @@ async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> Prepar
     if form is not None:
         params = replace(params, structured_outputs=form)
     return PreparedTurn(prompt=chat.prompt, params=_with_dialect(params, host.dialect, request), request=request)
+
+
+def form_origin(fields: FormFields, prepared: PreparedTurn, format_field: str) -> FormOrigin:
+    """Which field of a body asks for the form of the answer, and for which tools. `format_field`: the body's field for
+    response formats."""
+    request = prepared.request
+    given = form_field(fields) or (format_field if request.response_format is not None else None)
+    if given is not None or not request.tools:
+        return FormOrigin(given or format_field)
+    names = [tool.name for tool in request.tools if tool.strict] or [tool.name for tool in request.tools]
+    if request.choice.mode == "named":
+        names = [request.choice.name]
+    shown = ", ".join(map(repr, names[:MAX_SHOWN])) + (", ..." if len(names) > MAX_SHOWN else "")
+    return FormOrigin("tools", f"tool {shown}" if len(names) == 1 else f"one of the tools {shown}")
 
 
 async def render(host: RouteHost, turn: Turn) -> ChatPrompt:

@@ -303,7 +303,7 @@ def test_an_engine_that_dies_fails_what_is_under_way_and_the_next_one_serves(
                 async for _ in stream:
                     pass
             assert not engine.is_running
-            with pytest.raises(WorkerError, match="not running"):
+            with pytest.raises(WorkerError, match="no engine is running: this client waits"):
                 await engine.submit(PROMPT)
         with EngineProcess(config, tmp_path) as second:
             second.wait()

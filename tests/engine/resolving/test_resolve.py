@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +236,18 @@ def test_a_path_as_keyword_counts_from_the_working_directory(resolve_tiny, model
 def test_models_that_are_not_there(resolve_tiny, reference, error, message):
     with pytest.raises(error, match=message):
         resolve_tiny(model=reference)
+
+
+@pytest.mark.parametrize("reference", ["./no-such-dir", "path:./no-such-dir", "just-a-word"])
+def test_a_model_that_is_not_there_is_told_before_torch_is_imported(reference):
+    code = (
+        "import sys; from dovetail.config.load import load_config; from dovetail.contracts.errors import ModelError\n"
+        "from dovetail.engine.resolving import resolve\n"
+        f"try: resolve(load_config(None, keywords={{'model': {reference!r}}}, overrides=()))\n"
+        "except ModelError: sys.exit('torch' in sys.modules)\n"
+        "sys.exit('the model was found')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_scheme_and_source_must_agree(resolve_tiny, model_dir):

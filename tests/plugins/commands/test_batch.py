@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.batch.command import BatchCommand
 from dovetail.plugins.commands.batch.output import read_output
+from dovetail.plugins.commands.batch.runner import pause_before_retry
 from dovetail.testing.story_model import save_story_model
 
 
@@ -77,7 +78,51 @@ def test_an_invalid_line_is_reported_with_its_number_and_stops_no_other(tmp_path
     found = run(tmp_path, server)
     assert found.exit_code == 1
     assert f"in.jsonl:2: {INVALID[bad]}" in found.stderr or INVALID[bad] in found.stderr.partition("in.jsonl:2: ")[2]
-    assert set(answers(tmp_path)) == {"first", "last"}
+    lines = [json.loads(text) for text in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {item["custom_id"] for item in lines if item["response"] is not None} == {"first", "last"}
+    (refused,) = [item for item in lines if item["response"] is None]
+    given = json.loads(bad).get("custom_id") if bad not in ("{", "[1]") else None
+    assert refused["custom_id"] == (given or None)
+    assert refused["error"]["code"] == "invalid_line"
+    assert refused["error"]["message"].startswith("line 2: ")
+    assert INVALID[bad] in refused["error"]["message"]
+
+
+def test_resume_takes_corrected_lines_and_says_the_others_again(tmp_path: Path, server: Any) -> None:
+    write(tmp_path, [line("a"), line("b", method="GET"), "{", line("a", "again")])
+    assert run(tmp_path, server).exit_code == 1
+    write(tmp_path, [line("a"), line("b", "corrected"), "{"])
+    assert "1 answered, 0 failed, 1 invalid lines, 1 were done before" in run(tmp_path, server, "--resume").stderr
+    lines = answers(tmp_path)
+    assert set(lines) == {"a", "b", None}
+    assert lines["b"]["response"]["status_code"] == 200
+    assert lines[None]["error"]["message"].startswith("line 3: no JSON")
+
+
+@pytest.mark.parametrize("link", ["none", "symbolic", "hard"])
+def test_the_input_is_never_the_output(tmp_path: Path, server: Any, link: str) -> None:
+    given = write(tmp_path, [line("a")])
+    output = given if link == "none" else tmp_path / "link.jsonl"
+    if link == "symbolic":
+        output.symlink_to(given)
+    if link == "hard":
+        output.hardlink_to(given)
+    before = given.read_bytes()
+    files = ["-i", str(given), "-o", str(output), "--overwrite"]
+    found = CliRunner().invoke(BatchCommand().app(), ["run", *files, "--base-url", server.url])
+    assert isinstance(found.exception, ConfigError)
+    assert "is the file of --input" in str(found.exception)
+    assert given.read_bytes() == before
+
+
+@pytest.mark.parametrize(("header", "pause"), [("0", 0.0), ("5", 5.0), ("86400", 60.0), ("9" * 400, 60.0)])
+def test_the_pause_that_a_server_asks_for_is_kept_up_to_a_minute(header: str, pause: float) -> None:
+    assert pause_before_retry(0, header) == pause
+
+
+@pytest.mark.parametrize("header", ["\xb2", "soon", "Tue, 24 Nov 2026 01:00:00 GMT"])
+def test_a_pause_that_is_no_number_of_seconds_is_the_batchs_own(header: str) -> None:
+    assert 0 < pause_before_retry(0, header) <= 0.5
 
 
 def test_a_body_without_a_model_gets_the_one_given(tmp_path: Path, server: Any) -> None:

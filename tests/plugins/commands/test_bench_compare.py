@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.cli import app
 from dovetail.plugins.commands.bench.compare import compare
-from dovetail.plugins.commands.bench.result import Metric, Result, read_result, write_json
+from dovetail.plugins.commands.bench.result import FailedRequests, Metric, Result, read_result, write_json
 
 
 def result(scale: float = 1.0, *, seed: int = 0, groups: int = 30, **changes: Any) -> Result:
@@ -56,9 +56,13 @@ def test_one_run_beside_itself_is_told() -> None:
 
 
 def test_requests_that_failed_are_told() -> None:
-    failed = result(seed=1, failures={"w": {"http 429": 3, "timeout": 1}})
+    failed = result(
+        seed=1, failures={"w": [FailedRequests("http 429", 3, "too many"), FailedRequests("timeout", 1, "")]}
+    )
     assert list(compare(result(), failed).warnings) == [
-        "b: w: 4 requests failed (3 http 429, 1 timeout); latencies are of the others"
+        "b: w: 4 requests failed; latencies are of the others",
+        "b: w: 3 x http 429: too many",
+        "b: w: 1 x timeout: ",
     ]
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.bench.cli import app
 from dovetail.plugins.commands.bench.compare import compare
-from dovetail.plugins.commands.bench.result import Result, read_result
+from dovetail.plugins.commands.bench.result import FailedRequests, Result, read_result
 from dovetail.plugins.commands.bench.serve.loads import DATASETS
 from dovetail.plugins.commands.bench.serve.sse import EventReader
 
@@ -99,7 +99,8 @@ def test_failed_requests_are_counted_by_kind_and_never_dropped(tmp_path: Path, s
     data = texts_file(tmp_path, ["fine", "fault 1", "fine too", "fault 2"])
     arguments = ["--base-url", server.url, "--model", f"usage-{fault}", *data, "--goodput", "e2el:1e9"]
     result, log = measure(tmp_path, arguments)
-    assert result.failures == {"prompts.jsonl": {FAULTS[fault]: 2}}
+    (failed,) = result.failures["prompts.jsonl"]
+    assert (failed.kind, failed.count) == (FAULTS[fault], 2)
     assert [line["error"] and line["error"]["kind"] for line in log] == [None, FAULTS[fault], None, FAULTS[fault]]
     assert len(result.requests) == 2
     assert result.metrics["prompts.jsonl/slo met"].samples == [1.0, 0.0, 1.0, 0.0]
@@ -107,14 +108,32 @@ def test_failed_requests_are_counted_by_kind_and_never_dropped(tmp_path: Path, s
     assert rates["requests"] == rates["goodput"]
     assert rates["output"] == pytest.approx(5 * rates["requests"])
     shown = invoke(arguments)
-    assert f"2 requests failed (2 {FAULTS[fault]})" in shown.stderr.replace("\n", " ")
+    assert "2 requests failed" in shown.stderr
+    assert f"2 x {FAULTS[fault]}: {' '.join(failed.message.split())}" in shown.stderr.replace("\n", " ")
+
+
+def test_each_kind_of_failure_is_one_line_with_its_count_and_what_was_told(tmp_path: Path, server: Any) -> None:
+    data = texts_file(tmp_path, ["fine", *(f"fault {number}" for number in range(30))])
+    refused = ("429", "500")
+
+    def change(body: dict[str, Any]) -> None:
+        if "fault" in body["prompt"]:
+            body["model"] = refused[int(body["prompt"].split()[1]) % 3 == 0]
+
+    server.on_request = change
+    found = invoke(["--base-url", server.url, "--model", "usage", *data])
+    assert found.exit_code == 0
+    assert "30 requests failed; latencies are of the others" in found.stderr
+    assert found.stderr.count("20 x http 429: too many") == 1
+    assert found.stderr.count("10 x http 500: it broke") == 1
+    assert found.stderr.count(" x http ") == 2
 
 
 def test_a_server_that_falls_silent_is_not_waited_for(tmp_path: Path, server: Any) -> None:
     data = texts_file(tmp_path, ["fault"])
     found = invoke(["--base-url", server.url, "--model", "usage-hang", *data, "--timeout", "2"])
     assert found.exit_code == 1
-    assert "1 requests failed (1 timeout)" in found.stderr
+    assert "1 x timeout: " in found.stderr
 
 
 def test_results_of_two_servers_are_of_one_workload(tmp_path: Path, server: Any, other_server: Any) -> None:
@@ -137,7 +156,7 @@ def test_no_request_that_succeeds_exits_with_1(tmp_path: Path, server: Any) -> N
     # The one token that is asked for before goes to "Hello".
     found = invoke(["--base-url", server.url, "--model", "500", *texts_file(tmp_path, ["fault"])])
     assert found.exit_code == 1
-    assert "1 requests failed (1 http 500)" in found.stderr
+    assert "1 x http 500: it broke" in found.stderr
 
 
 def test_the_cap_is_kept_and_the_wait_counts(tmp_path: Path, server: Any) -> None:
@@ -230,7 +249,10 @@ def test_servers_are_compared_on_prompts_that_both_served(tmp_path: Path, server
     kept = [line["e2e_s"] for line in log if line["server"] == "a" and line["index"] != 1]
     row = next(row for row in comparison.rows if (row.name, row.statistic) == ("e2e", "mean"))
     assert row.a == pytest.approx(sum(kept) / 3)
-    assert result.failures == {"prompts.jsonl @ a": {}, "prompts.jsonl @ b": {"http 500": 1}}
+    assert result.failures == {
+        "prompts.jsonl @ a": [],
+        "prompts.jsonl @ b": [FailedRequests("http 500", 1, "it broke")],
+    }
 
 
 def test_traces_bring_arrivals_lengths_and_shared_blocks(tmp_path: Path, server: Any) -> None:

@@ -199,6 +199,16 @@ def test_an_address_may_be_short(text: str, url: str) -> None:
     assert metrics_url(text) == url
 
 
+def test_a_password_in_the_address_is_sent_and_not_shown(busy_server: str) -> None:
+    url = f"http://me:secret@{busy_server}"
+    assert json.loads(run(url, "--once", "--json"))["url"] == f"http://me:***@{busy_server}/metrics"
+    assert "secret" not in run(url, "--once")
+    for wrong in (f"{url}/elsewhere", "me:secret@127.0.0.1:1", "ftp://me:secret@host"):
+        with pytest.raises(DovetailError, match=r"me:\*\*\*@") as caught:
+            run(wrong, "--once")
+        assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "ftp://host", "http://", "host:x", "host:99999"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no address of a server: write http://host:port"):

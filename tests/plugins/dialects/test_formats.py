@@ -149,7 +149,7 @@ def test_json_that_breaks_in_a_typed_value_ends_the_call():
 def test_a_strict_string_with_a_pattern_is_refused_by_name():
     schema = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]+$"}}}
     request = DialectRequest(tools=(Tool(name="f", parameters=schema, strict=True),))
-    with pytest.raises(RequestError, match="tool 'f' is strict, and its parameter 'code' has the keyword pattern"):
+    with pytest.raises(RequestError, match=r"tool 'f': .* parameter 'code' has the keyword pattern"):
         created(Qwen3CoderDialect).grammar(request)
 
 

@@ -163,21 +163,21 @@ BIG: dict[str, tuple[dict[str, Any], str]] = {
     "a prompt of a million characters": ({"prompt": "a b " * 250_000}, ""),
     "a schema with 100,000 alternatives": (
         {"guided_json": {"anyOf": [{"const": f"alternative {index}"} for index in range(100_000)]}},
-        "structured_outputs",
+        "guided_json",
     ),
     "a schema with 100,000 objects": (
         {"guided_json": {"anyOf": [{"properties": {f"p{index}": {"type": "integer"}}} for index in range(100_000)]}},
-        "structured_outputs",
+        "guided_json",
     ),
-    "an enumeration of 100,000 values": ({"guided_json": {"enum": list(range(100_000))}}, "structured_outputs"),
-    "a schema that is itself": ({"guided_json": {"$ref": "#"}}, "structured_outputs"),
+    "an enumeration of 100,000 values": ({"guided_json": {"enum": list(range(100_000))}}, "guided_json"),
+    "a schema that is itself": ({"guided_json": {"$ref": "#"}}, "guided_json"),
     "schemas that are each other": (
         {"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}},
-        "structured_outputs",
+        "guided_json",
     ),
     "a schema nested 300 levels deep": (
         {"guided_json": json.loads('{"items":' * 300 + "{}" + "}" * 300)},
-        "structured_outputs",
+        "guided_json",
     ),
 }
 

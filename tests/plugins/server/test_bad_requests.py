@@ -143,7 +143,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"request_id": 1}, "request_id"),
     ({"temprature": 1}, "temprature"),
     ({"messages": []}, "messages"),
-    ({"guided_json": "{"}, "structured_outputs"),
+    ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_json"),
     ({"guided_json": {}, "structured_outputs": {"json": {}}}, "guided_json"),
     ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
@@ -285,3 +285,13 @@ def test_another_method_is_a_405_that_names_the_right_one(
 def test_one_refused_prompt_refuses_them_all(client: httpx.Client, check_error: CheckError) -> None:
     body = {"prompt": [[346], [346, 336], [999_999]], "stream": True, "max_tokens": 200}
     check_error(client.post("/v1/completions", json=body), 400)
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenized(client: httpx.Client, check_error: CheckError) -> None:
+    """Its bytes say that it has too many tokens, unless all but the last are cut off."""
+    body = {"prompt": "Once upon a time " * 50_000, "max_tokens": 1, "temperature": 0}
+    error = check_error(client.post("/v1/completions", json=body), 400)
+    assert "tokens or more" in error["message"]
+    assert "max_model_len is 256" in error["message"]
+    answer = client.post("/v1/completions", json={**body, "truncate_prompt_tokens": 5})
+    assert answer.json()["usage"]["prompt_tokens"] == 5

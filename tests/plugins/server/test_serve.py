@@ -327,6 +327,13 @@ def test_an_engine_whose_restart_fails_is_started_again(story_model: Path, tmp_p
         (engine,) = served.children("engine_process")
         engine.kill()
         wait_until(lambda: "did not start again" in served.log.read_text(), "a restart fails", 300)
+        answers = [httpx.get(f"{served.url}/{path}") for path in ("health", "ready", "metrics") * 3]
+        answers += [served.post(COMPLETE), served.post({**COMPLETE, "stream": True})]
+        assert {answer.status_code for answer in answers} == {503}
+        assert all("being started again" in answer.json()["error"]["message"] for answer in answers)
+        log = served.log.read_text()
+        assert log.count("WARNING") == 1, "one line for all requests that the outage fails"
+        assert "Traceback" not in log
         model.symlink_to(story_model)
         wait_until(served.is_ready, "the next engine serves", 300)
         assert served.post(COMPLETE).status_code == 200

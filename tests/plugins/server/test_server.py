@@ -463,13 +463,18 @@ def test_the_openai_client(server: LiveServer) -> None:
             client.completions.create(model="story", prompt="Once", temperature=-1)
 
 
-def test_an_engine_that_ended_is_unavailable(story_model: Path, check_error: CheckError) -> None:
+def test_an_engine_that_ended_is_unavailable_and_logged_once(
+    story_model: Path, check_error: CheckError, caplog: pytest.LogCaptureFixture
+) -> None:
     config = {"model": {"path": str(story_model), "dtype": "float32"}, "cache": {"num_blocks": 40}}
     engine = AsyncLLMEngine.from_config(config)
     with live_server(engine, {**ROUTES, "tokenize": (TokenizeRoute, OPTIONS)}) as live:
         engine.shutdown()
-        check_error(httpx.get(f"{live.url}/health"), 503)
-        check_error(httpx.get(f"{live.url}/ready"), 503)
+        with caplog.at_level(logging.INFO, "dovetail.server"):
+            for path in ("health", "ready") * 3:
+                assert "ended for good" in check_error(httpx.get(f"{live.url}/{path}"), 503)["message"]
+        (record,) = [record for record in caplog.records if record.name == "dovetail.server"]
+        assert (record.levelname, record.exc_info) == ("WARNING", None)
         assert httpx.get(f"{live.url}/live").status_code == 200
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import orjson
 
+from dovetail.commands.http import without_password
 from dovetail.commands.machine import describe_machine
 from dovetail.plugins.commands.bench.compare import compare_metric
 from dovetail.plugins.commands.bench.comparison import Comparison, Row
-from dovetail.plugins.commands.bench.result import Metric, Result, now
+from dovetail.plugins.commands.bench.result import FailedRequests, Metric, Result, now
 from dovetail.plugins.commands.bench.serve.client import Reply, Target
 from dovetail.plugins.commands.bench.serve.session import Measured, Plan, Turn
 from dovetail.plugins.commands.bench.slo import ServiceLevels
@@ -60,16 +61,23 @@ def create_result(
         warnings=[*notes, *([warning] if warning else []), *_lines(plan, by_target)],
         environment=describe_machine(),
         config={
-            "servers": [{"label": t.label, "base_url": t.base_url, "model": t.model} for t in plan.targets],
+            "servers": [
+                {"label": t.label, "base_url": without_password(t.base_url), "model": t.model} for t in plan.targets
+            ],
             "fields": dict(plan.form.fields),
             "usage_asked": dict(measured.usage_asked),
         },
     )
 
 
-def count_failures(turns: Sequence[Turn]) -> dict[str, int]:
-    """How many requests failed, by kind, the most frequent first."""
-    return dict(Counter(reply.failure.kind for turn in turns for reply in turn.replies if reply.failure).most_common())
+def count_failures(turns: Sequence[Turn]) -> list[FailedRequests]:
+    """The requests that failed, by kind, the most frequent first."""
+    messages: dict[str, Counter[str]] = {}
+    for failure in (reply.failure for turn in turns for reply in turn.replies):
+        if failure is not None:
+            messages.setdefault(failure.kind, Counter())[failure.message] += 1
+    found = [FailedRequests(kind, told.total(), told.most_common(1)[0][0]) for kind, told in messages.items()]
+    return sorted(found, key=lambda failed: failed.count, reverse=True)
 
 
 def write_requests(path: Path, measured: Measured) -> None:

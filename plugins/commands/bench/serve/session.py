@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from dovetail.commands.http import create_client, error_message, transport_failure
+from dovetail.commands.http import create_client, error_message, transport_failure, without_password
 from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.commands.bench.arrivals import draw_arrivals
@@ -107,17 +107,18 @@ def run_async(work: Coroutine[Any, Any, _T]) -> _T:
 async def find_model(connection: Connection, base_url: str) -> str:
     """The first model that a server lists. Raises `DovetailError` where it cannot be asked."""
     url = f"{base_url}/v1/models"
+    shown = without_password(url)
     async with connection.client() as client:
         try:
             answer = await client.get(url)
         except httpx.HTTPError as error:
             told = transport_failure(error).message
-            raise DovetailError(f"{url} cannot be reached ({told}): start the server, or give another URL") from None
+            raise DovetailError(f"{shown} cannot be reached ({told}): start the server, or give another URL") from None
     try:
         return str(answer.json()["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
         told = error_message(answer.content)
-        raise DovetailError(f"{url} lists no model ({answer.status_code}: {told}): give --model NAME") from None
+        raise DovetailError(f"{shown} lists no model ({answer.status_code}: {told}): give --model NAME") from None
 
 
 async def measure(plan: Plan, connection: Connection) -> Measured:
@@ -219,6 +220,6 @@ async def _ask_usage(client: httpx.AsyncClient, plan: Plan, target: Target) -> U
         if reply.failure.kind not in [f"http {status}" for status in _REFUSED]:
             break
     raise DovetailError(
-        f"{url} does not answer a request of one token for the model {target.model!r} ({told}): check the URL,"
-        " --model, --endpoint and --api-key"
+        f"{without_password(url)} does not answer a request of one token for the model {target.model!r} ({told}):"
+        " check the URL, --model, --endpoint and --api-key"
     )

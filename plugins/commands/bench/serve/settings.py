@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dovetail.commands.checks import require, require_at_least
-from dovetail.commands.http import parse_base_url
+from dovetail.commands.http import parse_base_url, without_password
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.bench.arrivals import check_burstiness, parse_rate
 from dovetail.plugins.commands.bench.serve.client import Form
@@ -134,7 +134,7 @@ def parse_servers(urls: Sequence[str], labels: Sequence[str]) -> list[tuple[str,
         not labels or len(labels) == len(found),
         f"{len(labels)} --label for {len(found)} --base-url: give one for each, or none",
     )
-    names = list(labels) or [urlsplit(url).netloc for url in found]
+    names = list(labels) or [urlsplit(without_password(url)).netloc for url in found]
     if not labels and len(set(names)) < len(names):
         names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
     require(len(set(names)) == len(names), "two --label are alike: give each server its own")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import httpx
 
 from dovetail.commands.checks import read_text, require, require_at_least
-from dovetail.commands.http import error_message
+from dovetail.commands.http import error_message, without_password
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.bench.corpus import prose
 
@@ -89,7 +89,9 @@ class ServerTokenizer:
             reason = f"status {answer.status_code}: {error_message(answer.content)}"
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
-        raise DovetailError(f"--tokenizer {SERVER}: {url} gives no {field} ({reason}); give --tokenizer PATH")
+        raise DovetailError(
+            f"--tokenizer {SERVER}: {without_password(url)} gives no {field} ({reason}); give --tokenizer PATH"
+        )
 
 
 @contextmanager

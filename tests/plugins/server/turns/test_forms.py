@@ -54,6 +54,18 @@ def test_the_tool_that_is_named_is_called(serve: Callable[[str], Any], family: s
     assert call["function"]["name"] == "book"
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "book"}}])
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3_json"])
+def test_arguments_of_a_call_that_has_to_be_made_fit_the_schema(
+    serve: Callable[[str], Any], family: str, choice: Any
+) -> None:
+    """Without `strict`: the model is random, and would hit no schema by itself."""
+    body = {"tools": [tool("book", strict=False)], "parallel_tool_calls": False, "tool_choice": choice}
+    (call,) = ask(serve(family), family, **body)["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert (arguments["city"] in ("Paris", "Rome"), arguments["days"] in (1, 2)) == (True, True)
+
+
 def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
@@ -251,3 +263,45 @@ def test_a_form_alone_needs_no_grammar_of_a_dialect(xgrammar: Any, asked: dict[s
     answer = xgrammar.post("/v1/chat/completions", {"messages": HELLO, **options, **asked})
     content = answer["choices"][0]["message"]["content"]
     assert content in ("Paris", "Rome") or json.loads(content)["city"] in ("Paris", "Rome")
+
+
+BAD_SCHEMA = {"type": "object", "properties": {"a": {"type": "strng"}}}
+UNKEPT_SCHEMA = {"type": "object", "properties": {"a": {"not": {}}}}
+
+
+def of_tool(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "trip", "parameters": schema}}
+
+
+@pytest.mark.parametrize("schema", [BAD_SCHEMA, UNKEPT_SCHEMA], ids=["wrong", "not enforced"])
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        (lambda schema: {"tools": [of_tool(schema)], "tool_choice": "required"}, "tools"),
+        (
+            lambda schema: {
+                "tools": [of_tool(schema), tool("book")],
+                "tool_choice": {"type": "function", "function": {"name": "trip"}},
+            },
+            "tools",
+        ),
+        (
+            lambda schema: {
+                "response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": schema}}
+            },
+            "response_format",
+        ),
+        (lambda schema: {"guided_json": schema}, "guided_json"),
+        (lambda schema: {"structured_outputs": {"json": schema}}, "structured_outputs"),
+    ],
+    ids=["required", "named", "response_format", "guided_json", "structured_outputs"],
+)
+def test_a_schema_that_cannot_be_compiled_is_refused_where_it_is(
+    hermes: Any, schema: dict[str, Any], form: Callable[[Any], dict[str, Any]], param: str
+) -> None:
+    """The text of the dialect's grammar around it is nobody's."""
+    error = hermes.post("/v1/chat/completions", {"messages": HELLO, **form(schema)}, 400)["error"]
+    assert error["param"] == param
+    assert error["message"].startswith("tool 'trip': " if param == "tools" else "")
+    assert "schema" in error["message"]
+    assert "call_0" not in error["message"]
