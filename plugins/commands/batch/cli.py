@@ -65,8 +65,7 @@ def run(
 
     Without --base-url a server is started for the batch, of --model, --config or the default model. Answers come in the
     order in which they are done. Ctrl-C leaves whole lines; --resume goes on. Lines that cannot be sent are reported
-    with their numbers, and have a line with an error in the output. Exits with 1 where a line
-    was invalid or a request failed.
+    with their numbers, and have an error in the output. Exits with 1 where a line was invalid or a request failed.
     """
     require_at_least("--max-concurrency", max_concurrency, 1)
     require_at_least("--max-retries", max_retries, 0)
@@ -74,11 +73,7 @@ def run(
     is_own = base_url is None
     require(is_own or not (config or options), "--config and --option are of a server of its own: leave out --base-url")
     require(not (model and config) or not is_own, "--model and --config both say what is served: keep one")
-    check_writable("--output", output_file)
-    require(
-        not _is_one_file(input_file, output_file),
-        f"--output {output_file} is the file of --input: answers would replace the requests; give another path",
-    )
+    _check_output(output_file, input_file)
     from dovetail.commands.http import parse_base_url
     from dovetail.plugins.commands.batch.lines import read_batch
     from dovetail.plugins.commands.batch.own_server import BASE_URL, own_server
@@ -99,9 +94,16 @@ def run(
     raise typer.Exit(code)
 
 
-def _is_one_file(a: Path, b: Path) -> bool:
-    """Whether two paths lead to the same file, by links too."""
-    return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
+def _check_output(path: Path, input_file: Path) -> None:
+    """Raises `ConfigError` for a file that cannot be written, or that is the input, by whatever link."""
+    check_writable("--output", path)
+    is_input = path.resolve() == input_file.resolve() or (
+        path.exists() and input_file.exists() and path.samefile(input_file)
+    )
+    require(
+        not is_input,
+        f"--output {path} is the file of --input: answers would replace the requests; give another path",
+    )
 
 
 def _done_before(path: Path, *, resume: bool, retry_failed: bool, overwrite: bool) -> frozenset[str]:
