@@ -41,8 +41,8 @@ def fewest_tokens(tokenizer_json: str) -> FewestTokens | None:
     """The bound of a tokenizer in the `tokenizers` library's JSON form; None where a text may lose something."""
     form = json.loads(tokenizer_json)
     model, added = form["model"], form["added_tokens"]
-    normalizers = list(_steps(form["normalizer"], "normalizers"))
-    splits = list(_steps(form["pre_tokenizer"], "pretokenizers"))
+    normalizers = list(_steps(form.get("normalizer"), "normalizers"))
+    splits = list(_steps(form.get("pre_tokenizer"), "pretokenizers"))
     keeps = (
         model["type"] == "BPE"
         and not any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
