@@ -64,8 +64,10 @@ class RotaryEmbedding(torch.nn.Module):
 
     def __init__(self, context: ModelContext, spec: RopeSpec):
         super().__init__()
-        if spec.rotary_size % 2:
-            raise ModelError(f"RoPE turns pairs of elements, but {spec.rotary_size} of each head are to be rotated")
+        if spec.rotary_size < 2 or spec.rotary_size % 2:
+            raise ModelError(
+                f"RoPE turns pairs of elements, but {spec.rotary_size} of each head's {spec.head_size} are to be rotated"
+            )
         frequencies, factor = inverse_frequencies(spec, context.max_model_len)
         angles = torch.arange(context.max_model_len, dtype=torch.float32)[:, None] * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor

@@ -54,6 +54,10 @@ HEALTH_S = 5.0
 """An engine that does not answer for so long counts as dead."""
 PATIENCE_S = 1.0
 """After so long without an answer to a request, the engine is asked whether it answers at all."""
+_LONGEST_TURN_S = 0.002
+"""After so long, reading what the engine sent pauses, so that streams are written and others are served."""
+_TURNS_OF_OTHERS = 4
+"""Of the event loop, in such a pause."""
 
 
 class RemoteEngine:
@@ -393,18 +397,28 @@ class RemoteEngine:
 
     async def _read_updates(self) -> None:
         while True:
-            data = await self._updates.recv()
-            while True:
-                try:
-                    self._take(decode_to_client(data))
-                except Exception as error:
-                    # What an update would have changed is unknown now: none of these requests can go on.
-                    logger.exception("the client of the engine failed")
-                    self._give_up(RequestError(f"the client of the engine failed: {error!r}; its log says where"))
-                try:
-                    data = await self._updates.recv(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
+            is_drained = await self._read_turn(await self._updates.recv())
+            # An engine may be as fast as this loop, and what else runs here would wait for a gap. A probe takes some
+            # turns of the loop from its connection to its answer: with one at a time it would wait for as many reads.
+            for _ in range(0 if is_drained else _TURNS_OF_OTHERS):
+                await asyncio.sleep(0)
+
+    async def _read_turn(self, data: bytes) -> bool:
+        """Reads what there is, up to `_LONGEST_TURN_S`; whether that was all."""
+        ends = time.monotonic() + _LONGEST_TURN_S
+        while True:
+            try:
+                self._take(decode_to_client(data))
+            except Exception as error:
+                # What an update would have changed is unknown now: none of these requests can go on.
+                logger.exception("the client of the engine failed")
+                self._give_up(RequestError(f"the client of the engine failed: {error!r}; its log says where"))
+            if time.monotonic() > ends:
+                return False
+            try:
+                data = await self._updates.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Update):

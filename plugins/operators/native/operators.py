@@ -163,7 +163,7 @@ class NativeOperators(Operators):
         """Copies rows as bytes."""
         table, ids = table.contiguous(), ids.contiguous()
         out = table.new_empty(ids.shape + table.shape[1:])
-        row_bytes = table.stride(0) * table.itemsize
+        row_bytes = table.nbytes // max(1, len(table))  # strides say 1 where a dimension is 0
         pointers = out.data_ptr(), table.data_ptr(), ids.data_ptr()
         if self._take_rows(*pointers, len(ids), len(table), row_bytes):
             raise IndexError(f"rows {ids.tolist()} of a table of {len(table)}")

@@ -183,6 +183,8 @@ KEYS = (
 
 
 @example(values={"hidden_act": ""})
+@example(values={"partial_rotary_factor": 1e-5})
+@example(values={"partial_rotary_factor": 0.2})
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1, max_size=2))
 def test_any_config_loads_or_is_refused(llama: Path, tmp_path: Path, values: dict[str, Any]) -> None:
