@@ -66,7 +66,7 @@ class RotaryEmbedding(torch.nn.Module):
         super().__init__()
         if spec.rotary_size < 2 or spec.rotary_size % 2:
             raise ModelError(
-                f"RoPE turns pairs of elements, but {spec.rotary_size} of each head's {spec.head_size} are to be rotated"
+                f"RoPE turns pairs of elements: {spec.rotary_size} of each head's {spec.head_size} cannot be rotated"
             )
         frequencies, factor = inverse_frequencies(spec, context.max_model_len)
         angles = torch.arange(context.max_model_len, dtype=torch.float32)[:, None] * frequencies

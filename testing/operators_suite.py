@@ -149,9 +149,10 @@ class OperatorsSuite:
         assert torch.equal(cos, given[1])
         assert torch.equal(sin, given[2])
 
+    @pytest.mark.parametrize("width", [6, 0])
     @pytest.mark.parametrize("tokens", [0, 1, 40])
-    def test_take_rows(self, operators: Operators, dtype: torch.dtype, tokens: int) -> None:
-        table = self.random(9, 2, 1, 6, dtype=dtype)
+    def test_take_rows(self, operators: Operators, dtype: torch.dtype, tokens: int, width: int) -> None:
+        table = self.random(9, 2, 1, width, dtype=dtype)
         ids = torch.arange(tokens, device=self.device) % 7
         assert torch.equal(operators.take_rows(table, ids), table[ids])
 
