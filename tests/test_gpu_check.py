@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -17,6 +19,7 @@ def run(out: Path, *parts: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.nightly
 def test_parts_run_and_write_what_they_found(tmp_path: Path) -> None:
     parts = ["machine", "operators", "quantization", "tokens", "decode", "prefill"]
     done = run(tmp_path, *parts)
