@@ -15,6 +15,7 @@ import pytest
 from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
 from dovetail.plugins.routes.chat.route import ChatRoute
 from dovetail.plugins.routes.completions.route import CompletionsRoute
+from dovetail.plugins.routes.explain.route import ExplainRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.routes.playground.route import PlaygroundRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
@@ -28,6 +29,7 @@ ROUTES = {
     for label, kind in {
         "chat": ChatRoute,
         "completions": CompletionsRoute,
+        "explain": ExplainRoute,
         "metrics": MetricsRoute,
         "playground": PlaygroundRoute,
         "tokenize": TokenizeRoute,
