@@ -47,22 +47,27 @@ class FormFields(Body, kw_only=True):
 
 def form_field(fields: FormFields) -> str | None:
     """The one of these fields that gives the form of an output; None: none does."""
-    given = msgspec.structs.asdict(fields)
-    names = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    return next((name for name in names if given[name] is not None), None)
+    if fields.structured_outputs is not None:
+        return "structured_outputs"
+    return next((f"guided_{form}" for form in _guided(fields)), None)
+
+
+def _guided(fields: FormFields) -> dict[str, Any]:
+    """The forms that vLLM's older fields give."""
+    forms = {
+        "json": fields.guided_json,
+        "regex": fields.guided_regex,
+        "choice": fields.guided_choice,
+        "grammar": fields.guided_grammar,
+    }
+    return {form: value for form, value in forms.items() if value is not None}
 
 
 def structured_outputs(fields: FormFields) -> StructuredOutputs | None:
     """What the fields ask for, None for nothing. Raises `APIError` 400 that names the field."""
     _refuse("guided_decoding_backend", fields.guided_decoding_backend, "set the config's grammar.name")
     _refuse("guided_whitespace_pattern", fields.guided_whitespace_pattern, "give structured_outputs.max_whitespace")
-    guided = (
-        ("json", fields.guided_json),
-        ("regex", fields.guided_regex),
-        ("choice", fields.guided_choice),
-        ("grammar", fields.guided_grammar),
-    )
-    older = {form: value for form, value in guided if value is not None}
+    older = _guided(fields)
     asked = fields.structured_outputs
     if asked is None:
         return _made(older, f"guided_{min(older)}") if older else None
@@ -76,10 +81,11 @@ def structured_outputs(fields: FormFields) -> StructuredOutputs | None:
         asked.disable_additional_properties,
         "say additionalProperties: false in the schema",
     )
+    values = msgspec.structs.asdict(asked)
     given: dict[str, Any] = {
-        name: value
+        name: values[name]
         for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "max_whitespace")
-        if (value := msgspec.structs.asdict(asked)[name]) is not None
+        if values[name] is not None
     }
     if asked.disable_any_whitespace:
         given["max_whitespace"] = 0
