@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler
+from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Estimate
+from dovetail.spec_decode.experiments.rates import affine, mean_share, share
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant
 
 DEFINITIONS: Mapping[str, str] = {
@@ -20,7 +21,9 @@ DEFINITIONS: Mapping[str, str] = {
     "at position j, of drafts": "share of rounds in which at least j draft tokens were accepted, among those with at"
     " least j verified in a row (metrics.accepted_per_position / metrics.drafted_per_position, as --stats prints)",
     "wasted": "draft tokens that were verified and rejected, per output token",
-    "interval": "95%, bootstrap over prompts (all requests of a prompt together), see the speed section for the method",
+    "interval": "95%, over prompts (all requests of a prompt together): Student's t on the logit of the share, with the"
+    " delete-one jackknife's error, so that no end is beyond what can be; none where fewer than"
+    f" {MIN_GROUPS} prompts drafted",
 }
 
 _LEARNED = 0.02
@@ -60,28 +63,21 @@ class Acceptance:
     """Rate (ratio of sums) of each repetition."""
 
 
-def describe_acceptance(records: Sequence[RequestRecord], resampler: Resampler) -> list[Acceptance]:
+def describe_acceptance(records: Sequence[RequestRecord]) -> list[Acceptance]:
     """Returns every variant that drafts, at each batch size: all categories, then each."""
     found = []
     for (batch, arm, length), own in by_variant(records).items():
         if length is None:
             continue
-        found.append(_describe(arm, length, batch, None, own, resampler))
+        found.append(_describe(arm, length, batch, None, own))
         categories = dict.fromkeys(record.category for record in own)
         for category in categories if len(categories) > 1 else ():
             part = [record for record in own if record.category == category]
-            found.append(_describe(arm, length, batch, category, part, resampler))
+            found.append(_describe(arm, length, batch, category, part))
     return found
 
 
-def _describe(
-    arm: str,
-    length: int,
-    batch: int,
-    category: str | None,
-    records: Sequence[RequestRecord],
-    resampler: Resampler,
-) -> Acceptance:
+def _describe(arm: str, length: int, batch: int, category: str | None, records: Sequence[RequestRecord]) -> Acceptance:
     drafted, accepted = sum(r.drafted for r in records), sum(r.accepted for r in records)
     steps, rounds = sum(r.decode_steps for r in records), sum(r.rounds for r in records)
     accepted_at, verified_at = (
@@ -90,6 +86,8 @@ def _describe(
     )
     own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in by_prompt(records).values()]
     means = [rate for rate in own_rates if rate is not None]
+    # Tokens that a grammar forces are drafted beyond an arm's own length.
+    most = max([length, *(len(r.drafted_per_position) for r in records)])
     return Acceptance(
         arm,
         length,
@@ -98,11 +96,11 @@ def _describe(
         drafted,
         accepted,
         steps,
-        _ratio(records, lambda r: r.accepted, lambda r: r.drafted, resampler),
-        resampler.mean(means) if means else None,
-        _ratio(records, lambda r: r.decode_tokens, lambda r: r.decode_steps, resampler),
+        _share(records, lambda r: r.accepted, lambda r: r.drafted),
+        mean_share(means, drafted) if means else None,
+        _length(records, lambda r: r.decode_tokens, lambda r: r.decode_steps, most),
         rounds,
-        _ratio(records, lambda r: r.rounds + r.accepted, lambda r: r.rounds, resampler),
+        _length(records, lambda r: r.rounds + r.accepted, lambda r: r.rounds, most),
         drafted / steps if steps else None,
         [count / steps for count in accepted_at] if steps else [],
         [count / rounds for count in accepted_at] if rounds else [],
@@ -112,16 +110,23 @@ def _describe(
     )
 
 
-def _ratio(
-    records: Sequence[RequestRecord],
-    top: Callable[[RequestRecord], int],
-    bottom: Callable[[RequestRecord], int],
-    resampler: Resampler,
-) -> Estimate | None:
+_Count = Callable[[RequestRecord], int]
+
+
+def _share(records: Sequence[RequestRecord], part: _Count, whole: _Count) -> Estimate | None:
     clusters = by_prompt(records).values()
-    tops = [float(sum(map(top, own))) for own in clusters]
-    bottoms = [float(sum(map(bottom, own))) for own in clusters]
-    return resampler.ratio(tops, bottoms) if sum(bottoms) else None
+    parts, wholes = ([float(sum(map(count, own))) for own in clusters] for count in (part, whole))
+    return share(parts, wholes) if sum(wholes) else None
+
+
+def _length(records: Sequence[RequestRecord], tokens: _Count, steps: _Count, most_drafts: int) -> Estimate | None:
+    """Tokens per step, between 1 and 1 + `most_drafts`; without an interval where few prompts drafted."""
+    found = _share(records, lambda r: tokens(r) - steps(r), lambda r: most_drafts * steps(r))
+    if found is None:
+        return None
+    length = affine(found, most_drafts, 1.0)
+    num_drafting = sum(any(r.drafted for r in own) for own in by_prompt(records).values())
+    return length if num_drafting >= MIN_GROUPS else replace(length, low=None, high=None)
 
 
 def _counts(lists: Sequence[Sequence[int]], length: int) -> list[int]:

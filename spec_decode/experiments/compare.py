@@ -19,6 +19,7 @@ from dovetail.commands.checks import require
 from dovetail.commands.saved import differences, read_saved, shortened
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
+from dovetail.spec_decode.experiments.rates import within
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_prompt, by_variant, label_among
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, exponential, log_ratios, values_by_turn
@@ -208,7 +209,14 @@ def _acceptance_change(
         return None
     before, after = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in values)
     differences = [values[1][prompt] - values[0][prompt] for prompt in prompts]
-    return Change(label(key), what, before, after, resampler.mean(differences), _undecided(differences))
+    furthest = _longest(key, (old, new)) if values_of is _lengths else 1.0
+    estimate = within(resampler.mean(differences), -furthest, furthest)
+    return Change(label(key), what, before, after, estimate, _undecided(differences))
+
+
+def _longest(key: Key, records: tuple[Records, Records]) -> float:
+    """The most drafts of a round, by which two accepted lengths differ at most."""
+    return max([key[2] or 0, *(len(record.drafted_per_position) for own in records for record in own[key])])
 
 
 def _rates(records: Sequence[RequestRecord]) -> dict[int, float]:

@@ -49,7 +49,7 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
             measured = measure(bench, workload, on_turn)
         resampler = Resampler(experiment.seed)
         equality = compare_equality(setup, bench, workload, measured, resampler)
-        acceptance = describe_acceptance(measured.requests, resampler)
+        acceptance = describe_acceptance(measured.requests)
         speed = compare_speed(measured.requests, resampler)
         models = fit_models(measured.steps, acceptance)
         grid, crossovers = describe_grid(speed, models)

@@ -35,10 +35,10 @@ def acceptance_section(report: Report) -> Section:
             str(a.batch),
             str(a.drafted),
             str(a.accepted),
-            format_estimate(a.rate, "{:.3f}", 0, 1),
-            format_estimate(a.rate_of_requests, "{:.3f}", 0, 1),
-            format_estimate(a.accepted_length, "{:.2f}", 1),
-            format_estimate(a.round_length, "{:.2f}", 1),
+            format_estimate(a.rate, "{:.3f}"),
+            format_estimate(a.rate_of_requests, "{:.3f}"),
+            format_estimate(a.accepted_length, "{:.2f}"),
+            format_estimate(a.round_length, "{:.2f}"),
             "-" if a.drafted_per_step is None else f"{a.drafted_per_step:.2f}",
             f"{a.wasted:.2f}",
         ]
@@ -81,13 +81,13 @@ def _category_tables(report: Report) -> Iterator[TableData]:
         [
             report.label(v[0], v[1]),
             str(v[2]),
-            *(format_estimate(found[*v, c].accepted_length, "{:.2f}", 1) for c in categories),
+            *(format_estimate(found[*v, c].accepted_length, "{:.2f}") for c in categories),
         ]
         for v in variants
     ]
     yield TableData(["arm", "batch", *map(str, categories)], rows, "Accepted length by category [95%]")
     rates = [
-        [report.label(v[0], v[1]), str(v[2]), *(format_estimate(found[*v, c].rate, "{:.3f}", 0, 1) for c in categories)]
+        [report.label(v[0], v[1]), str(v[2]), *(format_estimate(found[*v, c].rate, "{:.3f}") for c in categories)]
         for v in variants
     ]
     yield TableData(["arm", "batch", *map(str, categories)], rates, "Acceptance rate (ratio of sums) by category [95%]")

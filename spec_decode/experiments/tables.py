@@ -27,11 +27,11 @@ class Section:
     tables: Sequence[TableData]
 
 
-def format_estimate(estimate: Estimate | None, form: str, least: float = -math.inf, most: float = math.inf) -> str:
-    """Value [low, high]; ends are cut to what the quantity can be."""
+def format_estimate(estimate: Estimate | None, form: str) -> str:
+    """Value [low, high]."""
     if estimate is None or math.isnan(estimate.value):
         return "-"
     value = form.format(estimate.value)
     if estimate.low is None or estimate.high is None:
         return f"{value} [-]"
-    return f"{value} [{form.format(max(least, estimate.low))}, {form.format(min(most, estimate.high))}]"
+    return f"{value} [{form.format(estimate.low)}, {form.format(estimate.high)}]"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
+from dovetail.commands.student import t_quantile
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -16,12 +18,6 @@ MIN_GROUPS = 3
 """Fewer independent groups than this tell nothing about their spread."""
 MANY_GROUPS = 30
 """From so many groups on, drawing them again shows what their spread does to a statistic."""
-_STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""97.5% quantiles for 1 to 30 degrees of freedom."""
 _LARGEST_LOG = 700.0
 
 Groups = Sequence[Sequence[float]]
@@ -158,7 +154,7 @@ def _logs(groups: Groups, statistic: str) -> list[float] | None:
 
 def _around(centre: float, error: float, freedom: float) -> tuple[float, float]:
     """Student's interval around a mean of logarithms, as factors."""
-    half = _student(freedom) * error
+    half = t_quantile(freedom) * error
     return math.exp(min(centre - half, _LARGEST_LOG)), math.exp(min(centre + half, _LARGEST_LOG))
 
 
@@ -174,11 +170,6 @@ def _student_interval(a: Groups, b: Groups, statistic: str) -> tuple[float, floa
         return math.exp(centre), math.exp(centre)
     freedom = total**2 / sum(square**2 / (len(side) - 1) for square, side in zip(squares, logs, strict=True))
     return _around(centre, math.sqrt(total), freedom)
-
-
-def _student(freedom: float) -> float:
-    """The 97.5% quantile of Student's t; a little more between the degrees of freedom that are tabled."""
-    return _STUDENT[min(max(1, math.floor(freedom)), len(_STUDENT)) - 1]
 
 
 def _bootstrap_interval(

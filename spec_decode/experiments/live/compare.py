@@ -9,6 +9,7 @@ from statistics import median
 
 from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, Sums, holm
 from dovetail.spec_decode.experiments.live.records import LiveArm, LiveRecord, LiveTraffic
+from dovetail.spec_decode.experiments.rates import affine, count_per, share
 from dovetail.spec_decode.experiments.speed import PER_REQUEST, Decision, decide, exponential
 
 METRICS: Mapping[str, str] = {
@@ -171,21 +172,21 @@ def grouped(records: Sequence[LiveRecord], top: Value, bottom: Callable[[LiveRec
     return tops, bottoms
 
 
-def describe_acceptance(arms: Arms, resampler: Resampler) -> list[LiveAcceptance]:
+def describe_acceptance(arms: Arms) -> list[LiveAcceptance]:
     """Of arms in which something was drafted, all their requests."""
     found = []
     for arm, records in arms.items():
         drafting = [record for record in records if record.drafted and record.rounds]
         if drafting:
             rate = grouped(drafting, lambda record: record.accepted, lambda record: record.drafted)
-            length = grouped(drafting, lambda record: record.rounds + record.accepted, lambda record: record.rounds)
+            per_round = grouped(drafting, lambda record: record.accepted, lambda record: record.rounds)
             found.append(
                 LiveAcceptance(
                     arm=arm,
                     drafted=sum(record.drafted for record in drafting),
                     accepted=sum(record.accepted for record in drafting),
-                    rate=resampler.ratio(*rate),
-                    round_length=resampler.ratio(*length),
+                    rate=share(*rate),
+                    round_length=affine(count_per(*per_round), 1.0, 1.0),
                 )
             )
     return found

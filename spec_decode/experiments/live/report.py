@@ -62,7 +62,7 @@ def analyse(traffic: LiveTraffic, baseline: str | None = None, draws: int = 10_0
         end=max(times),
         arms=[describe_arm(configured[name], records) for name, records in arms.items()],
         speed=compare_speed(arms, resampler),
-        acceptance=describe_acceptance(arms, resampler),
+        acceptance=describe_acceptance(arms),
         warnings=find_warnings(traffic, arms, resampler),
     )
 
@@ -147,8 +147,8 @@ def _acceptance_section(report: LiveReport) -> Section:
             item.arm,
             f"{item.drafted:,}",
             f"{item.accepted:,}",
-            format_estimate(item.rate, "{:.3f}", 0.0, 1.0),
-            format_estimate(item.round_length, "{:.2f}", 1.0),
+            format_estimate(item.rate, "{:.3f}"),
+            format_estimate(item.round_length, "{:.2f}"),
         ]
         for item in report.acceptance
     ]

@@ -82,7 +82,7 @@ def test_ratio_of_sums_and_mean_over_requests_differ_as_defined() -> None:
         request("a", 4, 0, drafted=90, accepted=9, accepted_per_position=[6, 3], times=[1.0, 2.0, 3.0, 3.0]),
         request("a", 4, 1, drafted=10, accepted=9, accepted_per_position=[5, 4], times=[1.0, 2.0, 2.0, 2.0]),
     ]
-    found = describe_acceptance(records, RESAMPLER)[0]
+    found = describe_acceptance(records)[0]
     assert found.rate is not None
     assert found.rate_of_requests is not None
     assert found.accepted_length is not None
@@ -108,7 +108,7 @@ def test_lengths_and_positions_say_of_what_they_are_shares() -> None:
         accepted_per_position=[1, 0, 0],
         drafted_per_position=[2, 2, 1],
     )
-    found = describe_acceptance([record], RESAMPLER)[0]
+    found = describe_acceptance([record])[0]
     assert found.rounds == 2
     assert found.accepted_length is not None
     assert found.round_length is not None
@@ -120,14 +120,14 @@ def test_lengths_and_positions_say_of_what_they_are_shares() -> None:
 
 
 def test_arms_without_drafts_have_no_acceptance() -> None:
-    assert describe_acceptance([request(BASELINE, None, 0)], RESAMPLER) == []
+    assert describe_acceptance([request(BASELINE, None, 0)]) == []
 
 
 def test_categories_add_up() -> None:
     records = [
         request("a", 2, i, category="xy"[i % 2], drafted=10, accepted=i, accepted_per_position=[i]) for i in range(8)
     ]
-    overall, x, y = describe_acceptance(records, RESAMPLER)
+    overall, x, y = describe_acceptance(records)
     assert (overall.category, x.category, y.category) == (None, "x", "y")
     assert overall.accepted == x.accepted + y.accepted == 28
 
@@ -254,7 +254,7 @@ def test_the_cost_model_predicts_what_its_lines_say() -> None:
         request("a", 4, g, drafted=8, accepted=6, times=[1.0, *[2.0] * 4, *[3.0] * 4], token_ids=list(range(9)))
         for g in range(6)
     ]
-    model = fit_models(modelled_steps(), describe_acceptance(records, RESAMPLER))[0]
+    model = fit_models(modelled_steps(), describe_acceptance(records))[0]
     assert model.accepted_length == pytest.approx(4)
     assert model.drafted_per_step == pytest.approx(4)
     for batch in (1, 2, 4, 32):
@@ -278,7 +278,7 @@ def ends(**changes: object) -> Crossover:
 def test_one_batch_size_predicts_no_other() -> None:
     records = [request("a", 4, g, drafted=8, accepted=6) for g in range(6)]
     steps = [step for step in modelled_steps() if step.batch == 1]
-    model = fit_models(steps, describe_acceptance(records, RESAMPLER))[0]
+    model = fit_models(steps, describe_acceptance(records))[0]
     assert (model.batches, model.crossover()) == ([1], None)
     assert predicted_end(ends(predicted_from=model.batches)) == "-"
 
@@ -318,7 +318,7 @@ def test_the_grid_puts_measured_beside_predicted() -> None:
     records = timed({BASELINE: 1, CONTROL: 1, "a": 1.5}, 0.02)
     records = [r if r.arm != "a" else request("a", 4, r.group, r.repetition, times=r.times, drafted=4) for r in records]
     speeds = compare_speed(records, RESAMPLER)
-    models = fit_models(modelled_steps(), describe_acceptance(records, RESAMPLER))
+    models = fit_models(modelled_steps(), describe_acceptance(records))
     cells, crossovers = describe_grid(speeds, models)
     assert [(cell.arm, cell.length, cell.batch) for cell in cells] == [("a", 4, 1)]
     assert cells[0].predicted is not None
@@ -430,7 +430,7 @@ def test_a_wide_tie_gap_is_told() -> None:
 
 def rows_of(records: list[RequestRecord], verdict: str = "identical", status: tuple[ArmStatus, ...] = ()) -> list[Row]:
     equality = [equality_of(verdict)]
-    speeds, acceptance = compare_speed(records, RESAMPLER), describe_acceptance(records, RESAMPLER)
+    speeds, acceptance = compare_speed(records, RESAMPLER), describe_acceptance(records)
     return result_rows(equality, speeds, acceptance, status, records)
 
 
