@@ -69,6 +69,7 @@ class Arm:
 class EnginePlan:
     """One engine, and the variants that run in it."""
 
+    layered: LayeredConfig
     explanation: Explanation
     resolved: ResolvedConfig
     variants: tuple[Variant, ...]
@@ -369,16 +370,29 @@ def _plan_engine(members: Sequence[Arm]) -> EnginePlan:
         if variant.length is not None
     }
     first = next((arm for arm in members if arm.drafter is not None), members[0])
-    explanation = explain(with_drafters(first.layered, drafters))
+    layered = with_drafters(first.layered, drafters)
+    explanation = explain(layered)
     if explanation.resolved is None:
         raise ConfigError(
             f"arms {', '.join(by_name)} cannot share an engine: {explanation.refusal}; run them in experiments of"
             " their own"
         )
     alone = explain(with_drafters(first.layered, {})).estimate if drafters else explanation.estimate
-    return EnginePlan(
-        explanation, explanation.resolved, tuple(variants), alone.kv_tokens if alone is not None else None
-    )
+    kv_tokens = alone.kv_tokens if alone is not None else None
+    return EnginePlan(layered, explanation, explanation.resolved, tuple(variants), kv_tokens)
+
+
+def with_rule(plan: EnginePlan, acceptance: Mapping[str, Any]) -> EnginePlan:
+    """The engine with another acceptance rule: a section as in the config."""
+    speculative = plan.layered.config.speculative
+    assert speculative is not None
+    section = type(speculative.acceptance).model_validate(acceptance)
+    update = {"speculative": speculative.model_copy(update={"acceptance": section})}
+    layered = replace(plan.layered, config=plan.layered.config.model_copy(update=update))
+    explanation = explain(layered)
+    if explanation.resolved is None:
+        raise explanation.refusal or ConfigError(f"no engine can have the acceptance rule {section.name}")
+    return replace(plan, layered=layered, explanation=explanation, resolved=explanation.resolved)
 
 
 def _engine_notes(arms: Mapping[str, Arm], engines: Sequence[EnginePlan]) -> Iterator[str]:

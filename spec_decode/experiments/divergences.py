@@ -46,7 +46,6 @@ class GapMeter:
         self._bench = bench
         self._baseline = baseline
         self._variant = Variant(BASELINE, None)
-        self._scores: dict[tuple[int, tuple[int, ...]], float] = {}
         self._prompts = {p.index: ids for p, ids in zip(workload.prompts, workload.token_ids, strict=True)}
         config = bench.engine_of(self._variant).config
         self.known_tie_gap = bench.experiment.tie_gap
@@ -86,18 +85,6 @@ class GapMeter:
             together = self._scores_of([*ids, *decoded.token_ids])[len(ids) - 1 :]
             largest = max([largest, *(abs(a - b) for a, b in zip(one_by_one, together, strict=True))])
         return largest
-
-    def mean_logprob(self, records: Sequence[RequestRecord]) -> float:
-        """Mean over a prompt's repetitions of the mean log probability per generated token."""
-        return sum(map(self._score, records)) / len(records)
-
-    def _score(self, record: RequestRecord) -> float:
-        key = (record.prompt, tuple(record.token_ids))
-        if key not in self._scores:
-            prompt = self._prompts[record.prompt]
-            scored = self._scores_of([*prompt, *record.token_ids])[len(prompt) - 1 :]
-            self._scores[key] = sum(scored) / len(scored)
-        return self._scores[key]
 
     def _scores_of(self, token_ids: list[int]) -> list[float]:
         """Log probabilities of all tokens but the first, from one pass."""

@@ -10,9 +10,7 @@ time, and once more at a batch size whose decode steps have as many rows as the 
 the same kernels. At the variant's own batch size it would repeat itself, and every rounded tie count against the
 drafts.
 
-Sampled runs differ token by token by design. There the mean log probability per token that the target gives to what was
-generated is compared, paired by prompt: if the rule keeps the target's distribution, it has the same expectation in
-both.
+Sampled runs differ token by token by design: `sampled_equality` watches their rules.
 """
 
 from __future__ import annotations
@@ -21,10 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.spec_decode.experiments.arms import Setup, Variant
-from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, holm
 from dovetail.spec_decode.experiments.divergences import Divergence, GapMeter
 from dovetail.spec_decode.experiments.judging import (
-    SIGNIFICANT,
     WIDE_TIE_GAP,
     Diverged,
     PValues,
@@ -38,9 +34,26 @@ from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, b
 from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, request_seeds
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
-_DECLARED: tuple[Verdict, str] = ("lossy by declaration", "its rule claims nothing else")
-_MAX_SCORED = 96
-"""Sampled outputs that are scored per variant and batch size: each costs a prefill."""
+DECLARED_LOSSY: tuple[Verdict, str] = ("lossy by declaration", "its rule claims nothing else")
+
+
+@dataclass(frozen=True)
+class DraftedTokens:
+    """Of sampled runs: tokens that drafts overrate, for which a wrong rule has a bias (`martingale`)."""
+
+    places: int
+    """Tokens for whose place something was drafted."""
+    came: float
+    """How many of them the draft overrates."""
+    expected: float
+    """How many these should be, by the target."""
+    excess: float | None
+    """`came` / `expected`; None where none is expected."""
+    p: float
+    """At most so likely is such evidence for a rule that keeps the distribution, after Holm over variants and batch
+    sizes."""
+    detectable: float
+    """The excess, less 1, that so many tokens show nineteen times out of twenty."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +71,6 @@ class Equality:
     p_above_control: float | None
     """Exact one-sided McNemar: of prompts with a REAL divergence in either variant or control but not in both, so many
     in the variant. After Holm, over all variants and batch sizes. None where there is none."""
-    logprob_difference: Estimate | None
-    """Sampled runs: mean log probability per token under the target, variant minus baseline."""
     verdict: Verdict
     reason: str
     tie_gap: float | None = None
@@ -71,6 +82,13 @@ class Equality:
     it."""
     control_batch: int | None = None
     """Batch size at which the baseline ran for the control."""
+    drafted_tokens: DraftedTokens | None = None
+    """Of sampled runs whose rule was watched."""
+
+    @classmethod
+    def without_prompts(cls, variant: Variant, batch: int, verdict: Verdict, reason: str) -> Equality:
+        """Of a sampled run, where tokens are not compared."""
+        return cls(variant.arm, variant.length, batch, 0, (), 0, None, verdict, reason)
 
     @property
     def lossless(self) -> bool | None:
@@ -85,17 +103,12 @@ class Equality:
         return sum(not divergence.is_tie for divergence in self.divergences)
 
 
-def compare_equality(
-    setup: Setup, bench: Bench, workload: Workload, measured: Measured, resampler: Resampler
-) -> list[Equality]:
-    """Every variant compared with the baseline, at each batch size; and the baseline with itself at the first, which
-    shows what other batches do to its tokens without any drafts."""
+def compare_equality(setup: Setup, bench: Bench, workload: Workload, measured: Measured) -> list[Equality]:
+    """Every variant of a greedy run compared with the baseline, at each batch size; and the baseline with itself at the
+    first, which shows what other batches do to its tokens without any drafts."""
     found = by_variant(measured.requests)
     gaps = GapMeter(bench, workload, found[bench.experiment.grid.batch_sizes[0], BASELINE, None])
     lossy = {name for name, arm in setup.arms.items() if not arm.is_lossless}
-    if bench.experiment.sampling.temperature > 0:
-        sampled = [_judge_sampled(raw, lossy) for raw in _sampled(bench, found, gaps, resampler)]
-        return _correct_sampled(sampled)
     raws = list(_greedy(bench, workload, found, gaps, lossy))
     tests = {
         index: PValues(1.0, 1.0) if raw.control is None else p_values(raw.diverged, raw.control.diverged)
@@ -121,7 +134,6 @@ class _Raw:
     prompts: int = 0
     divergences: Sequence[Divergence] = ()
     unstable: int = 0
-    logprob_difference: Estimate | None = None
     control: _Control | None = None
     """None for the control itself, and where no prompt diverged."""
 
@@ -139,7 +151,7 @@ def _prompts_of(divergences: Sequence[Divergence]) -> Diverged:
 Found = Mapping[tuple[int, str, int | None], Sequence[RequestRecord]]
 
 
-def _judged(bench: Bench, found: Found, batch: int) -> list[Variant]:
+def judged_variants(bench: Bench, found: Found, batch: int) -> list[Variant]:
     """Variants that ran at a batch size, but the baseline and its control."""
     ran = [v for v in bench.variants if (batch, v.arm, v.length) in found]
     return [variant for variant in ran if variant.arm not in (BASELINE, CONTROL)]
@@ -157,18 +169,10 @@ def _greedy(bench: Bench, workload: Workload, found: Found, gaps: GapMeter, loss
             # Its ties are what rounding does, by definition; REAL ones would be a bug.
             own = _Control(Diverged(again.diverged.real, other.diverged.every), batches[0])
             yield replace(other, control=own if other.divergences else None)
-        for variant in _judged(bench, found, batch):
+        for variant in judged_variants(bench, found, batch):
             raw = _compare_greedy(variant, batch, base, found[batch, variant.arm, variant.length], gaps)
             needs_control = raw.divergences and variant.arm not in lossy
             yield replace(raw, control=floors.control(variant, batch, base, again)) if needs_control else raw
-
-
-def _sampled(bench: Bench, found: Found, gaps: GapMeter, resampler: Resampler) -> Iterator[_Raw]:
-    for batch in bench.experiment.grid.batch_sizes:
-        base = found[batch, BASELINE, None]
-        for variant in (Variant(CONTROL, None), *_judged(bench, found, batch)):
-            own = found[batch, variant.arm, variant.length]
-            yield _Raw(variant, batch, logprob_difference=_logprob_difference(base, own, gaps, resampler))
 
 
 def _compare_greedy(
@@ -185,20 +189,6 @@ def _compare_greedy(
         if index is not None:
             divergences.append(gaps.measure(expected[prompt][0], record.token_ids, index))
     return _Raw(variant, batch, len(got), divergences, _unstable(got))
-
-
-def _logprob_difference(
-    base: Sequence[RequestRecord], own: Sequence[RequestRecord], gaps: GapMeter, resampler: Resampler
-) -> Estimate:
-    expected, got = by_prompt(base), by_prompt(own)
-    prompts = list(got)[:_MAX_SCORED]
-    repetitions = max(1, _MAX_SCORED // len(prompts))
-    return resampler.mean(
-        [
-            gaps.mean_logprob(got[prompt][:repetitions]) - gaps.mean_logprob(expected[prompt][:repetitions])
-            for prompt in prompts
-        ]
-    )
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -219,7 +209,7 @@ def _judge_greedy(raw: _Raw, lossy: set[str], corrected: PValues | None, tie_gap
     p = None if control is None else corrected or p_values(own, control.diverged)
     verdict: Verdict
     if raw.variant.arm in lossy:
-        verdict, reason = _DECLARED
+        verdict, reason = DECLARED_LOSSY
     elif not own.every:
         verdict, reason = "identical", "no token differs"
     elif control is None or p is None:
@@ -236,16 +226,6 @@ def _judge_greedy(raw: _Raw, lossy: set[str], corrected: PValues | None, tie_gap
     )
 
 
-def _judge_sampled(raw: _Raw, lossy: set[str]) -> Equality:
-    if raw.variant.arm in lossy:
-        return _equality(raw, *_DECLARED)
-    assert raw.logprob_difference is not None
-    if not raw.logprob_difference.has_interval:
-        return _equality(raw, "too few prompts", "too few prompts for an interval of the log probability")
-    # Whether it is one too many is known when all variants are.
-    return _equality(raw, "consistent", "log probability under the target as in the baseline")
-
-
 def _equality(raw: _Raw, verdict: Verdict, reason: str) -> Equality:
     return Equality(
         raw.variant.arm,
@@ -255,27 +235,9 @@ def _equality(raw: _Raw, verdict: Verdict, reason: str) -> Equality:
         raw.divergences,
         raw.unstable,
         None,
-        raw.logprob_difference,
         verdict,
         reason,
     )
-
-
-def _correct_sampled(results: list[Equality]) -> list[Equality]:
-    """A difference counts after Holm's correction over all variants but the control."""
-    found = {
-        index: result.logprob_difference.p
-        for index, result in enumerate(results)
-        if result.verdict == "consistent"
-        and result.arm != CONTROL
-        and result.logprob_difference is not None
-        and result.logprob_difference.p is not None
-    }
-    for index, p_value in holm(found).items():
-        if p_value < SIGNIFICANT:
-            reason = f"log probability under the target differs from the baseline's (adjusted p = {p_value:.2g})"
-            results[index] = replace(results[index], verdict="LOSSY", reason=reason)
-    return results
 
 
 def control_batch(batch: int, length: int | None, largest: int) -> int:

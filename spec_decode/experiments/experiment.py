@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,8 @@ from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, b
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.results import ArmStatus
 from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, measure, read_prompts
-from dovetail.spec_decode.experiments.schema import CONTROL, Experiment
+from dovetail.spec_decode.experiments.sampled_equality import judge_sampled, watch_rules
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.speed import compare_speed
 
 
@@ -48,12 +50,13 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
 
             measured = measure(bench, workload, on_turn)
         resampler = Resampler(experiment.seed)
-        equality = compare_equality(setup, bench, workload, measured, resampler)
+        is_greedy = experiment.sampling.temperature == 0
+        equality = compare_equality(setup, bench, workload, measured) if is_greedy else []
         acceptance = describe_acceptance(measured.requests)
         speed = compare_speed(measured.requests, resampler)
         models = fit_models(measured.steps, acceptance)
         grid, crossovers = describe_grid(speed, models)
-        return Report(
+        report = Report(
             provenance=provenance.describe(experiment, setup, bench, data, workload, resident, measured.spans),
             equality=equality,
             acceptance=acceptance,
@@ -73,6 +76,26 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
             step_samples=measured.steps,
             spans=measured.spans,
         )
+    return report if is_greedy else replace(report, equality=_watch(experiment, setup, workload, measured))
+
+
+def _watch(experiment: Experiment, setup: Setup, workload: Workload, measured: Measured) -> list[Equality]:
+    """Equality of sampled runs, in engines of its own."""
+    ran = by_variant(measured.requests)
+    variants = [
+        (batch, variant)
+        for batch in experiment.grid.batch_sizes
+        for plan in setup.engines
+        for variant in plan.variants
+        if variant.arm not in (BASELINE, CONTROL) and (batch, variant.arm, variant.length) in ran
+    ]
+    with Progress(experiment.repetitions * len(variants)) as progress:
+
+        def on_pass(what: str) -> None:
+            progress.show(what)
+            progress.advance()
+
+        return judge_sampled(setup, variants, watch_rules(experiment, setup, workload, variants, on_pass))
 
 
 def _status(setup: Setup, bench: Bench, measured: Measured) -> Iterator[ArmStatus]:

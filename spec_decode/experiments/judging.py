@@ -18,6 +18,8 @@ Verdict = Literal[
 ]
 
 SIGNIFICANT = 0.05
+LOSSY_BELOW = 0.001
+"""A p-value that makes a sampled run LOSSY: what is shown to be a bug had better be one."""
 _DOUBTFUL = 0.25
 """What diverges more often than the control with a p below this is neither LOSSY for certain nor shown to be sound."""
 WIDE_TIE_GAP = 0.15

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.spec_decode.experiments.equality import Equality
+from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.result_sections import (
     acceptance_section,
@@ -16,7 +17,7 @@ from dovetail.spec_decode.experiments.result_sections import (
     steps_section,
 )
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
+from dovetail.spec_decode.experiments.tables import Section, TableData
 from dovetail.spec_decode.experiments.trials import Trial
 
 _MAX_DIVERGENCES = 12
@@ -112,27 +113,28 @@ def equality_section(report: Report) -> Section:
     if tie_gaps:
         notes.append(f"Tokens whose log probabilities lie within {max(tie_gaps):.2g} of each other are ties.")
     if not is_greedy:
-        header = ["arm", "batch", "log probability per token, minus plain [95%]", "why", "verdict"]
-        rows = [
-            [
-                report.label(e.arm, e.length),
-                str(e.batch),
-                format_estimate(e.logprob_difference, "{:+.4f}"),
-                e.reason,
-                e.verdict,
-            ]
-            for e in report.equality
-        ]
+        header = ["arm", "batch", "drafted places", "overrated tokens", "expected", "excess", "p", "why", "verdict"]
+        rows = [_sampled_row(report, item) for item in report.equality]
         notes = [
-            "Sampled: tokens differ by design. Compared is the mean log probability per token under the target of what"
-            " was generated, paired by prompt, Holm-corrected: a rule that keeps the target's distribution leaves it as"
-            " it is. This sees a shift towards likelier or less likely text, and no other kind."
+            "Sampled: tokens differ by design, so each rule that claims to be lossless was watched while prompts ran"
+            " again with other seeds. A draft overrates tokens to which it gives more probability than the target does:"
+            " a rule that accepts too readily lets them come too often. p: evidence from these counts, and from tokens"
+            f" that are likelier than they should be, by betting; LOSSY below {LOSSY_BELOW}, Holm-corrected."
         ]
     tables = [TableData(header, rows)]
     shown = [(e, d) for e in report.equality for d in e.divergences][:_MAX_DIVERGENCES]
     if shown:
         tables.append(_divergence_table(report, shown, sum(len(e.divergences) for e in report.equality)))
     return Section("2. Equality", notes, tables)
+
+
+def _sampled_row(report: Report, item: Equality) -> list[str]:
+    seen = item.drafted_tokens
+    counts = ["-"] * 5
+    if seen is not None:
+        excess = "-" if seen.excess is None else f"{seen.excess:.2f}"
+        counts = [str(seen.places), f"{seen.came:.0f}", f"{seen.expected:.0f}", excess, f"{seen.p:.2g}"]
+    return [report.label(item.arm, item.length), str(item.batch), *counts, item.reason, item.verdict]
 
 
 def _equality_row(report: Report, item: Equality) -> list[str]:

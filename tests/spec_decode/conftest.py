@@ -16,6 +16,7 @@ from dovetail.testing.story_model import STORY, save_story_model
 
 MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"
 NUM_HEADS = 3
+INNER = 48
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,31 @@ def fit_medusa_heads(target: Path, directory: Path) -> Path:
     return directory
 
 
+def fit_head(target: Path, directory: Path) -> Path:
+    """An EAGLE-1 head for the target that guesses a little: `fc` by least squares over the target's own samples, the
+    layer behind it small and random."""
+    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    size, vocab_size = model.config.hidden_size, model.config.vocab_size
+    generator = torch.manual_seed(0)
+    with torch.inference_mode():
+        tokens = model.generate(torch.ones(32, 1, dtype=torch.int64), do_sample=True, max_new_tokens=64, min_length=64)
+        states = model(tokens, output_hidden_states=True).hidden_states[-1]
+        seen = torch.cat((model.get_input_embeddings()(tokens[:, 1:]), states[:, :-1]), dim=-1).flatten(0, 1)
+        fc = torch.linalg.lstsq(seen, states[:, 1:].flatten(0, 1)).solution.T
+    shapes = {f"self_attn.{name}_proj": (size, size) for name in "qkvo"}
+    shapes |= {"mlp.gate_proj": (INNER, size), "mlp.up_proj": (INNER, size), "mlp.down_proj": (size, INNER)}
+    tensors = {
+        f"layers.0.{name}.weight": 0.01 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
+    }
+    tensors |= {"fc.weight": fc.contiguous(), "layers.0.post_attention_layernorm.weight": torch.ones(size)}
+    save_file(tensors, directory / "model.safetensors")
+    heads = model.config.num_attention_heads
+    layer = {"hidden_size": size, "intermediate_size": INNER, "num_attention_heads": heads, "vocab_size": vocab_size}
+    config = {"speculators_model_type": "eagle", "transformer_layer_config": layer}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
 def make_trained(directory: Path) -> Trained:
     """All three on the spot, in a few seconds."""
     for name in ("target", "draft", "medusa"):
@@ -74,3 +100,10 @@ HAS_REAL = REAL.target.is_dir() and REAL.draft.is_dir() and REAL.medusa.is_dir()
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Made on the spot; at night, where they are, models that learned from many stories as well."""
     return REAL if request.param == "stories15M" else make_trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def drafter_paths(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the weights of the target and of each drafter are."""
+    head = fit_head(trained.target, tmp_path_factory.mktemp("eagle"))
+    return {"target": trained.target, "medusa": trained.medusa, "draft_model": trained.draft, "eagle": head}

@@ -5,16 +5,12 @@ A small version of benchmarks/losslessness.py, which runs 200 prompts of 128 tok
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from dovetail import LLM, SamplingParams
 
@@ -42,39 +38,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle-tree": {"name": "eagle", "num_tokens": 6, "length": "fixed", "top_k": 2, "depth": 3},
     "draft_model": {"name": "draft_model", "num_tokens": 4, "length": "fixed"},
 }
-INNER = 48
-
-
-def fit_head(target: Path, directory: Path) -> Path:
-    """An EAGLE-1 head for the target that guesses a little: `fc` by least squares over the target's own samples, the
-    layer behind it small and random."""
-    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    size, vocab_size = model.config.hidden_size, model.config.vocab_size
-    generator = torch.manual_seed(0)
-    with torch.inference_mode():
-        tokens = model.generate(torch.ones(32, 1, dtype=torch.int64), do_sample=True, max_new_tokens=64, min_length=64)
-        states = model(tokens, output_hidden_states=True).hidden_states[-1]
-        seen = torch.cat((model.get_input_embeddings()(tokens[:, 1:]), states[:, :-1]), dim=-1).flatten(0, 1)
-        fc = torch.linalg.lstsq(seen, states[:, 1:].flatten(0, 1)).solution.T
-    shapes = {f"self_attn.{name}_proj": (size, size) for name in "qkvo"}
-    shapes |= {"mlp.gate_proj": (INNER, size), "mlp.up_proj": (INNER, size), "mlp.down_proj": (size, INNER)}
-    tensors = {
-        f"layers.0.{name}.weight": 0.01 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
-    }
-    tensors |= {"fc.weight": fc.contiguous(), "layers.0.post_attention_layernorm.weight": torch.ones(size)}
-    save_file(tensors, directory / "model.safetensors")
-    heads = model.config.num_attention_heads
-    layer = {"hidden_size": size, "intermediate_size": INNER, "num_attention_heads": heads, "vocab_size": vocab_size}
-    config = {"speculators_model_type": "eagle", "transformer_layer_config": layer}
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def paths(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where the weights of the target and of each drafter are."""
-    head = fit_head(trained.target, tmp_path_factory.mktemp("eagle"))
-    return {"target": trained.target, "medusa": trained.medusa, "draft_model": trained.draft, "eagle": head}
 
 
 def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
@@ -93,10 +56,12 @@ def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
 
 
 @pytest.fixture(scope="module", params=[1, 32])
-def target(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:
+def target(
+    request: pytest.FixtureRequest, drafter_paths: dict[str, Path]
+) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:
     """The engine, its prompts, and its plain answers."""
     prompts = PROMPTS[:: 8 if request.param == 1 else 1]
-    with create(request.param, paths) as llm:
+    with create(request.param, drafter_paths) as llm:
         plain = llm.generate(prompts, PARAMS, use_tqdm=False)
         assert all(output.metrics.num_drafted == 0 for output in plain)
         yield llm, prompts, [output.outputs[0].token_ids for output in plain]

@@ -420,7 +420,7 @@ def test_the_control_has_as_many_rows_as_a_verify_step(
 
 
 def equality_of(verdict: str, tie_gap: float | None = None) -> Equality:
-    return Equality("a", 4, 1, 8, (), 0, None, None, verdict, "why", tie_gap)  # type: ignore[arg-type]
+    return Equality("a", 4, 1, 8, (), 0, None, verdict, "why", tie_gap)  # type: ignore[arg-type]
 
 
 def test_a_wide_tie_gap_is_told() -> None:

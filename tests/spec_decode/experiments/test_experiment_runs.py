@@ -38,6 +38,24 @@ class OwnsUp(TakesAll):
 class AlwaysBest(TakesAll):
     def verify(self, requests):
         return [Verdict([], int(r.target.probs()[0].argmax())) for r in requests]
+
+
+# Accepts drafts, which were not drawn, 15% too readily.
+class Readily(TakesAll):
+    def verify(self, requests):
+        return [self._judge(request) for request in requests]
+
+    def _judge(self, request):
+        tokens, probs = request.draft.token_ids, request.target.probs()
+        for node, token in enumerate(tokens):
+            if request.accept_uniforms[node] >= 1.15 * float(probs[node, token]):
+                rest = probs[node].clone()
+                rest[token] = 0
+                return Verdict(list(range(node)), self._draw(rest / rest.sum(), request.recover_uniforms[node]))
+        return Verdict(list(range(len(tokens))), self._draw(probs[-1], request.recover_uniforms[-1]))
+
+    def _draw(self, probs, uniform):
+        return min(int((probs.double().cumsum(0) <= uniform).sum()), len(probs) - 1)
 """
 STUBBORN_DRAFTER = """
 from dovetail.spec_decode.suffix.drafter import SuffixDrafter
@@ -311,17 +329,24 @@ def test_another_model_is_not_lossless_however_wide_ties_are(folder: Path) -> No
     assert report["provenance"]["differences"]["model.hf_overrides.rms_norm_eps"]["other"] == 2e-4
 
 
-def test_sampled_runs_compare_log_probabilities(folder: Path) -> None:
+def test_sampled_runs_watch_their_rules(folder: Path) -> None:
+    lookup = {"drafter": "lookup"}
     arms = {
-        "lookup": {"drafter": "lookup"},
-        "AlwaysBest": {"drafter": "lookup", "config": {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}},
+        "lookup": lookup,
+        "readily": lookup | {"config": {"speculative": {"acceptance": "./rule.py:Readily"}}},
+        "best": lookup | {"config": {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}},
+        "eps": {"drafter": "off", "config": {"model": {"hf_overrides": {"rms_norm_eps": 2e-4}}}},
     }
-    sampling = {"max_tokens": 48, "ignore_eos": True, "temperature": 1.0}
-    report = run(folder, experiment(arms=arms, sampling=sampling, repetitions=2), "sampled")
+    sampling = {"max_tokens": 64, "ignore_eos": True, "temperature": 0.25}
+    report = run(folder, experiment(arms=arms, sampling=sampling, repetitions=6, grid={"batch_sizes": [8]}), "sampled")
     found = {e["arm"]: e for e in report["equality"]}
-    assert found["plain-again"]["logprob_difference"]["value"] == pytest.approx(0)
-    assert found["lookup"]["verdict"] == "consistent"
-    assert found["AlwaysBest"]["verdict"] == "LOSSY"
+    assert found["lookup"]["verdict"] != "LOSSY"
+    assert found["lookup"]["drafted_tokens"]["places"] > 0
+    assert found["readily"]["verdict"] == "LOSSY"
+    assert found["readily"]["drafted_tokens"]["excess"] > 1
+    assert found["best"]["verdict"] == "LOSSY"
+    assert found["eps"]["verdict"] == "not shown"
+    assert "temperature 0" in found["eps"]["reason"]
 
 
 def test_a_drafter_that_raises_is_told_and_the_rest_goes_on(folder: Path) -> None:

@@ -1,0 +1,135 @@
+"""Every bundled drafter that draws keeps the target's distribution, with all that shapes drafts or targets.
+
+The acceptance rule is watched over whole runs of the engine (`dovetail.spec_decode.experiments.martingale`): the test
+needs no exact probabilities, and holds for any length of output, unlike those of test_lossless_sampling.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
+from dovetail.spec_decode.experiments.martingale import Evidence
+from dovetail.spec_decode.experiments.witness import read_evidence
+
+WITNESS = "dovetail.spec_decode.experiments.witness:Witness"
+RULE = "dovetail.spec_decode.rejection:RejectionRule"
+NUM_REQUESTS = 40
+PARAMS = SamplingParams(temperature=1.4, max_tokens=48, ignore_eos=True)
+SAMPLINGS: dict[str, SamplingParams] = {
+    "temperature": PARAMS,
+    "top_p": replace(PARAMS, top_p=0.8),
+    "top_k": replace(PARAMS, top_k=4),
+    "min_p": replace(PARAMS, min_p=0.1),
+    "penalties": replace(PARAMS, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.2),
+}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "draft_model": {"name": "draft_model", "num_tokens": 4, "length": "fixed"},
+    "draft_model-confidence": {"name": "draft_model", "num_tokens": 6, "length": "confidence"},
+    "draft_model-stop_below": {"name": "draft_model", "num_tokens": 6, "length": "fixed", "stop_below": 0.2},
+    "eagle": {"name": "eagle", "num_tokens": 4, "length": "fixed"},
+    "eagle-confidence": {"name": "eagle", "num_tokens": 4, "length": "confidence"},
+    "eagle-stop_below": {"name": "eagle", "num_tokens": 4, "length": "fixed", "stop_below": 0.2},
+}
+ADAPTIVE = {"adaptive": {"name": "draft_model", "num_tokens": 4}}
+SURE = LOSSY_BELOW / 100
+"""Of the many tests here none may fail by chance: evidence like this comes at most once in 100,000 runs of each."""
+PROMPTS = ["Once upon a time", "One day a little", "Lily liked to", "The dog"]
+READILY = '''
+"""Accepts 15% too readily."""
+
+from dovetail.spec_decode.rejection import RejectionRule
+
+
+class Readily(RejectionRule):
+    def use_operators(self, operators):
+        pass
+
+    def accepts(self, p, q, uniform):
+        return uniform * q < 1.15 * p
+'''
+
+
+def run(llm: LLM, params: list[SamplingParams], drafter: str, seen: Path) -> tuple[Evidence, int]:
+    """What the rule's tokens say, and how often a request was preempted."""
+    seen.unlink(missing_ok=True)
+    prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(params))]
+    outputs = llm.generate(prompts, [replace(one, speculation=drafter) for one in params], use_tqdm=False)
+    assert all(output.metrics.drafter_error is None for output in outputs)
+    return read_evidence(seen), sum(output.metrics.num_preemptions for output in outputs)
+
+
+def seeded(params: SamplingParams, count: int = NUM_REQUESTS) -> list[SamplingParams]:
+    return [replace(params, seed=seed) for seed in range(count)]
+
+
+def create(paths: dict[str, Path], rule: str, seen: Path, **cache: Any) -> LLM:
+    """One target with all drafters, and a witness of the rule."""
+    return LLM(
+        model={"path": str(paths["target"]), "dtype": "float32"},
+        cache={"memory_gib": 0.3} | cache,
+        executor={"threads": 1},
+        scheduler={"max_num_seqs": 16},
+        speculative={
+            "drafters": {
+                label: section | {"path": str(paths[section["name"]])}
+                for label, section in (DRAFTERS | ADAPTIVE).items()
+            },
+            "default": None,
+            "acceptance": {"name": WITNESS, "rule": rule, "path": str(seen)},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def sound(drafter_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Path]]:
+    """An engine with the bundled rule, and what was seen of it."""
+    seen = tmp_path_factory.mktemp("sound") / "seen.f64"
+    with create(drafter_paths, RULE, seen) as llm:
+        yield llm, seen
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drawn_drafts_keep_the_distribution(sound: tuple[LLM, Path], drafter: str, sampling: str) -> None:
+    llm, seen = sound
+    evidence, _ = run(llm, seeded(SAMPLINGS[sampling]), drafter, seen)
+    assert evidence.places > 100
+    assert evidence.p > SURE
+
+
+def test_adaptive_lengths_keep_the_distribution(sound: tuple[LLM, Path]) -> None:
+    """No drafter draws for seeded requests where the length adapts. How much is drafted depends on the times that steps
+    take: little, over a model of this size."""
+    llm, seen = sound
+    mixed = [params for params in SAMPLINGS.values() for _ in range(NUM_REQUESTS)]
+    evidence, _ = run(llm, mixed, "adaptive", seen)
+    assert evidence.places > 0
+    assert evidence.p > SURE
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle"])
+def test_preemption_keeps_the_distribution(drafter_paths: dict[str, Path], tmp_path: Path, drafter: str) -> None:
+    with create(drafter_paths, RULE, tmp_path / "seen.f64", num_blocks=24, block_size=16, memory_gib=None) as llm:
+        evidence, preemptions = run(llm, seeded(PARAMS), drafter, tmp_path / "seen.f64")
+    assert preemptions > 0
+    assert evidence.places > 100
+    assert evidence.p > SURE
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle"])
+def test_a_rule_that_accepts_15_percent_too_readily_is_found(
+    drafter_paths: dict[str, Path], tmp_path: Path, drafter: str
+) -> None:
+    (tmp_path / "rule.py").write_text(READILY)
+    with create(drafter_paths, f"{tmp_path}/rule.py:Readily", tmp_path / "seen.f64") as llm:
+        evidence, _ = run(llm, seeded(PARAMS, 4 * NUM_REQUESTS), drafter, tmp_path / "seen.f64")
+    assert evidence.p < LOSSY_BELOW
+    assert evidence.excess is not None
+    assert evidence.excess > 1
