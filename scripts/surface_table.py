@@ -112,6 +112,7 @@ COMMANDS = (
     "dovetail.commands.sampling",
     "dovetail.commands.saved",
     "dovetail.commands.streaming",
+    "dovetail.commands.student",
     "dovetail.commands.svg",
     "dovetail.commands.telemetry",
 )

@@ -102,18 +102,6 @@ def test_repetitions_that_are_all_alike_are_told_apart_and_zeros_are_not() -> No
     assert zero.interval is None
 
 
-def test_the_quantiles_are_those_of_students_t() -> None:
-    """Against the density, integrated by trapezoids."""
-    from dovetail.plugins.commands.bench.stats import _STUDENT
-
-    for freedom, quantile in enumerate(_STUDENT, 1):
-        points = np.linspace(-quantile, quantile, 20001)
-        scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
-        density = scale * (1 + points**2 / freedom) ** (-(freedom + 1) / 2)
-        inside = float(((density[1:] + density[:-1]) / 2).sum() * (points[1] - points[0]))
-        assert inside == pytest.approx(0.95, abs=1e-4)
-
-
 def test_samples_of_one_repetition_do_not_count_as_many() -> None:
     a = [[value] * 500 for value in (1.0, 1.4, 0.8)]
     b = [[value] * 500 for value in (1.1, 1.5, 0.9)]

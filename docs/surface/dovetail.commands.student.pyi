@@ -1,0 +1,4 @@
+__all__ = [
+    "t_quantile",
+]
+def t_quantile(freedom: float) -> float: ...
