@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -45,3 +48,17 @@ def pytest_collection_finish() -> None:
     """What is imported and collected by now stays, so that collecting garbage need not look at it in each test anew."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A Chromium, for tests marked `browser`."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.fail("these tests need Chromium on the PATH: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -48,7 +48,7 @@ def acceptance_section(report: Report) -> Section:
     notes += [f"{name}: {text}." for name, text in DEFINITIONS.items()]
     tables = [TableData(header, rows), _position_table(report, overall)] if rows else []
     tables += _category_tables(report)
-    return Section("3. Acceptance", notes, tables)
+    return Section("Acceptance", notes, tables)
 
 
 def _position_table(report: Report, items: Sequence[Acceptance]) -> TableData:
@@ -111,7 +111,7 @@ def speed_section(report: Report) -> Section:
     by_category = [s for s in report.speed if s.category is not None]
     if by_category:
         tables.append(_category_speed_table(report, by_category))
-    return Section("4. Speed", notes, tables)
+    return Section("Speed", notes, tables)
 
 
 def _speed_table(report: Report, speeds: Sequence[Speed], metric: str) -> TableData:
@@ -203,7 +203,7 @@ def grid_section(report: Report) -> Section:
     tables = [TableData(header, rows)] if rows else []
     if report.cost_models:
         tables.append(_model_table(report))
-    return Section("5. Batch x length", notes, tables)
+    return Section("Batch x length", notes, tables)
 
 
 def gain_end(crossover: Crossover, batches: Sequence[int]) -> str:
@@ -298,7 +298,7 @@ def steps_section(report: Report) -> Section:
         " drafts. sample: drawing tokens or judging drafts. schedule: everything around the worker (scheduling,"
         " planning, committing). wasted drafts: computed per step and rejected."
     ]
-    return Section("6. Cost per step", notes, [TableData(header, rows)])
+    return Section("Cost per step", notes, [TableData(header, rows)])
 
 
 def memory_section(report: Report) -> Section:

@@ -26,7 +26,6 @@ _MAX_DIVERGENCES = 12
 def all_sections(report: Report) -> list[Section]:
     """In the order in which a report is read."""
     return [
-        provenance_section(report),
         equality_section(report),
         acceptance_section(report),
         speed_section(report),
@@ -34,6 +33,7 @@ def all_sections(report: Report) -> list[Section]:
         steps_section(report),
         memory_section(report),
         compatibility_section(report),
+        provenance_section(report),
     ]
 
 
@@ -70,7 +70,7 @@ def provenance_section(report: Report) -> Section:
     )
     undeclared = [f"Allowed, though not declared: arms differ in {key}." for key in found.undeclared]
     notes = [*undeclared, *found.notes]
-    return Section("1. Provenance", notes, [TableData(["", ""], [list(row) for row in facts.items()]), differences])
+    return Section("Provenance", notes, [TableData(["", ""], [list(row) for row in facts.items()]), differences])
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -125,7 +125,7 @@ def equality_section(report: Report) -> Section:
     shown = [(e, d) for e in report.equality for d in e.divergences][:_MAX_DIVERGENCES]
     if shown:
         tables.append(_divergence_table(report, shown, sum(len(e.divergences) for e in report.equality)))
-    return Section("2. Equality", notes, tables)
+    return Section("Equality", notes, tables)
 
 
 def _sampled_row(report: Report, item: Equality) -> list[str]:
@@ -196,7 +196,7 @@ def compatibility_section(report: Report) -> Section:
         " drafted, the arm's part in it was not tried.",
         *dict.fromkeys(reasons),
     ]
-    return Section("8. Compatibility", notes if features else [], tables)
+    return Section("Compatibility", notes if features else [], tables)
 
 
 def _trial_note(trial: Trial) -> str:

@@ -5,7 +5,6 @@ Conditions are waited for by locators: the page's policy forbids what playwright
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,19 +23,6 @@ PROMPT = "Once upon a time, there was a little girl named Lily. Once upon a time
 """Its answers repeat what it says, so that lookups find something."""
 Complete = Callable[..., RequestOutput]
 SIZES = {"desktop": (1280, 800), "phone": (360, 740)}
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        pytest.fail("these tests need Chromium on the PATH: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
