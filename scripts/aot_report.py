@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--head-size", type=int, action="append", help="default: 64, 128 and 256")
     parser.add_argument("--dtype", default="bfloat16", help="of queries")
     parser.add_argument("--kv-dtype", action="append", help="of pages; default: bfloat16")
-    parser.add_argument("--feature", action="append", default=[], choices=["window", "cap", "slopes"])
+    parser.add_argument("--feature", action="append", default=[], choices=["window", "cap", "slopes", "sinks"])
     arguments = parser.parse_args()
     base = Variant(dtype=arguments.dtype, features=frozenset(arguments.feature))
     print(f"{'arch':>4} {'head':>4} {'pages':14} {'kernel':15} {'config':26} {'regs':>4} {'shared':>7} {'stack':>7}")

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
 from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts
-from dovetail.attention_backends.paged_triton.launch import MERGE_OPTIONS, WRITE_OPTIONS, Launcher
+from dovetail.attention_backends.paged_triton.launch import MERGE_OPTIONS, WRITE_OPTIONS, Launcher, attend_options
 from dovetail.attention_backends.paged_triton.writing import write_pages
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
 from dovetail.contracts.kv import KVSpec
@@ -37,8 +39,9 @@ _POINTERS = {
     "partials": "fp32",
     "sums": "fp32",
     "alibi": "fp32",
+    "sinks": "fp32",
 }
-_FLOATS = ("scale", "soft_cap", "value_scale", "inverse_key_scale", "inverse_value_scale", "largest")
+_FLOATS = ("factor", "cap", "value_scale", "inverse_key_scale", "inverse_value_scale", "largest")
 _UNALIGNED = ("window", "stride_blocks", "local_blocks", "sink_blocks")
 
 
@@ -53,7 +56,7 @@ class Variant:
     num_kv_heads: int = 8
     block_size: int = 16
     features: frozenset[str] = frozenset()
-    """Of "window", "cap", "slopes"."""
+    """Of "window", "cap", "slopes", "sinks"."""
     sparse: int = 0
 
     @property
@@ -69,6 +72,7 @@ class Variant:
             window=1024 if "window" in self.features else None,
             soft_cap=50.0 if "cap" in self.features else None,
             alibi_slopes=(1.0,) * num_heads if "slopes" in self.features else None,
+            sinks=torch.zeros(num_heads) if "sinks" in self.features else None,
         )
 
     def launcher(self) -> Launcher:
@@ -80,8 +84,7 @@ class Variant:
 def attend_launch(variant: Variant, config: KernelConfig) -> Launch:
     """The attention kernel."""
     constants = variant.launcher().attend_constants(variant.layer, config, variant.sparse)
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return _launch(f"attend {config.kind}", attend, variant, constants, options)
+    return _launch(f"attend {config.kind}", attend, variant, constants, attend_options(config))
 
 
 def write_launch(variant: Variant, rotary: int = 0) -> Launch:

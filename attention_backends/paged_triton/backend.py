@@ -11,6 +11,7 @@ import torch
 from dovetail.attention_backends.paged_triton.buffers import StepArrays
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
 from dovetail.attention_backends.paged_triton.plan import (
+    MIN_SPLIT,
     Rows,
     create_items,
     create_tiles,
@@ -68,7 +69,8 @@ class _Pass:
     num_items: int
     """Number of programs, of which some may have no work: a bound that does not depend on lengths."""
     num_merges: int
-    has_parts: bool
+    is_merged: bool
+    """Whether a tile is cut; in a step for a graph, whether one can be, since the graph serves steps of any lengths."""
     arrays: Arrays
     merges: torch.Tensor
 
@@ -105,6 +107,7 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         soft_cap=True,
         alibi=True,
         trees=True,
+        sinks=True,
         graph_capture=True,
     )
 
@@ -128,7 +131,7 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         self._table_room = -(-(setup.max_model_len + _DRAFT_ROOM) // setup.block_size) * setup.max_num_seqs
         self._arrays = self._create_arrays(device)
         self._passes: dict[_Kind, list[_Pass]] = {}
-        self._merged: set[tuple[int, KernelConfig]] = set()
+        self._launched: set[tuple[str, KernelConfig]] = set()
         with torch.inference_mode(False):
             self._partials, self._sums = self._create_partials(device)
 
@@ -194,14 +197,9 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         if len(query) == 0:
             return output
         launcher = self._launcher
-        # A graph serves steps whose keys are cut where this one's are not.
-        is_captured = query.is_cuda and torch.cuda.is_current_stream_capturing()
         for step in self._passes[self._kind_of[layer.layer_id]]:
             launcher.attend(layer, query, kv_cache, output, step.arrays, step.config, step.num_items)
-            # The first launch compiles, which must not happen while a graph is captured.
-            is_first = (layer.layer_id, step.config) not in self._merged
-            if step.has_parts or is_captured or is_first:
-                self._merged.add((layer.layer_id, step.config))
+            if step.is_merged:
                 launcher.merge(
                     layer, output, step.merges, step.arrays, step.config, step.tokens_per_tile, step.num_merges
                 )
@@ -241,15 +239,26 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         )
         arrays.send(f"items_{name}", num_items)
         arrays.send(f"merges_{name}", num_merges)
+        # The first launch compiles, which must not wait for the first long sequence that is served.
+        is_first = (name, config) not in self._launched
+        self._launched.add((name, config))
+        is_merged = num_parts > 0 or ((batch.is_for_graph or is_first) and self._can_cut(kind, tokens_per_tile))
         return _Pass(
             config,
             tokens_per_tile,
             num_items,
             num_merges,
-            num_parts > 0,
+            is_merged,
             self._launch_arrays(f"items_{name}"),
             arrays.device[f"merges_{name}"],
         )
+
+    def _can_cut(self, kind: _Kind, tokens_per_tile: int) -> bool:
+        """Whether a tile of some step without trees can see more keys than `create_items` leaves in one piece."""
+        most_keys = self.setup.max_model_len + _DRAFT_ROOM
+        if kind.window is not None:
+            most_keys = min(most_keys, kind.window - 1 + tokens_per_tile)
+        return most_keys > MIN_SPLIT
 
     def _launch_arrays(self, items: str) -> Arrays:
         from dovetail.attention_backends.paged_triton.launch import Arrays
@@ -351,6 +360,8 @@ def check_setup(setup: AttentionSetup) -> None:
     ):
         if dtype not in served:
             raise ConfigError(f"paged_triton has no {dtype}; set {key} to one of {', '.join(sorted(served))}.")
+    if any(layer.scale <= 0 for layer in setup.layers):
+        raise ConfigError("paged_triton needs a positive scale of the scores in all layers.")
     group = max((layer.num_heads // layer.num_kv_heads for layer in setup.layers), default=1)
     if group > MAX_GROUP:
         raise ConfigError(

@@ -50,8 +50,8 @@ def _attend_block(
     tree,
     page_stride,
     head_base,
-    scale,
-    soft_cap,
+    factor,
+    cap,
     window,
     stride_blocks,
     local_blocks,
@@ -89,7 +89,7 @@ def _attend_block(
     else:
         k = tl.load(kv_cache + places)
         v = tl.load(kv_cache + places + VECTORS)
-    scores = tl.dot(q, tl.trans(k.to(COMPUTE)), input_precision=PRECISION) * scale
+    scores = tl.dot(q, tl.trans(k.to(COMPUTE)), input_precision=PRECISION)
     if IS_INT8:
         scale_places = (base + PAGE * HEAD) // 2 + keys % PAGE
         key_scales = tl.load(scales + scale_places, mask=is_key, other=0.0)
@@ -97,8 +97,9 @@ def _attend_block(
         scores *= key_scales.to(tl.float32)[None, :]
     if HAS_CAP:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1)
-        scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2_E / soft_cap)) + 1.0))
-    scores *= LOG2_E
+        scores = cap * (1.0 - 2.0 / (tl.exp2(scores * factor) + 1.0))
+    elif HAS_SLOPES:
+        scores *= factor
     if MASKED:
         seen = is_key[None, :] & is_row[:, None]
         key_positions = keys
@@ -125,18 +126,32 @@ def _attend_block(
         scores = tl.where(seen, scores, float("-inf"))
     elif HAS_SLOPES:
         scores += slopes[:, None] * (keys[None, :] - positions[:, None]).to(tl.float32)
-    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    # Where nothing came between, `factor` is left to the exponent, in which a product and a sum are one instruction.
+    IS_SCALED: tl.constexpr = HAS_CAP or HAS_SLOPES
+    top = tl.max(scores, axis=1)
+    new_highest = tl.maximum(highest, top if IS_SCALED else top * factor)
     shift = new_highest
     if MASKED:
         # A row that has seen no key yet: -inf - -inf is not a number.
         shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-    p = tl.exp2(scores - shift[:, None])
+    p = tl.exp2((scores if IS_SCALED else scores * factor) - shift[:, None])
     shrink = tl.exp2(highest - shift)
     total = total * shrink + tl.sum(p, axis=1)
     if IS_INT8:
         p *= value_scales.to(tl.float32)[None, :]
     acc = acc * shrink[:, None] + tl.dot(p.to(COMPUTE), v.to(COMPUTE), input_precision=PRECISION)
     return acc, new_highest, total
+
+
+@triton.jit
+def _divisor(highest, total, sink, value_scale, HAS_SINKS: tl.constexpr):
+    """What sums of weighted values are multiplied by. The sink joins the sum of the weights; it has no value."""
+    if HAS_SINKS:
+        top = tl.maximum(highest, sink)
+        share = tl.exp2(highest - top)
+        return value_scale * share / (total * share + tl.exp2(sink - top))
+    # A row that fills up a graph is after the last key, and may see none at all: 0. All others see their own.
+    return value_scale / tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
@@ -154,12 +169,13 @@ def attend(
     partials,
     sums,
     alibi,
+    sinks,
     shifts,
     query_stride_t,
     query_stride_h,
     page_stride,
-    scale,
-    soft_cap,
+    factor,
+    cap,
     value_scale,
     window,
     stride_blocks,
@@ -178,16 +194,20 @@ def attend(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     TREES: tl.constexpr,
     SPARSE: tl.constexpr,
 ):
-    """Program (head, item): the query heads of key head `head` over the keys of one item.
+    """Program item * NUM_KV_HEADS + head: the query heads of key head `head` over the keys of one item. One dimension,
+    since the others of a grid end at 65535.
 
-    Row m of a tile is query head m % GROUP of token m // GROUP. SPARSE: tokens of a key block of the pattern, 0 for
-    all keys. FlashAttention's online softmax (Dao et al. 2022), with split key ranges as in Flash-Decoding.
+    Row m of a tile is query head m % GROUP of token m // GROUP. Scores are powers of 2: `factor` is the scale times
+    log2(e), and `cap` the soft cap times it; with a cap `factor` is what the tanh is taken of, doubled, as a power of
+    2. SPARSE: tokens of a key block of the pattern, 0 for all keys. FlashAttention's online softmax (Dao et al. 2022), with split key ranges as in Flash-Decoding.
     """
-    head = tl.program_id(0)
-    item = items + tl.program_id(1) * 8
+    index = tl.program_id(0) // NUM_KV_HEADS
+    head = tl.program_id(0) % NUM_KV_HEADS
+    item = items + index * 8
     count = tl.load(item + 1)
     if count == 0:
         return
@@ -228,14 +248,14 @@ def attend(
     low = first_key // BLOCK_N * BLOCK_N
     if SPARSE > 0:
         PER_BLOCK: tl.constexpr = SPARSE // BLOCK_N
-        visit = visits + (tl.program_id(1) * NUM_KV_HEADS + head) * 2
+        visit = visits + tl.program_id(0) * 2
         list_begin, list_count = tl.load(visit), tl.load(visit + 1)
         for i in range(list_count * PER_BLOCK):
             start = tl.load(blocks + list_begin + i // PER_BLOCK) * SPARSE + (i % PER_BLOCK) * BLOCK_N
             acc, highest, total = _attend_block(
                 acc, highest, total, q, start, first_key, end_key, num_cached, own_first, positions, slots, tree_rows,
-                slopes, is_row, row_shift, kv_cache, scales, tokens, own_table, tree, page_stride, head_base, scale,
-                soft_cap, window, stride_blocks, local_blocks, sink_blocks, HEAD, HEAD_PAD, PAGE, BLOCK_N, COMPUTE,
+                slopes, is_row, row_shift, kv_cache, scales, tokens, own_table, tree, page_stride, head_base, factor,
+                cap, window, stride_blocks, local_blocks, sink_blocks, HEAD, HEAD_PAD, PAGE, BLOCK_N, COMPUTE,
                 PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES, SPARSE, True,
             )  # fmt: skip
     else:
@@ -247,19 +267,21 @@ def attend(
                 acc, highest, total = _attend_block(
                     acc, highest, total, q, start, first_key, end_key, num_cached, own_first, positions, slots,
                     tree_rows, slopes, is_row, row_shift, kv_cache, scales, tokens, own_table, tree, page_stride,
-                    head_base, scale, soft_cap, window, stride_blocks, local_blocks, sink_blocks, HEAD, HEAD_PAD,
+                    head_base, factor, cap, window, stride_blocks, local_blocks, sink_blocks, HEAD, HEAD_PAD,
                     PAGE, BLOCK_N, COMPUTE, PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES, SPARSE, False,
                 )  # fmt: skip
         for start in range(middle, end_key, BLOCK_N):
             acc, highest, total = _attend_block(
                 acc, highest, total, q, start, first_key, end_key, num_cached, own_first, positions, slots, tree_rows,
-                slopes, is_row, row_shift, kv_cache, scales, tokens, own_table, tree, page_stride, head_base, scale,
-                soft_cap, window, stride_blocks, local_blocks, sink_blocks, HEAD, HEAD_PAD, PAGE, BLOCK_N, COMPUTE,
+                slopes, is_row, row_shift, kv_cache, scales, tokens, own_table, tree, page_stride, head_base, factor,
+                cap, window, stride_blocks, local_blocks, sink_blocks, HEAD, HEAD_PAD, PAGE, BLOCK_N, COMPUTE,
                 PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES, SPARSE, True,
             )  # fmt: skip
     if part < 0:
-        # A padding row of a graph is after the last key, and may see none at all: 0. All others see their own.
-        result = acc * (value_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+        sink = tl.zeros([BLOCK_M], dtype=tl.float32)
+        if HAS_SINKS:
+            sink = tl.load(sinks + row_heads, mask=is_row, other=0.0) * LOG2_E
+        result = acc * _divisor(highest, total, sink, value_scale, HAS_SINKS)[:, None]
         target = row_tokens[:, None] * (NUM_KV_HEADS * GROUP * HEAD) + row_heads[:, None] * HEAD + dims[None, :]
         tl.store(output + target, result.to(output.dtype.element_ty), mask=cells)
     else:
@@ -275,6 +297,7 @@ def merge_parts(
     merges,
     partials,
     sums,
+    sinks,
     value_scale,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -282,8 +305,9 @@ def merge_parts(
     HEAD_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
-    """Program (row, head, merge): one row of a tile whose keys were split, from its parts."""
+    """Program (row, head, merge): one row of a tile whose keys were split, from its parts. The sink joins here, once."""
     merge = merges + tl.program_id(2) * 4
     row, head = tl.program_id(0), tl.program_id(1)
     first_token, count = tl.load(merge), tl.load(merge + 1)
@@ -309,5 +333,10 @@ def merge_parts(
         acc = acc * shrink + tl.sum(vectors * share[:, None], axis=0)
         highest = new_highest
     token = (first_token + row // GROUP).to(tl.int64)
-    target = (token * (NUM_KV_HEADS * GROUP) + head * GROUP + row % GROUP) * HEAD + dims
-    tl.store(output + target, (acc * (value_scale / total)).to(output.dtype.element_ty), mask=dims < HEAD)
+    query_head = head * GROUP + row % GROUP
+    sink = 0.0
+    if HAS_SINKS:
+        sink = tl.load(sinks + query_head) * LOG2_E
+    target = (token * (NUM_KV_HEADS * GROUP) + query_head) * HEAD + dims
+    result = acc * _divisor(highest, total, sink, value_scale, HAS_SINKS)
+    tl.store(output + target, result.to(output.dtype.element_ty), mask=dims < HEAD)

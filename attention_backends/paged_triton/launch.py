@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +22,14 @@ _TL_DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.floa
 _MERGED_AT_ONCE = 16
 WRITE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 """Of `write_pages`. Fused, a product would be added without being rounded first."""
-MERGE_OPTIONS: Mapping[str, Any] = {"num_warps": 4}
+MERGE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 _WRITTEN_AT_ONCE = 2048
 """Elements of keys that one program writes, or of queries that it turns."""
+
+
+def attend_options(config: KernelConfig) -> dict[str, Any]:
+    """Of `attend`."""
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
 
 
 def compute_dtype(dtype: str, kv_dtype: str) -> str:
@@ -91,9 +97,10 @@ class Launcher:
         wide = {"float16": 2, "bfloat16": 2, "float32": 4}[self.compute]
         self._kv_bytes = 1 if spec.dtype in ("int8", *FP8_LARGEST) and wide == 2 else wide
         self._alibi: dict[int, torch.Tensor] = {}
+        self._factors = {layer.layer_id: self._score_factors(layer) for layer in setup.layers}
         with torch.inference_mode(False):
             self._nothing = torch.zeros(1, dtype=torch.int32, device=setup.device)
-            self._no_slopes = torch.zeros(1, dtype=torch.float32, device=setup.device)
+            self._no_numbers = torch.zeros(1, dtype=torch.float32, device=setup.device)
             for layer in setup.layers:
                 if layer.alibi_slopes is not None:
                     slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=setup.device)
@@ -180,7 +187,8 @@ class Launcher:
         shifts: torch.Tensor | None = None,
     ) -> None:
         """All items of one launch; items of several parts leave them in `arrays.partials`."""
-        attend[(self._setup.spec.num_kv_heads, num_items)](
+        factor, cap = self._factors[layer.layer_id]
+        attend[(self._setup.spec.num_kv_heads * num_items,)](
             query,
             kv_cache,
             self._scales(kv_cache),
@@ -193,21 +201,21 @@ class Launcher:
             arrays.blocks,
             arrays.partials,
             arrays.sums,
-            self._alibi.get(layer.layer_id, self._no_slopes),
+            self._alibi.get(layer.layer_id, self._no_numbers),
+            self._sinks(layer),
             self._nothing if shifts is None else shifts,
             query.stride(0),
             query.stride(1),
             kv_cache.stride(0),
-            layer.scale * self._unscale(layer.key_scale),
-            layer.soft_cap or 1.0,
+            factor,
+            cap,
             self._unscale(layer.value_scale),
             layer.window or 0,
             pattern.vert_stride,
             pattern.local_blocks,
             pattern.sink_blocks,
             **self.attend_constants(layer, config, pattern.block_size),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            **attend_options(config),
         )
 
     def attend_constants(self, layer: AttentionLayer, config: KernelConfig, sparse_block: int) -> dict[str, Any]:
@@ -227,6 +235,7 @@ class Launcher:
             "HAS_WINDOW": layer.window is not None,
             "HAS_CAP": layer.soft_cap is not None,
             "HAS_SLOPES": layer.alibi_slopes is not None,
+            "HAS_SINKS": layer.sinks is not None,
             "TREES": config.kind == "verify",
             "SPARSE": sparse_block,
         }
@@ -248,6 +257,7 @@ class Launcher:
             merges,
             arrays.partials,
             arrays.sums,
+            self._sinks(layer),
             self._unscale(layer.value_scale),
             **self.merge_constants(layer, config),
             **MERGE_OPTIONS,
@@ -262,7 +272,18 @@ class Launcher:
             "HEAD_PAD": self.head_pad,
             "BLOCK_M": config.block_m,
             "BLOCK_P": _MERGED_AT_ONCE,
+            "HAS_SINKS": layer.sinks is not None,
         }
+
+    def _score_factors(self, layer: AttentionLayer) -> tuple[float, float]:
+        """`factor` and `cap` of `attend`, computed once, so that the kernel multiplies once."""
+        factor = layer.scale * self._unscale(layer.key_scale) * math.log2(math.e)
+        if layer.soft_cap is None:
+            return factor, 0.0
+        return 2 * factor / layer.soft_cap, layer.soft_cap * math.log2(math.e)
+
+    def _sinks(self, layer: AttentionLayer) -> torch.Tensor:
+        return self._no_numbers if layer.sinks is None else layer.sinks
 
     def _unscale(self, scale: float) -> float:
         return scale if self._setup.spec.dtype in FP8_LARGEST else 1.0

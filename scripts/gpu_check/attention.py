@@ -82,6 +82,7 @@ def against(backend: type[AttentionBackend], setup: AttentionSetup, options: Any
         alibi=layer.alibi_slopes is not None,
         trees=trees,
         kv_dtype=setup.spec.dtype,
+        sinks=layer.sinks is not None,
     )
     return reasons_against(backend, need, options, environment())
 
@@ -95,6 +96,7 @@ FEATURES: dict[str, dict[str, bool]] = {
     "ALiBi": {"has_alibi": True},
     "trees": {"has_trees": True},
     "trees, window": {"has_trees": True, "has_window": True},
+    "sinks, window": {"has_sinks": True, "has_window": True},
 }
 
 
@@ -102,7 +104,10 @@ def on_cpu(case: AttentionCase) -> torch.Tensor:
     """What `reference` says of a case, over pages that hold what those of the case hold (fp8 and int8: about)."""
     dtype = case.setup.spec.dtype
     wide = dtype if dtype in ("float32", "float16", "bfloat16") else case.setup.dtype
-    setup = replace(case.setup, device="cpu", spec=replace(case.setup.spec, dtype=wide))
+    layers = tuple(
+        replace(layer, sinks=None if layer.sinks is None else layer.sinks.cpu()) for layer in case.setup.layers
+    )
+    setup = replace(case.setup, device="cpu", layers=layers, spec=replace(case.setup.spec, dtype=wide))
     case = replace(case, setup=setup)
     return case.run_from_scratch(ReferenceBackend(ReferenceBackend.Options(), case.setup)).float()
 

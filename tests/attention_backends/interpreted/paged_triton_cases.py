@@ -79,6 +79,7 @@ shapes = st.builds(
     has_soft_cap=st.booleans(),
     has_alibi=st.booleans(),
     has_trees=st.booleans(),
+    has_sinks=st.booleans(),
 )
 
 
@@ -151,9 +152,14 @@ def test_angles_that_do_not_fit_are_refused():
         rotated_and_written(case, 18, fused=True)
 
 
-@pytest.mark.parametrize(("max_query", "has_window"), [(1, False), (7, True), (40, False)])
-def test_long_keys_are_cut_and_put_together(max_query, has_window):
-    shape = CaseShape(max_requests=2, max_query=max_query, max_cached=800, head_size=16, has_window=has_window)
+@pytest.mark.parametrize(
+    ("max_query", "has_window", "has_sinks"), [(1, False, True), (1, False, False), (7, True, True), (40, False, False)]
+)
+def test_long_keys_are_cut_and_put_together(max_query, has_window, has_sinks):
+    """A sink joins the sum of weights once, whatever the number of parts."""
+    shape = CaseShape(
+        max_requests=2, max_query=max_query, max_cached=800, head_size=16, has_window=has_window, has_sinks=has_sinks
+    )
     case = random_case(2, replace(shape, has_trees=True))
     assert_same(case.run_from_scratch(create(case)), case.expected())
 
