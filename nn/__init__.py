@@ -78,5 +78,5 @@ __all__ = [
     "torch_operators",
 ]
 
-VERSION = ContractVersion(1, 0)
+VERSION = ContractVersion(1, 1)
 """Version of this package's public modules, shared by all of them."""

@@ -7,6 +7,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from dovetail.nn.triton_launch import FP_FUSION
+
 
 @triton.jit
 def _add_one(out, x, size, BLOCK: tl.constexpr):
@@ -19,5 +21,4 @@ def compile_probe(arch: int) -> None:
     """Compiles for compute capability `arch` (80, 90, 100). Raises what Triton raises. No GPU is needed."""
     signature = {"out": "*fp32", "x": "*fp32", "size": "i32", "BLOCK": "constexpr"}
     source = ASTSource(fn=_add_one, signature=signature, constexprs={"BLOCK": 64})
-    # Versions of Triton differ in this default, and warn of it.
-    triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"enable_fp_fusion": True})
+    triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(FP_FUSION))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.nn.triton_launch import Launch
+from dovetail.nn.triton_launch import FP_FUSION, Launch
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ def compile_kernel(
     wanted = {name: "constexpr" if name in constants else signature[name] for name in kernel.arg_names}
     types, attributes = split_types(wanted)
     source = ASTSource(fn=kernel, signature=types, constexprs=dict(constants), attrs=attributes)
-    # Versions of Triton differ in this default, and warn of it.
-    given = {"enable_fp_fusion": True, **options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=given)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={**FP_FUSION, **options})
     stack, registers = _usage(compiled.asm["cubin"])
     return KernelResources(registers, compiled.metadata.shared, stack)
 

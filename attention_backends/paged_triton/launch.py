@@ -16,20 +16,21 @@ from dovetail.attention_backends.paged_triton.configs import KernelConfig, find_
 from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts
 from dovetail.attention_backends.paged_triton.writing import write_pages
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
+from dovetail.nn.triton_launch import FP_FUSION
 
 FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _TL_DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32}
 _MERGED_AT_ONCE = 16
 WRITE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 """Of `write_pages`. Fused, a product would be added without being rounded first."""
-MERGE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
+MERGE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, **FP_FUSION}
 _WRITTEN_AT_ONCE = 2048
 """Elements of keys that one program writes, or of queries that it turns."""
 
 
 def attend_options(config: KernelConfig) -> dict[str, Any]:
     """Of `attend`."""
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **FP_FUSION}
 
 
 def compute_dtype(dtype: str, kv_dtype: str) -> str:

@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.nn.triton_launch import Launch
 from dovetail.plugins.operators.triton import accepting, drawing, grouped, rows
+from dovetail.plugins.operators.triton.operators import chain_sizes, draw_sizes, group_sizes
+
+VOCAB_SIZE = 128256
+"""Of Llama 3; its sizes and strides are multiples of 16, as those of nearly all models, and Triton is told so."""
+_SIZES = dict.fromkeys(("row_stride", "head_stride", "angle_stride", "size", "half"), "i32:16") | {
+    "num_heads": "i32",
+    "eps": "fp32",
+}
+_DRAWN = {
+    "tokens": "*i64",
+    "row_stride": "i32:16",
+    "temperatures": "*fp32",
+    "floors": "*i32",
+    "top_ks": "*i64",
+    "top_ps": "*fp64",
+    "uniforms": "*fp64",
+    "vocab_size": "i32:16",
+}
+_CHAINS = {
+    "accepted": "*i64",
+    "masses": "*fp64",
+    "target": "*fp32",
+    "target_stride": "i32:16",
+    "draft": "*fp32",
+    "draft_stride": "i32:16",
+    "token_ids": "*i64",
+    "starts": "*i32",
+    "accept_uniforms": "*fp64",
+    "recover_uniforms": "*fp64",
+    "tokens": "*i64",
+    "vocab_size": "i32:16",
+    "num_parts": "i32:16",
+}
+_GROUPS = {"starts": "*i32", "in_features": "i32:16", "out_features": "i32:16"}
 
 
 def launches(dtype: str = "bf16") -> list[Launch]:
     """Every kernel with activations of `dtype` ("bf16", "fp16", "fp32"), in the sizes of an 8B model."""
-    x = f"*{dtype}"
-    sizes = {"row_stride": "i32", "head_stride": "i32", "num_heads": "i32", "size": "i32", "eps": "fp32"}
-    norm = {"out": x, "x": x, "residual": x, "weight": x, "gate_up": x} | sizes
-    angles = {"heads": x, "cos": x, "sin": x, "angle_stride": "i32", "half": "i32"} | sizes
-    draws = {
-        "tokens": "*i64",
-        "logits": x,
-        "row_stride": "i32",
-        "temperatures": "*fp32",
-        "floors": "*i32",
-        "top_ks": "*i64",
-        "top_ps": "*fp64",
-        "uniforms": "*fp64",
-        "vocab_size": "i32",
-    }
-    chains = {
-        "accepted": "*i64",
-        "masses": "*fp64",
-        "target": "*fp32",
-        "target_stride": "i32",
-        "draft": "*fp32",
-        "draft_stride": "i32",
-        "token_ids": "*i64",
-        "starts": "*i32",
-        "accept_uniforms": "*fp64",
-        "recover_uniforms": "*fp64",
-        "tokens": "*i64",
-        "vocab_size": "i32",
-        "num_parts": "i32",
-    }
-    parts = {"BLOCK": 4096, "PARTS": 32}
-    products = {"out": x, "x": x, "weight": x, "starts": "*i32", "in_features": "i32", "out_features": "i32"}
-    few, many = (
-        {"ROWS": height, "COLUMNS": 64, "DEPTH": 32 if dtype == "fp32" else 64, "TILES": 4} for height in (16, 64)
+    norm, angles, draws, products = (
+        dict.fromkeys(names, f"*{dtype}") | others
+        for names, others in (
+            (("out", "x", "residual", "weight", "gate_up"), _SIZES),
+            (("heads", "cos", "sin"), _SIZES),
+            (("logits",), _DRAWN),
+            (("out", "x", "weight"), _GROUPS),
+        )
     )
+    few, many = (group_sizes(num_rows, 8, 4 if dtype == "fp32" else 2) for num_rows in (8, 8192))
+    masses, tokens = chain_sizes(VOCAB_SIZE)
+    wide = {"BLOCK": 4096, "num_warps": 8}
     return [
-        Launch("rms_norm", rows.rms_norm_kernel, norm, {"BLOCK": 4096}, {"num_warps": 8}),
-        Launch("add_rms_norm", rows.add_rms_norm_kernel, norm, {"BLOCK": 4096}, {"num_warps": 8}),
-        Launch("silu_mul", rows.silu_mul_kernel, norm, {"BLOCK": 1024}),
-        Launch("rotate", rows.rotate_kernel, angles, {"HEADS": 64, "HALF": 64}, {"num_warps": 8}),
-        Launch("draw", drawing.draw_kernel, draws, {"BLOCK": 1024, "WAYS": 16}, {"num_warps": 8}),
-        Launch("accept_chains, masses", accepting.chain_masses_kernel, chains, {"BLOCK": 4096}, {"num_warps": 8}),
-        Launch("accept_chains, tokens", accepting.chain_tokens_kernel, chains, parts, {"num_warps": 8}),
-        Launch("grouped_linear, few rows", grouped.grouped_linear_kernel, products, few),
-        Launch("grouped_linear, many rows", grouped.grouped_linear_kernel, products, many, {"num_warps": 8}),
+        _launch("rms_norm", rows.rms_norm_kernel, norm, wide | {"num_heads": 1}),
+        _launch("add_rms_norm", rows.add_rms_norm_kernel, norm, wide),
+        _launch("silu_mul", rows.silu_mul_kernel, norm, {"BLOCK": 1024}),
+        _launch("rotate", rows.rotate_kernel, angles, {"HEADS": 64, "HALF": 64, "num_warps": 8}),
+        _launch("draw", drawing.draw_kernel, draws, draw_sizes(VOCAB_SIZE)),
+        _launch("accept_chains, masses", accepting.chain_masses_kernel, _CHAINS, masses),
+        _launch("accept_chains, tokens", accepting.chain_tokens_kernel, _CHAINS, tokens),
+        _launch("grouped_linear, few rows", grouped.grouped_linear_kernel, products, few),
+        _launch("grouped_linear, many rows", grouped.grouped_linear_kernel, products, many),
     ]
+
+
+def _launch(name: str, kernel: Any, signature: dict[str, str], sizes: dict[str, int]) -> Launch:
+    """`sizes`: constants, and num_warps among them."""
+    options = {key: value for key, value in sizes.items() if key == "num_warps"}
+    constants = {key: value for key, value in sizes.items() if key not in options}
+    return Launch(name, kernel, signature, constants, options)

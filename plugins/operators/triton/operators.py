@@ -17,12 +17,13 @@ from dovetail.contracts.operators import (
 )
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.triton_check import reasons_against_triton
+from dovetail.nn.triton_launch import FP_FUSION
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _LONGEST_ROW = 65536
 _SILU_BLOCK = 1024
-_DRAW_BLOCK = 1024
-_DRAW_WAYS = 16
+_DRAW_BLOCK = 4096
+_DRAW_WAYS = 8
 _CHAIN_BLOCK = 4096
 _TILES = 4
 """Row tiles of one expert that are computed side by side."""
@@ -62,7 +63,7 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
         if out.numel():
             strides = x.stride(0), x.stride(1) if x.dim() == 3 else 0
             grid = (x.shape[0] * heads,)
-            rms_norm_kernel[grid](out, x, weight, *strides, heads, size, eps, **_blocks(size))
+            rms_norm_kernel[grid](out, x, weight, *strides, heads, size, eps, **_blocks(size), **FP_FUSION)
         return out
 
     def add_rms_norm(
@@ -76,7 +77,7 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
             raise ValueError(f"a residual {list(residual.shape)} {residual.dtype} for {list(x.shape)} {x.dtype}")
         x, residual = x.contiguous(), residual.contiguous()
         if x.numel():
-            add_rms_norm_kernel[(x.shape[0],)](x, residual, weight, size, eps, **_blocks(size))
+            add_rms_norm_kernel[(x.shape[0],)](x, residual, weight, size, eps, **_blocks(size), **FP_FUSION)
         return x, residual
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -88,7 +89,7 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
         out = gate_up.new_empty(rows, size)
         if out.numel():
             grid = (rows, -(-size // _SILU_BLOCK))
-            silu_mul_kernel[grid](out, gate_up, gate_up.stride(0), size, BLOCK=_SILU_BLOCK)
+            silu_mul_kernel[grid](out, gate_up, gate_up.stride(0), size, BLOCK=_SILU_BLOCK, **FP_FUSION)
         return out
 
     def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -107,7 +108,7 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
             sizes = {"HEADS": _power_of_2(num_heads), "HALF": _power_of_2(half)}
             sizes["num_warps"] = warps(sizes["HEADS"] * sizes["HALF"])
             strides = heads.stride(0), heads.stride(1), cos.stride(0)
-            rotate_kernel[(tokens,)](heads, cos, sin, *strides, num_heads, half, **sizes)
+            rotate_kernel[(tokens,)](heads, cos, sin, *strides, num_heads, half, **sizes, **FP_FUSION)
         return heads
 
     def draw(
@@ -128,8 +129,8 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
         floors = min_p.log().neg_().abs_().view(torch.int32)
         if rows:
             columns = temperature, floors, top_k, top_p, uniforms
-            sizes = {"BLOCK": _DRAW_BLOCK, "WAYS": _DRAW_WAYS, "num_warps": 8}
-            draw_kernel[(rows,)](tokens, logits, logits.stride(0), *columns, vocab_size, **sizes)
+            stride = logits.stride(0)
+            draw_kernel[(rows,)](tokens, logits, stride, *columns, vocab_size, **draw_sizes(vocab_size), **FP_FUSION)
         return tokens
 
     def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -139,13 +140,9 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
         x = x.contiguous()
         out = x.new_empty(x.shape[0], out_features)
         if x.shape[0]:
-            # Decode steps give an expert few rows each, prompts many.
-            rows = 16 if x.shape[0] <= 16 * groups else 64
-            columns, depth = 64, 64 if x.element_size() == 2 else 32
-            grid = (groups, -(-out_features // columns), _TILES)
-            sizes = {"ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "TILES": _TILES}
-            sizes["num_warps"] = 4 if rows == 16 else 8
-            grouped_linear_kernel[grid](out, x, weight, starts, in_features, out_features, **sizes)
+            sizes = group_sizes(x.shape[0], groups, x.element_size())
+            grid = (groups, -(-out_features // sizes["COLUMNS"]), _TILES)
+            grouped_linear_kernel[grid](out, x, weight, starts, in_features, out_features, **sizes, **FP_FUSION)
         return out
 
     def accept_chains(
@@ -164,17 +161,15 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
             raise ValueError(f"drafts {list(draft.shape)} for targets {list(target.shape)} of {chains} chains")
         target, draft = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (target, draft))
         accepted, tokens = torch.empty(2, chains, dtype=torch.int64, device=device)
-        block = min(_CHAIN_BLOCK, _power_of_2(vocab_size))
-        parts = -(-vocab_size // block)
+        first, second = chain_sizes(vocab_size)
+        parts = -(-vocab_size // first["BLOCK"])
         masses = torch.empty(chains, parts, 2, dtype=torch.float64, device=device)
         rows = target, target.stride(0), draft, draft.stride(0)
-        sizes = {"BLOCK": block, "num_warps": warps(block)}
         if chains:
-            grid = chains, parts
-            chain_masses_kernel[grid](accepted, masses, *rows, token_ids, starts, accept_uniforms, vocab_size, **sizes)
-            sizes["PARTS"] = _power_of_2(parts)
+            grid, given = (chains, parts), (token_ids, starts, accept_uniforms, vocab_size)
+            chain_masses_kernel[grid](accepted, masses, *rows, *given, **first, **FP_FUSION)
             columns = starts, recover_uniforms, vocab_size, parts
-            chain_tokens_kernel[(chains,)](tokens, accepted, masses, *rows, *columns, **sizes)
+            chain_tokens_kernel[(chains,)](tokens, accepted, masses, *rows, *columns, **second, **FP_FUSION)
         return accepted, tokens
 
 
@@ -190,6 +185,27 @@ def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
 def _blocks(size: int) -> dict[str, int]:
     block = _power_of_2(size)
     return {"BLOCK": block, "num_warps": warps(block)}
+
+
+def draw_sizes(vocab_size: int) -> dict[str, int]:
+    """Constants of `draw_kernel`."""
+    block = min(_DRAW_BLOCK, _power_of_2(vocab_size))
+    blocks = _power_of_2(-(-vocab_size // block))
+    return {"BLOCK": block, "BLOCKS": blocks, "WAYS": _DRAW_WAYS, "num_warps": 2 * warps(block)}
+
+
+def group_sizes(num_rows: int, groups: int, element_size: int) -> dict[str, int]:
+    """Constants of `grouped_linear_kernel`: decode steps give an expert few rows each, prompts many."""
+    rows = 16 if num_rows <= 16 * groups else 64
+    depth = 64 if element_size == 2 else 32
+    return {"ROWS": rows, "COLUMNS": 64, "DEPTH": depth, "TILES": _TILES, "num_warps": 4 if rows == 16 else 8}
+
+
+def chain_sizes(vocab_size: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants of `chain_masses_kernel` and `chain_tokens_kernel`."""
+    block = min(_CHAIN_BLOCK, _power_of_2(vocab_size))
+    sizes = {"BLOCK": block, "num_warps": warps(block)}
+    return sizes, sizes | {"PARTS": _power_of_2(-(-vocab_size // block))}
 
 
 def warps(elements: int) -> int:

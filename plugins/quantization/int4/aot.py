@@ -16,10 +16,10 @@ def launches(dtype: str = "bf16") -> list[Launch]:
         "scales": "*fp16",
         "zeros": "*fp16",
         "num_rows": "i32",
-        "in_features": "i32",
-        "out_features": "i32",
-        "group_size": "i32",
-        "part_size": "i32",
+        "in_features": "i32:16",
+        "out_features": "i32:16",
+        "group_size": "i32:16",
+        "part_size": "i32:16",
     }
     return [
         Launch(

@@ -20,6 +20,7 @@ from dovetail.contracts.quantization import (
 )
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.triton_check import reasons_against_triton
+from dovetail.nn.triton_launch import FP_FUSION
 
 GROUP_SIZES = (32, 64, 128, 256)
 _HEADER = 4
@@ -234,7 +235,16 @@ class _Packed(_Part):
         grid = (-(-out_features // COLUMNS), -(-num_rows // rows), num_parts)
         sizes = num_rows, in_features, out_features, self.group_size, part_size
         int4_linear_kernel[grid](
-            out, x, self._nibbles, self._scales, self._zeros, *sizes, ROWS=rows, COLUMNS=COLUMNS, PAIRS=PAIRS
+            out,
+            x,
+            self._nibbles,
+            self._scales,
+            self._zeros,
+            *sizes,
+            ROWS=rows,
+            COLUMNS=COLUMNS,
+            PAIRS=PAIRS,
+            **FP_FUSION,
         )
         return out.sum(0).to(x.dtype)
 

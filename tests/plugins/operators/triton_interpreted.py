@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import Environment
@@ -36,25 +38,35 @@ def create() -> TritonOperators:
     return TritonOperators(TritonOperators.Options())
 
 
-def uniforms(count: int) -> torch.Tensor:
-    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(7, torch.float32), (7, torch.float16), (1024, torch.float32), (3001, torch.float16)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    vocab_size=st.sampled_from([1, 7, 300, 4096, 9001]),
+    is_rounded=st.booleans(),
+    is_masked=st.booleans(),
 )
-def test_draw_is_the_hosts_draw(vocab_size: int, dtype: torch.dtype) -> None:
+@settings(max_examples=15, deadline=None)
+def test_draw_is_the_hosts_draw(
+    dtype: torch.dtype, seed: int, vocab_size: int, is_rounded: bool, is_masked: bool
+) -> None:
     """Rows with and without each parameter, ties among them, masked tokens, small temperatures."""
-    rows = 24
-    generator = torch.Generator().manual_seed(vocab_size)
+    rows, generator = 4, torch.Generator().manual_seed(seed)
+
+    def chance(otherwise: torch.Tensor, given: float) -> torch.Tensor:
+        """`otherwise` in half of the rows."""
+        is_given = torch.rand(rows, generator=generator) < 0.5
+        return torch.where(is_given, torch.full_like(otherwise, given), otherwise)
+
     logits = (torch.randn(rows, vocab_size, generator=generator) * 3).to(dtype)
-    logits[::3] = logits[::3].round()  # ties
-    logits[1::4, ::2] = -torch.inf
-    temperature = torch.tensor([1.0, 0.7, 1.5, 0.05]).repeat(rows // 4)
-    min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 1.0, 0.02]).repeat(rows // 6)
-    top_k = torch.tensor([vocab_size, 1, 3, vocab_size, 5, vocab_size, 2, vocab_size]).repeat(rows // 8)
-    top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 0.99, 0.01], dtype=torch.float64).repeat(rows // 6)
-    chosen = uniforms(rows)
+    if is_rounded:
+        logits = logits.round()
+    if is_masked:
+        logits[:, 1::2] = -torch.inf
+    temperature = torch.rand(rows, generator=generator) * 1.5 + 0.05
+    min_p = chance(torch.rand(rows, generator=generator) * 0.3, 0.0)
+    top_k = chance(torch.randint(1, 60, (rows,), generator=generator).clamp(max=vocab_size), vocab_size)
+    top_p = chance(torch.rand(rows, generator=generator, dtype=torch.float64) * 0.99 + 0.01, 1.0)
+    chosen = torch.rand(rows, generator=generator, dtype=torch.float64)
     drawn = create().draw(logits, temperature, min_p, top_k, top_p, chosen)
     weights = truncated_weights(logits.float(), temperature, min_p, top_k, top_p)
     assert drawn.tolist() == draw(weights, chosen).tolist()

@@ -1,0 +1,85 @@
+"""What is compiled ahead of time is what runs: the operators are called with an 8B model's sizes, and what reaches
+Triton is compared with the declarations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed (pip install dovetail[triton])")
+
+from triton.runtime.jit import JITFunction
+
+from dovetail.nn.triton_launch import FP_FUSION, Launch
+from dovetail.plugins.operators.triton import aot
+from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.testing.chain_cases import random_chains
+
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+    torch.float16: "*fp16",
+    torch.int8: "*i8",
+}
+Recorded = list[tuple[Any, dict[str, Any]]]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Kernels with their arguments by name, in place of running them."""
+    launches: Recorded = []
+
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        launches.append((self, dict(zip(self.arg_names, arguments, strict=False)) | named))
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    return launches
+
+
+def as_triton_sees(value: Any) -> Any:
+    """The type of an argument, or the value of one that is compiled as a constant."""
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return 1 if value == 1 else "i32:16" if value % 16 == 0 else "i32"
+
+
+def call_each(operators: TritonOperators) -> None:
+    """Each operator once, in the order of the declarations."""
+    x, weight = torch.empty(2, 4096, dtype=torch.bfloat16), torch.empty(4096, dtype=torch.bfloat16)
+    heads, angles = x.new_empty(2, 40, 128), x.new_empty(2, 1, 128)
+    expert, starts = x.new_empty(2, 64, 4096), torch.tensor([0, 1, 2], dtype=torch.int32)
+    ones = torch.ones(2)
+    operators.rms_norm(x, weight, 1e-5)
+    operators.add_rms_norm(x, x, weight, 1e-5)
+    operators.silu_mul(x)
+    operators.rotate(heads, angles, angles)
+    operators.draw(x.new_empty(2, aot.VOCAB_SIZE), ones, ones, ones.long(), ones.double(), ones.double())
+    operators.accept_chains(*random_chains([1], aot.VOCAB_SIZE).arguments)
+    operators.grouped_linear(x, expert, starts)
+    operators.grouped_linear(x.new_empty(64, 4096), expert, starts)
+
+
+def test_declarations_are_what_runs(recorded: Recorded) -> None:
+    call_each(TritonOperators(TritonOperators.Options()))
+    declared = aot.launches()
+    assert [kernel for kernel, _ in recorded] == [launch.kernel for launch in declared]
+    for launch, (_, arguments) in zip(declared, recorded, strict=True):
+        assert_as_declared(launch, arguments)
+
+
+def assert_as_declared(launch: Launch, arguments: dict[str, Any]) -> None:
+    """Types, constants and options."""
+    options = {key: arguments.pop(key) for key in list(arguments) if key not in launch.kernel.arg_names}
+    assert {**FP_FUSION, **launch.options} == options, launch.name
+    constexprs = {param.name for param in launch.kernel.params if param.is_constexpr}
+    seen = {name: value if name in constexprs else as_triton_sees(value) for name, value in arguments.items()}
+    declared = {name: launch.constants.get(name, launch.signature.get(name)) for name in launch.kernel.arg_names}
+    assert seen == declared, launch.name
