@@ -28,6 +28,7 @@ from dovetail.contracts.speculation import (
     Verdict,
     VerifyRequest,
 )
+from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.testing.side_effects import leaves_alone
 from dovetail.worker.speculation.draft_sampling import draft_draw
 
@@ -87,6 +88,8 @@ class AcceptanceRuleSuite:
 
     def test_greedy_requests_get_the_best_tokens(self) -> None:
         """At temperature 0 the tokens are those that the target would choose one by one, and none more."""
+        if self.rule_class.capabilities.synthetic:
+            pytest.skip(f"{self.rule_class.__name__} is synthetic: its tokens are wrong by design")
         random = np.random.default_rng(0)
         for draft in self.drafts() * 10:
             best = random.integers(0, 4, len(draft.token_ids) + 1)
@@ -114,7 +117,9 @@ class AcceptanceRuleSuite:
         ]
         assert list(self.create().verify([])) == []
 
-    def sampled_requests(self, num_requests: int = 300) -> list[VerifyRequest]:
+    def sampled_requests(
+        self, num_requests: int = 300, structured_outputs: StructuredOutputs | None = None
+    ) -> list[VerifyRequest]:
         """Requests at `TEMPERATURES` over 6 tokens, of which each row of the target leaves some out, as masks and
         truncation do. Half of the drafts are tokens that the target leaves out, and some come with distributions;
         uniforms at the ends of their range are among them."""
@@ -143,16 +148,19 @@ class AcceptanceRuleSuite:
                 uniforms[:] = (0.0, 1 - 2.0**-53)[index % 2]
             draft = Draft(tokens, shape.parents, given)
             rows = torch.from_numpy(target).float()
-            sampling = SamplingParams(temperature=TEMPERATURES[index % len(TEMPERATURES)])
+            temperature = TEMPERATURES[index % len(TEMPERATURES)]
+            sampling = SamplingParams(temperature=temperature, structured_outputs=structured_outputs)
             requests.append(request_over(draft, rows, sampling, uniforms[:count], uniforms[count:]))
         return requests
 
     def test_sampled_requests_get_possible_tokens(self) -> None:
         """At any temperature, of lossy rules too: each accepted node, and the token that follows the last, has a
-        probability above 0 in the target's row before it."""
-        if not self.rule_class.capabilities.sampling:
+        probability above 0 in the target's row before it. Synthetic rules keep to it where a form is asked for."""
+        capabilities = self.rule_class.capabilities
+        if not capabilities.sampling:
             pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
-        requests = self.sampled_requests()
+        form = StructuredOutputs(choice=("yes", "no")) if capabilities.synthetic else None
+        requests = self.sampled_requests(structured_outputs=form)
         verdicts = self.create().verify(requests)
         assert len(verdicts) == len(requests)
         for request, verdict in zip(requests, verdicts, strict=True):
@@ -161,6 +169,16 @@ class AcceptanceRuleSuite:
             rows = [0, *(node + 1 for node in verdict.accepted)]
             for row, token in zip(rows, tokens, strict=True):
                 assert float(request.target.probs()[row, token]) > 0, f"token {token} is impossible after row {row}"
+
+    def test_next_tokens_are_possible(self) -> None:
+        """The token that follows the accepted path is one that the target's row there may bring, of any rule."""
+        if not self.rule_class.capabilities.sampling:
+            pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
+        requests = self.sampled_requests()
+        for request, verdict in zip(requests, self.create().verify(requests), strict=True):
+            check_path(request.draft, verdict)
+            row = verdict.accepted[-1] + 1 if verdict.accepted else 0
+            assert float(request.target.probs()[row, verdict.next_token_id]) > 0
 
     def test_leaves_alone_what_is_not_its_own(self) -> None:
         """It does not change its arguments, which the host reads afterwards, or the random generators of the

@@ -101,7 +101,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "acceptance_rule",
             "dovetail.contracts.speculation:AcceptanceRule",
-            _V1,
+            ContractVersion(1, 1),
             "which drafts are accepted",
             "dovetail.contracts.speculation:AcceptanceNeed",
         ),

@@ -109,6 +109,9 @@ class AcceptanceCapabilities:
     """The rule verifies trees, not only chains."""
     sampling: bool = False
     """The rule serves requests with a temperature above 0; otherwise the engine refuses them when they arrive."""
+    synthetic: bool = False
+    """The rule is for measuring only: it may accept any drafted token, at temperature 0 too, so that tokens are wrong by
+    design. Requests whose output must have a form (`SamplingParams.structured_outputs`) are excepted."""
 
 
 @dataclass(frozen=True)
@@ -485,8 +488,9 @@ class AcceptanceRule(Plugin):
     """Decides which draft tokens are accepted.
 
     A lossy rule may prefer some tokens to others, but never accepts a node or returns a token with probability 0 in the
-    target's row before it: masks, grammars and truncation exclude it. The token that follows the accepted path comes
-    from the row of the path's last node. A verdict depends on its request and the request's uniforms alone.
+    target's row before it: masks, grammars and truncation exclude it (a `synthetic` rule may accept such a node, but
+    returns no such token). The token that follows the accepted path comes from the row of the path's last node. A
+    verdict depends on its request and the request's uniforms alone.
     """
 
     capabilities: ClassVar[AcceptanceCapabilities] = AcceptanceCapabilities()

@@ -137,6 +137,12 @@ def _trimmed(values: Sequence[float]) -> float:
     return sum(kept) / len(kept)
 
 
+def expected_length(rate: float, drafts: int) -> float:
+    """Mean tokens per round, bonus token included, where each of so many drafts is accepted with probability `rate` if
+    all before it were (Leviathan et al. 2023, equation 1): (1 - rate ** (k + 1)) / (1 - rate)."""
+    return sum(rate**position for position in range(drafts + 1))
+
+
 @dataclass(frozen=True)
 class CostModel:
     """The lines of one variant's steps. Milliseconds."""
