@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Estimate
 from dovetail.spec_decode.experiments.rates import affine, mean_share, share
-from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant
+from dovetail.spec_decode.experiments.records import RequestRecord, by_conversation, by_prompt, by_variant
 
 DEFINITIONS: Mapping[str, str] = {
     "rate (ratio of sums)": "accepted drafts / drafted tokens, summed over all requests",
@@ -21,7 +21,7 @@ DEFINITIONS: Mapping[str, str] = {
     "at position j, of drafts": "share of rounds in which at least j draft tokens were accepted, among those with at"
     " least j verified in a row (metrics.accepted_per_position / metrics.drafted_per_position, as --stats prints)",
     "wasted": "draft tokens that were verified and rejected, per output token",
-    "interval": "95%, over prompts (all requests of a prompt together): Student's t on the logit of the share, with the"
+    "interval": "95%, over prompts (all requests of a prompt, and later turns of its conversation, together): Student's t on the logit of the share, with the"
     " delete-one jackknife's error, so that no end is beyond what can be; none where fewer than"
     f" {MIN_GROUPS} prompts drafted",
 }
@@ -84,7 +84,7 @@ def _describe(arm: str, length: int, batch: int, category: str | None, records: 
         _counts(counts, length)
         for counts in ([r.accepted_per_position for r in records], [r.drafted_per_position for r in records])
     )
-    own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in by_prompt(records).values()]
+    own_rates = [_mean([r.accepted / r.drafted for r in own if r.drafted]) for own in by_conversation(records).values()]
     means = [rate for rate in own_rates if rate is not None]
     # Tokens that a grammar forces are drafted beyond an arm's own length.
     most = max([length, *(len(r.drafted_per_position) for r in records)])
@@ -114,7 +114,7 @@ _Count = Callable[[RequestRecord], int]
 
 
 def _share(records: Sequence[RequestRecord], part: _Count, whole: _Count) -> Estimate | None:
-    clusters = by_prompt(records).values()
+    clusters = by_conversation(records).values()
     parts, wholes = ([float(sum(map(count, own))) for own in clusters] for count in (part, whole))
     return share(parts, wholes) if sum(wholes) else None
 
@@ -125,7 +125,7 @@ def _length(records: Sequence[RequestRecord], tokens: _Count, steps: _Count, mos
     if found is None:
         return None
     length = affine(found, most_drafts, 1.0)
-    num_drafting = sum(any(r.drafted for r in own) for own in by_prompt(records).values())
+    num_drafting = sum(any(r.drafted for r in own) for own in by_conversation(records).values())
     return length if num_drafting >= MIN_GROUPS else replace(length, low=None, high=None)
 
 

@@ -15,7 +15,7 @@ from dovetail.spec_decode.experiments.schema import WorkloadSection
 
 BUILTIN = "builtin"
 
-_MT_BENCH = (
+MT_BENCH = (
     "writing",
     "roleplay",
     "reasoning",
@@ -28,6 +28,16 @@ _MT_BENCH = (
 """MT-Bench's categories. Spec-Bench, which holds more than these, counts them as one of its six task groups."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaterTurn(Prompt):
+    """What the user says after an answer."""
+
+    turn: int
+    """Counted from 0, so 1 for the second."""
+    conversation: int
+    """Index of the prompt that began it."""
+
+
 @dataclass(frozen=True)
 class DataSet:
     """The chosen prompts of a data set."""
@@ -37,6 +47,11 @@ class DataSet:
     prompts: Sequence[Prompt]
     sha256: str
     """Of the chosen prompts: categories and texts, in order."""
+
+    @property
+    def num_requests(self) -> int:
+        """Prompts with their later turns."""
+        return sum(1 + len(prompt.later_turns) for prompt in self.prompts)
 
 
 def load_prompts(workload: WorkloadSection, folder: Path) -> DataSet:
@@ -53,9 +68,9 @@ def load_prompts(workload: WorkloadSection, folder: Path) -> DataSet:
 
 
 def _task_groups(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    if all(prompt.category in _MT_BENCH for prompt in prompts):
+    if all(prompt.category in MT_BENCH for prompt in prompts):
         return prompts
-    return [replace(prompt, category="mt_bench") if prompt.category in _MT_BENCH else prompt for prompt in prompts]
+    return [replace(prompt, category="mt_bench") if prompt.category in MT_BENCH else prompt for prompt in prompts]
 
 
 def _choose(prompts: Sequence[Prompt], workload: WorkloadSection) -> list[Prompt]:
@@ -68,10 +83,10 @@ def _choose(prompts: Sequence[Prompt], workload: WorkloadSection) -> list[Prompt
     queues = [by_category[name][: workload.per_category] for name in wanted]
     # In turn, so that a limit cuts all categories alike.
     longest = max(len(queue) for queue in queues)
-    chosen = [queue[rank] for rank in range(longest) for queue in queues if rank < len(queue)]
-    return chosen[: workload.limit]
+    chosen = [queue[rank] for rank in range(longest) for queue in queues if rank < len(queue)][: workload.limit]
+    return chosen if workload.turns == "all" else [replace(prompt, later_turns=()) for prompt in chosen]
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    plain = [[prompt.category, prompt.text, prompt.token_ids] for prompt in prompts]
+    plain = [[prompt.category, prompt.text, prompt.token_ids, *prompt.later_turns] for prompt in prompts]
     return hashlib.sha256(json.dumps(plain, ensure_ascii=False).encode()).hexdigest()

@@ -24,7 +24,9 @@ arms:
   # typical: {drafter: lookup, config: {speculative: {acceptance: typical}}}
 
 workload:
-  data: builtin              # or a JSONL file: {"prompt": ..., "category": ...}, Spec-Bench, MT-Bench, HumanEval, GSM8K
+  data: builtin              # or a JSONL file: {"prompt": ..., "category": ...}, Spec-Bench, MT-Bench, SPEED-Bench,
+                             # HumanEval, GSM8K
+  turns: first               # all: later turns of conversations too, behind the answers of plain
   per_category: 4            # of 8 in each of our six categories
   template: auto             # chat where the model has a template, else raw
 

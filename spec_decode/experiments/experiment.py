@@ -14,6 +14,7 @@ from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acc
 from dovetail.spec_decode.experiments.admission import check_admission
 from dovetail.spec_decode.experiments.arms import Setup, prepare
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
+from dovetail.spec_decode.experiments.conversations import with_later_turns
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
 from dovetail.spec_decode.experiments.datasets import load_prompts
 from dovetail.spec_decode.experiments.engine_features import try_engine_features
@@ -27,6 +28,7 @@ from dovetail.spec_decode.experiments.results import ArmStatus
 from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, measure, read_prompts
 from dovetail.spec_decode.experiments.sampled_equality import judge_sampled, watch_rules
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
+from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
 from dovetail.spec_decode.experiments.speed import compare_speed
 
 
@@ -41,7 +43,7 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
     check_admission(experiment, setup, data)
     with Bench(setup, experiment) as bench:
         resident = [psutil.Process().memory_info().rss] * len(bench.engines)
-        workload = read_prompts(data, bench.engines[0], experiment)
+        workload = with_later_turns(bench, read_prompts(data, bench.engines[0], experiment), data.name)
         with Progress(num_turns(experiment, len(bench.variants), len(workload.prompts))) as progress:
 
             def on_turn(what: str) -> None:
@@ -75,6 +77,7 @@ def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Repo
             requests=measured.requests,
             step_samples=measured.steps,
             spans=measured.spans,
+            spec_bench=score_spec_bench(measured.requests) if data.format == "spec_bench" else [],
         )
     return report if is_greedy else replace(report, equality=_watch(experiment, setup, workload, measured))
 

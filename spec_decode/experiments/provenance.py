@@ -18,7 +18,7 @@ from dovetail import LLMEngine
 from dovetail.commands import ResolvedConfig
 from dovetail.commands.machine import Span, describe_machine, noise_warning
 from dovetail.spec_decode.experiments.arms import Setup, effective_values
-from dovetail.spec_decode.experiments.datasets import DataSet
+from dovetail.spec_decode.experiments.datasets import DataSet, LaterTurn
 from dovetail.spec_decode.experiments.run import Bench, Workload
 from dovetail.spec_decode.experiments.schema import Experiment
 
@@ -123,10 +123,17 @@ def _describe_workload(experiment: Experiment, data: DataSet, workload: Workload
     for prompt in workload.prompts:
         categories[prompt.category] = categories.get(prompt.category, 0) + 1
     lengths = sorted(len(ids) for ids in workload.token_ids)
+    later = [
+        list(ids)
+        for prompt, ids in zip(workload.prompts, workload.token_ids, strict=True)
+        if isinstance(prompt, LaterTurn)
+    ]
     return {
         "data": data.name,
         "format": data.format,
-        "sha256": data.sha256,
+        # Later turns follow answers, which another engine may give otherwise.
+        "sha256": sha256_of([data.sha256, later]) if later else data.sha256,
+        "later_turns": len(later),
         "token_ids_sha256": sha256_of([list(ids) for ids in workload.token_ids]),
         "prompts": len(workload.prompts),
         "categories": categories,

@@ -45,6 +45,15 @@ class RequestRecord:
     drafter_error: str | None = None
     drafted_per_position: Sequence[int] = ()
     """Rounds in which at least one draft was verified, at least two in a row, ..."""
+    turn: int = 0
+    """Of its conversation, counted from 0."""
+    first_prompt: int | None = None
+    """Of a later turn: index of the prompt that began its conversation."""
+
+    @property
+    def conversation(self) -> int:
+        """Index of the prompt that began its conversation, which may be its own."""
+        return self.prompt if self.first_prompt is None else self.first_prompt
 
     @property
     def ttft(self) -> float:
@@ -112,6 +121,14 @@ def by_variant(requests: Sequence[RequestRecord]) -> Mapping[Key, list[RequestRe
         found.setdefault((record.batch, record.arm, record.length), []).append(record)
     places = {BASELINE: 0, CONTROL: 1}
     return dict(sorted(found.items(), key=lambda item: (item[0][0], places.get(item[0][1], 2), *item[0][1:])))
+
+
+def by_conversation(records: Sequence[RequestRecord]) -> dict[int, list[RequestRecord]]:
+    """Records by conversation: its turns are alike, so that intervals draw them together."""
+    found: dict[int, list[RequestRecord]] = {}
+    for record in records:
+        found.setdefault(record.conversation, []).append(record)
+    return found
 
 
 def by_prompt(records: Sequence[RequestRecord]) -> dict[int, list[RequestRecord]]:

@@ -15,6 +15,7 @@ from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.provenance import Provenance
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows
+from dovetail.spec_decode.experiments.spec_bench import SpecBenchScore
 from dovetail.spec_decode.experiments.speed import METRICS, Speed
 from dovetail.spec_decode.experiments.trials import Trial
 
@@ -39,6 +40,8 @@ class Report:
     requests: Sequence[RequestRecord]
     step_samples: Sequence[StepRecord]
     spans: Sequence[Span]
+    spec_bench: Sequence[SpecBenchScore] = ()
+    """Of the data set Spec-Bench alone."""
 
     def rows(self) -> list[Row]:
         """What `--fail-if` judges; see `dovetail.spec_decode.experiments.results`."""

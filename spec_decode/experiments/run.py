@@ -15,7 +15,7 @@ from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.telemetry import StepStats
 from dovetail.spec_decode.experiments.admission import check_count, fits
 from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name
-from dovetail.spec_decode.experiments.datasets import DataSet
+from dovetail.spec_decode.experiments.datasets import DataSet, LaterTurn
 from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment, SamplingSection
@@ -287,7 +287,12 @@ def _request_record(
         finish_reason=finished.last.outputs[0].finish_reason or "",
         drafter_error=metrics.drafter_error,
         drafted_per_position=metrics.drafted_per_position,
+        **_place_in_conversation(prompt),
     )
+
+
+def _place_in_conversation(prompt: Prompt) -> dict[str, int]:
+    return {"turn": prompt.turn, "first_prompt": prompt.conversation} if isinstance(prompt, LaterTurn) else {}
 
 
 def _step_record(variant: Variant, batch: int, stats: StepStats) -> StepRecord:

@@ -50,8 +50,11 @@ class WorkloadSection(_Section):
 
     data: str = "builtin"
     """"builtin", or the path of a JSONL file (perhaps .gz), from the experiment file's folder."""
-    format: Literal["auto", "prompts", "spec_bench", "humaneval", "gsm8k"] = "auto"
+    format: Literal["auto", "prompts", "spec_bench", "speed_bench", "humaneval", "gsm8k"] = "auto"
     """Shape of the lines; MT-Bench's is that of Spec-Bench."""
+    turns: Literal["first", "all"] = "first"
+    """Of conversations. all: what the user says later is asked as well, each time behind the answers of `plain` to what
+    came before, the same in every arm. It needs a chat template."""
     categories: tuple[str, ...] = ()
     """Only these; empty: all."""
     per_category: Count | None = None
@@ -64,6 +67,12 @@ class WorkloadSection(_Section):
     """System message before each prompt, with a chat template."""
     skip_too_long: bool = False
     """Leave out prompts that the model's length does not hold, and say how many; else they are refused."""
+
+    @model_validator(mode="after")
+    def _chats(self) -> WorkloadSection:
+        if self.turns == "all" and self.template == "raw":
+            raise ValueError("turns: all needs a chat template, and template is raw: write turns: first, or chat")
+        return self
 
 
 class SamplingSection(_Section):

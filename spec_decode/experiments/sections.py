@@ -17,6 +17,7 @@ from dovetail.spec_decode.experiments.result_sections import (
     steps_section,
 )
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.spec_bench_section import spec_bench_sections
 from dovetail.spec_decode.experiments.tables import Section, TableData
 from dovetail.spec_decode.experiments.trials import Trial
 
@@ -29,6 +30,7 @@ def all_sections(report: Report) -> list[Section]:
         equality_section(report),
         acceptance_section(report),
         speed_section(report),
+        *spec_bench_sections(report),
         grid_section(report),
         steps_section(report),
         memory_section(report),

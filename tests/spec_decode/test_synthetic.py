@@ -26,7 +26,7 @@ from dovetail.testing.acceptance_suite import (
 )
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
-ROUNDS = 20_000
+ROUNDS = 3_000
 
 
 class TestSyntheticRule(AcceptanceRuleSuite):

@@ -119,6 +119,7 @@ def test_shapes_are_told_apart(tmp_path: Path, lines: list[Any], format: str, ex
         ([{"prompt": "a"}, {"promt": "b"}], ":2: 'prompt' must be a text; its keys are 'promt'"),
         ([{"prompt_token_ids": [1, -2]}], "list of token ids"),
         ([{"turns": []}], "turns must be a list"),
+        ([{"turns": ["a", 3]}], "turns must be a list"),
         ([], "has no prompts"),
     ],
 )
@@ -126,6 +127,65 @@ def test_lines_that_cannot_be_used_are_told(tmp_path: Path, lines: list[Any], wo
     with pytest.raises(ConfigError) as error:
         load_prompts(WorkloadSection(data=write(tmp_path / "set.jsonl", lines)), tmp_path)
     assert words in str(error.value)
+
+
+SPEED_BENCH = {
+    "question_id": "8cf4",
+    "category": "coding",
+    "sub_category": "python",
+    "source": "https://huggingface.co/datasets/openai/openai_humaneval",
+    "src_id": "HumanEval/1",
+    "difficulty": "easy",
+    "multiturn": False,
+}
+"""Columns of the data set's card (nvidia/SPEED-Bench), `turns` left out."""
+
+
+def speed_bench(turns: list[str], *, prepared: bool = False, **changes: Any) -> dict[str, Any]:
+    """A row as it is published, or as NeMo-Skills' prepare.py writes it."""
+    messages = [{"role": "user", "content": turn} for turn in turns]
+    return SPEED_BENCH | changes | ({"messages": messages} if prepared else {"turns": turns})
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_speed_bench_as_it_is_published_and_as_it_is_prepared(tmp_path: Path, prepared: bool) -> None:
+    rows = [
+        speed_bench(["write f"], prepared=prepared),
+        speed_bench(["hello", "and then?"], prepared=prepared, category="roleplay", multiturn=True),
+        speed_bench(["sort this: " + "b a " * 400], prepared=prepared, category="low_entropy"),
+    ]
+    name = write(tmp_path / "speed.jsonl", rows)
+    data = load_prompts(WorkloadSection(data=name, turns="all"), tmp_path)
+    assert data.format == "speed_bench"
+    assert [(p.category, p.text, p.later_turns) for p in data.prompts] == [
+        ("coding", "write f", ()),
+        ("roleplay", "hello", ("and then?",)),
+        ("low_entropy", rows[2]["messages"][0]["content"] if prepared else rows[2]["turns"][0], ()),
+    ]
+    first = load_prompts(WorkloadSection(data=name), tmp_path)
+    assert (first.num_requests, data.num_requests) == (3, 4)
+    assert first.sha256 != data.sha256
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            speed_bench(["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{question}"]),
+            "has a placeholder here: fetch all texts",
+        ),
+        (SPEED_BENCH | {"messages": [{"role": "assistant", "content": "x"}]}, "a list of a user's messages"),
+    ],
+)
+def test_rows_of_speed_bench_without_their_texts_are_refused(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_prompts(WorkloadSection(data=write(tmp_path / "speed.jsonl", [row])), tmp_path)
+
+
+def test_a_parquet_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "test.parquet").write_bytes(b"PAR1" + bytes(12) + b"PAR1")
+    with pytest.raises(ConfigError, match=r"parquet.*to_json\('test.jsonl', orient='records', lines=True\)"):
+        load_prompts(WorkloadSection(data="test.parquet"), tmp_path)
 
 
 def test_unknown_categories_and_files_are_told(tmp_path: Path) -> None:
