@@ -104,5 +104,3 @@ def _first_children(draft: Draft) -> dict[int, int]:
     for node, parent in enumerate(draft.parent_indices):
         first.setdefault(parent, node)
     return first
-
-

@@ -60,6 +60,25 @@ def run(
         bool,
         typer.Option("--allow", help="Let arms differ in more than they name or declare; the report says in what."),
     ] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal",
+            metavar="FILE",
+            help="Where each turn is kept as it ends; by default EXPERIMENT.ab.jsonl next to the experiment.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the journal of a run that was stopped or killed.")
+    ] = False,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--max-minutes",
+            metavar="M",
+            help="Begin no round of turns after so many minutes, and report what was measured.",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Resolve the arms and say what would run; read no weights.")
     ] = False,
@@ -67,6 +86,8 @@ def run(
     """Run an experiment: every arm in one process, interleaved, on the same prompts."""
     check_writable("--json", json_file)
     check_writable("--html", html_file)
+    check_writable("--journal", journal)
+    require(max_minutes is None or max_minutes > 0, f"--max-minutes is {max_minutes}: give more than 0")
     from dovetail.spec_decode.experiments.fail_if import Condition
     from dovetail.spec_decode.experiments.results import result_names
     from dovetail.spec_decode.experiments.schema import read_experiment
@@ -79,12 +100,14 @@ def run(
     if check:
         _print_setup(parsed, folder, allow)
         return
-    from dovetail.spec_decode.experiments.experiment import run_experiment
+    from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
+    from dovetail.spec_decode.experiments.journal import default_journal
     from dovetail.spec_decode.experiments.page import report_page
     from dovetail.spec_decode.experiments.report import write_json
     from dovetail.spec_decode.experiments.terminal import print_report
 
-    report = run_experiment(parsed, folder, allow=allow)
+    procedure = Procedure(journal or default_journal(experiment), resume, max_minutes)
+    report = run_experiment(parsed, folder, procedure, allow=allow)
     if json_file is not None:
         write_text("--json", json_file, write_json(report))
     if html_file is not None:

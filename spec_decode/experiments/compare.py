@@ -19,6 +19,7 @@ from dovetail.commands.checks import require
 from dovetail.commands.saved import differences, read_saved, shortened
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
+from dovetail.spec_decode.experiments.columns import from_columns
 from dovetail.spec_decode.experiments.rates import within
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_prompt, by_variant, label_among
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
@@ -92,7 +93,7 @@ class SavedReport(BaseModel):
         columns = self.requests.model_dump()
         if not self.requests.drafted_per_position:
             del columns["drafted_per_position"]
-        return [RequestRecord(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        return from_columns(RequestRecord, columns)
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,10 @@ from dovetail.spec_decode.experiments.judging import (
     judge,
     p_values,
 )
+from dovetail.spec_decode.experiments.measuring import Measured
 from dovetail.spec_decode.experiments.plan import make_groups
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant
-from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, request_seeds
+from dovetail.spec_decode.experiments.run import Bench, Workload, request_seeds
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
 DECLARED_LOSSY: tuple[Verdict, str] = ("lossy by declaration", "its rule claims nothing else")
@@ -159,7 +160,7 @@ def judged_variants(bench: Bench, found: Found, batch: int) -> list[Variant]:
 
 def _greedy(bench: Bench, workload: Workload, found: Found, gaps: GapMeter, lossy: set[str]) -> Iterator[_Raw]:
     floors = _Floors(bench, workload, gaps)
-    batches = bench.experiment.grid.batch_sizes
+    batches = [batch for batch in bench.experiment.grid.batch_sizes if (batch, BASELINE, None) in found]
     for batch in batches:
         base = found[batch, BASELINE, None]
         again = _compare_greedy(Variant(CONTROL, None), batch, base, found[batch, CONTROL, None], gaps)
@@ -271,7 +272,10 @@ class _Floors:
         expected = {prompt: records[0] for prompt, records in by_prompt(base).items()}
         experiment, workload = self._bench.experiment, self._workload
         divergences: dict[int, Divergence] = {}
-        for places in make_groups(len(workload.prompts), batch, experiment.seed):
+        # A run that was stopped has not asked all prompts.
+        asked = [place for place, prompt in enumerate(workload.prompts) if prompt.index in expected]
+        for group in make_groups(len(asked), min(batch, len(asked)), experiment.seed):
+            places = [asked[number] for number in group]
             seeds = request_seeds(experiment.sampling, places, 0)
             params = [self._bench.params(self._variant, seed=seed) for seed in seeds]
             finished = self._bench.run(self._variant, [workload.token_ids[place] for place in places], params)

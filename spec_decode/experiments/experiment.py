@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -16,70 +16,105 @@ from dovetail.spec_decode.experiments.arms import Setup, prepare
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
 from dovetail.spec_decode.experiments.conversations import with_later_turns
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
-from dovetail.spec_decode.experiments.datasets import load_prompts
+from dovetail.spec_decode.experiments.datasets import DataSet, load_prompts
 from dovetail.spec_decode.experiments.engine_features import try_engine_features
 from dovetail.spec_decode.experiments.equality import Equality, compare_equality
 from dovetail.spec_decode.experiments.features import try_features
+from dovetail.spec_decode.experiments.identity import identity
+from dovetail.spec_decode.experiments.journal import open_journal
 from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
-from dovetail.spec_decode.experiments.plan import num_turns
+from dovetail.spec_decode.experiments.measuring import Course, Extent, Measured, TimeLimit, measure
+from dovetail.spec_decode.experiments.progress import TurnProgress
+from dovetail.spec_decode.experiments.provenance import sha256_of
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.results import ArmStatus
-from dovetail.spec_decode.experiments.run import Bench, Measured, Workload, measure, read_prompts
+from dovetail.spec_decode.experiments.run import Bench, Workload, read_prompts
 from dovetail.spec_decode.experiments.sampled_equality import judge_sampled, watch_rules
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
 from dovetail.spec_decode.experiments.speed import compare_speed
 
 
-def run_experiment(experiment: Experiment, folder: Path, *, allow: bool) -> Report:
+@dataclass(frozen=True)
+class Procedure:
+    """How an experiment is run; what is measured does not depend on it."""
+
+    journal: Path
+    resume: bool = False
+    """Go on with the journal."""
+    max_minutes: float | None = None
+    """No round begins later; what comes after the turns takes its time."""
+
+
+def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure, *, allow: bool) -> Report:
     """Runs an experiment and returns its report. Relative paths are resolved against `folder`.
 
-    Raises `ConfigError` for arms that cannot run or do not differ, before any weight is read, and what the engine
-    raises.
+    Raises `ConfigError` for arms that cannot run or do not differ, and for a journal of something else, before any
+    weight is read, and what the engine raises.
     """
+    limit = TimeLimit(procedure.max_minutes)
     data = load_prompts(experiment.workload, folder)
     setup = prepare(experiment, folder, allow=allow)
     check_admission(experiment, setup, data)
-    with Bench(setup, experiment) as bench:
-        resident = [psutil.Process().memory_info().rss] * len(bench.engines)
-        workload = with_later_turns(bench, read_prompts(data, bench.engines[0], experiment), data.name)
-        with Progress(num_turns(experiment, len(bench.variants), len(workload.prompts))) as progress:
+    found = identity(experiment, setup, data)
+    with open_journal(procedure.journal, found, resume=procedure.resume) as journal:
+        with Bench(setup, experiment) as bench:
+            resident = [psutil.Process().memory_info().rss] * len(bench.engines)
+            workload = with_later_turns(bench, read_prompts(data, bench.engines[0], experiment), data.name)
+            journal.begin(sha256_of([list(ids) for ids in workload.token_ids]))
+            course = Course(bench, workload, journal)
+            with TurnProgress(course.num_left()) as progress:
+                measure(course, progress.begin, limit)
+            measured = course.measured()
+            report = _report(experiment, setup, bench, data, workload, resident, measured)
+        if experiment.sampling.temperature == 0:
+            return report
+        return replace(report, equality=_watch(experiment, setup, workload, measured))
 
-            def on_turn(what: str) -> None:
-                progress.show(what)
-                progress.advance()
 
-            measured = measure(bench, workload, on_turn)
-        resampler = Resampler(experiment.seed)
-        is_greedy = experiment.sampling.temperature == 0
-        equality = compare_equality(setup, bench, workload, measured) if is_greedy else []
-        acceptance = describe_acceptance(measured.requests)
-        speed = compare_speed(measured.requests, resampler)
-        models = fit_models(measured.steps, acceptance)
-        grid, crossovers = describe_grid(speed, models)
-        report = Report(
-            provenance=provenance.describe(experiment, setup, bench, data, workload, resident, measured.spans),
-            equality=equality,
-            acceptance=acceptance,
-            speed=speed,
-            grid=grid,
-            crossovers=crossovers,
-            cost_models=models,
-            steps=describe_steps(measured.steps),
-            status=list(_status(setup, bench, measured)),
-            features=(
-                [*try_features(setup, bench, workload), *try_engine_features(bench, workload)]
-                if experiment.compatibility
-                else []
-            ),
-            warnings=[*_warnings(experiment, setup, workload, measured, acceptance), *tie_warnings(equality)],
-            requests=measured.requests,
-            step_samples=measured.steps,
-            spans=measured.spans,
-            spec_bench=score_spec_bench(measured.requests) if data.format == "spec_bench" else [],
-        )
-    return report if is_greedy else replace(report, equality=_watch(experiment, setup, workload, measured))
+def _report(
+    experiment: Experiment,
+    setup: Setup,
+    bench: Bench,
+    data: DataSet,
+    workload: Workload,
+    resident: Sequence[int],
+    measured: Measured,
+) -> Report:
+    """All but the equality of sampled runs."""
+    resampler = Resampler(experiment.seed)
+    is_greedy = experiment.sampling.temperature == 0
+    equality = compare_equality(setup, bench, workload, measured) if is_greedy else []
+    acceptance = describe_acceptance(measured.requests)
+    speed = compare_speed(measured.requests, resampler)
+    models = fit_models(measured.steps, acceptance)
+    grid, crossovers = describe_grid(speed, models)
+    return Report(
+        provenance=provenance.describe(experiment, setup, bench, data, workload, resident, measured),
+        equality=equality,
+        acceptance=acceptance,
+        speed=speed,
+        grid=grid,
+        crossovers=crossovers,
+        cost_models=models,
+        steps=describe_steps(measured.steps),
+        status=list(_status(setup, bench, measured)),
+        features=(
+            [*try_features(setup, bench, workload), *try_engine_features(bench, workload)]
+            if experiment.compatibility
+            else []
+        ),
+        warnings=[
+            *_warnings(experiment, setup, workload, measured, acceptance),
+            *tie_warnings(equality),
+            *extent_warnings(measured.extent),
+        ],
+        requests=measured.requests,
+        step_samples=measured.steps,
+        spans=measured.spans,
+        spec_bench=score_spec_bench(measured.requests) if data.format == "spec_bench" else [],
+    )
 
 
 def _watch(experiment: Experiment, setup: Setup, workload: Workload, measured: Measured) -> list[Equality]:
@@ -151,6 +186,13 @@ def tie_warnings(equality: Sequence[Equality]) -> Iterator[str]:
         )
 
 
+def extent_warnings(extent: Extent) -> Iterator[str]:
+    """Where not everything was measured."""
+    if not extent.is_whole:
+        parts = [f"{extent.measured[batch]} of {planned} at batch {batch}" for batch, planned in extent.planned.items()]
+        yield f"the run was stopped: {', '.join(parts)} turns were measured. --resume goes on where it ended."
+
+
 def memory_warnings(
     requests: Sequence[RequestRecord], label_for: Callable[[str, int | None], str] = label_of
 ) -> Iterator[str]:
@@ -166,7 +208,10 @@ def memory_warnings(
             )
         fresh = [records[0] for records in by_prompt(own).values()]
         start, before = first.setdefault((arm, length), (batch, fresh))
-        if batch != start and (rates := learned_rates(before, fresh)) is not None:
+        # Of a run that was stopped, batch sizes have other prompts.
+        both = {record.prompt for record in before} & {record.prompt for record in fresh}
+        pair = [[record for record in own if record.prompt in both] for own in (before, fresh)]
+        if batch != start and (rates := learned_rates(*pair)) is not None:
             yield (
                 f"{label}: acceptance rises from {rates[0]:.3f} at batch {start} to {rates[1]:.3f} on the same prompts:"
                 " this drafter remembers what it was asked to forget (LearnsFromRequests.forget_finished). Give each"

@@ -16,9 +16,10 @@ import torch
 
 from dovetail import LLMEngine
 from dovetail.commands import ResolvedConfig
-from dovetail.commands.machine import Span, describe_machine, noise_warning
+from dovetail.commands.machine import describe_machine, noise_warning
 from dovetail.spec_decode.experiments.arms import Setup, effective_values
 from dovetail.spec_decode.experiments.datasets import DataSet, LaterTurn
+from dovetail.spec_decode.experiments.measuring import Extent, Measured
 from dovetail.spec_decode.experiments.run import Bench, Workload
 from dovetail.spec_decode.experiments.schema import Experiment
 
@@ -70,6 +71,7 @@ class Provenance:
     """Key -> arm -> value, where arms differ."""
     undeclared: Sequence[str]
     notes: Sequence[str]
+    extent: Extent
     noise: str | None
     """What else took the machine while it was measured; None where nothing did."""
 
@@ -81,7 +83,7 @@ def describe(
     data: DataSet,
     workload: Workload,
     resident: Sequence[int],
-    spans: Sequence[Span],
+    measured: Measured,
 ) -> Provenance:
     """Gathers the header."""
     plain = experiment.model_dump(mode="json")
@@ -91,7 +93,7 @@ def describe(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         experiment=plain,
         experiment_sha256=sha256_of(plain),
-        model=_describe_model(first.config),
+        model=describe_model(first.config),
         workload=_describe_workload(experiment, data, workload),
         machine=_describe_machine(first),
         threads=torch.get_num_threads(),
@@ -104,8 +106,9 @@ def describe(
         arms={name: effective_values(arm) for name, arm in setup.arms.items()},
         differences={line.key: dict(line.values) for line in setup.differences},
         undeclared=list(setup.undeclared),
-        notes=[*setup.notes, *_dropped(workload)],
-        noise=noise_warning(spans),
+        notes=[*setup.notes, *_dropped(workload), *_interrupted(measured.extent)],
+        extent=measured.extent,
+        noise=noise_warning(measured.spans),
     )
 
 
@@ -116,6 +119,15 @@ def sha256_of(data: Any) -> str:
 
 def _dropped(workload: Workload) -> list[str]:
     return [f"{workload.left_out} prompts were too long for the model and left out."] if workload.left_out else []
+
+
+def _interrupted(extent: Extent) -> list[str]:
+    if extent.sessions == 1:
+        return []
+    return [
+        f"Measured by {extent.sessions} processes, one after the other. Adaptive lengths and drafters that remember"
+        " finished requests began anew in each."
+    ]
 
 
 def _describe_workload(experiment: Experiment, data: DataSet, workload: Workload) -> dict[str, Any]:
@@ -143,7 +155,8 @@ def _describe_workload(experiment: Experiment, data: DataSet, workload: Workload
     }
 
 
-def _describe_model(config: ResolvedConfig) -> dict[str, Any]:
+def describe_model(config: ResolvedConfig) -> dict[str, Any]:
+    """What distinguishes a model; of its files the sizes, and the first and last megabyte of each."""
     model = config.model
     place = model.files.path
     files = [place] if place.is_file() else sorted(p for p in place.iterdir() if p.is_file() and p.name[0] != ".")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dovetail.commands.machine import Span
 from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
+from dovetail.spec_decode.experiments.columns import plain, to_columns
 from dovetail.spec_decode.experiments.cost import CostModel, Crossover, GridCell, StepCost
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.provenance import Provenance
@@ -61,7 +61,7 @@ def as_data(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {"dovetail_ab": FORMAT}
     for section in fields(report):
         value = getattr(report, section.name)
-        found[section.name] = _columns(value) if section.name in _COLUMNS else plain(value)
+        found[section.name] = to_columns(value) if section.name in _COLUMNS else plain(value)
     found["definitions"] = {"acceptance": dict(DEFINITIONS), "speed": dict(METRICS)}
     found["results"] = [{"label": row.label, **plain(row.values)} for row in report.rows()]
     return found
@@ -70,23 +70,3 @@ def as_data(report: Report) -> dict[str, Any]:
 def write_json(report: Report) -> str:
     """The text of report.json."""
     return json.dumps(as_data(report), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    if not rows:
-        return {}
-    return {field.name: [plain(getattr(row, field.name)) for row in rows] for field in fields(rows[0])}
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses, mappings and sequences as JSON has them; what is no number becomes None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        # Infinities and NaN are no JSON; nanoseconds suffice.
-        return round(value, 9) if math.isfinite(value) else None
-    return value if isinstance(value, int | str | bool) or value is None else str(value)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail import LLMEngine, RequestOutput, SamplingParams
 from dovetail.commands.datasets import Prompt
-from dovetail.commands.machine import Span, Watch
+from dovetail.commands.machine import Watch
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.telemetry import StepStats
 from dovetail.spec_decode.experiments.admission import check_count, fits
 from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name
 from dovetail.spec_decode.experiments.datasets import DataSet, LaterTurn
-from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
+from dovetail.spec_decode.experiments.journal import FinishedTurn
+from dovetail.spec_decode.experiments.plan import Turn
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment, SamplingSection
 from dovetail.spec_decode.experiments.steps import StepRecorder
@@ -34,17 +35,6 @@ class Workload:
     """"chat" or "raw"."""
     left_out: int
     """Prompts that were too long."""
-
-
-@dataclass
-class Measured:
-    """Everything that the turns brought, warm-up left out."""
-
-    requests: list[RequestRecord] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    failures: dict[Variant, str] = field(default_factory=dict)
-    """Variants of which a request was refused or failed; what they brought before is left out."""
 
 
 class Bench:
@@ -202,68 +192,35 @@ def request_seeds(sampling: SamplingSection, prompts: Sequence[int], repetition:
     return [sampling.seed + prompt + 1_000_003 * repetition for prompt in prompts]
 
 
-def measure(bench: Bench, workload: Workload, on_turn: Callable[[str], None]) -> Measured:
-    """All turns of all batch sizes. `on_turn(text)` is called before each."""
-    measured = Measured()
-    for batch in bench.experiment.grid.batch_sizes:
-        _warm_up(bench, workload, batch, measured, on_turn)
-        groups = make_groups(len(workload.prompts), batch, bench.experiment.seed)
-        turns = make_turns(
-            bench.variants, groups, bench.experiment.repetitions, bench.experiment.order, bench.experiment.seed + batch
-        )
-        repetition = -1
-        for turn in turns:
-            if turn.repetition != repetition:
-                # The same prompts come anew, and would meet their own answers.
-                bench.forget_finished()
-                repetition = turn.repetition
-            on_turn(f"batch {batch}, repetition {turn.repetition + 1}, {turn.what.label}")
-            if turn.what not in measured.failures:
-                _run_turn(bench, workload, batch, turn, measured)
-    _drop_failed(measured)
-    return measured
+def warm_up(bench: Bench, workload: Workload, batch: int, variant: Variant) -> None:
+    """Runs a group of prompts read backwards: of the right lengths, and none that a drafter with a memory will meet
+    again."""
+    prompts = [workload.token_ids[index % len(workload.token_ids)][::-1] for index in range(batch)]
+    bench.run(variant, prompts, [bench.params(variant, seed=index) for index in range(batch)])
 
 
-def _warm_up(bench: Bench, workload: Workload, batch: int, measured: Measured, on_turn: Callable[[str], None]) -> None:
-    """Runs each variant on prompts read backwards: of the right lengths, and none that a drafter with a memory will
-    meet again."""
-    for _ in range(bench.experiment.warmup):
-        for variant in bench.variants:
-            on_turn(f"batch {batch}, warm-up, {variant.label}")
-            prompts = [workload.token_ids[index % len(workload.token_ids)][::-1] for index in range(batch)]
-            params = [bench.params(variant, seed=index) for index in range(batch)]
-            try:
-                bench.run(variant, prompts, params)
-            except DovetailError as error:
-                _note_failure(bench, measured, variant, error)
-
-
-def _run_turn(bench: Bench, workload: Workload, batch: int, turn: Turn[Variant], measured: Measured) -> None:
+def run_turn(bench: Bench, workload: Workload, batch: int, turn: Turn[Variant], attempt: int) -> FinishedTurn:
+    """One group in one arm, timed. Raises `DovetailError` where a request is refused or fails."""
     variant = turn.what
     seeds = request_seeds(bench.experiment.sampling, turn.prompts, turn.repetition)
     params = [bench.params(variant, seed=seed) for seed in seeds]
     watch = Watch(f"{variant.label} batch {batch}", turn.repetition)
-    try:
-        finished = bench.run(variant, [workload.token_ids[place] for place in turn.prompts], params)
-    except DovetailError as error:
-        _note_failure(bench, measured, variant, error)
-        return
-    measured.spans.append(watch.stop())
-    for place, one in zip(turn.prompts, finished, strict=True):
-        measured.requests.append(_request_record(variant, batch, turn, workload.prompts[place], one))
-    measured.steps += [_step_record(variant, batch, stats) for stats in bench.take_steps(variant)]
-
-
-def _note_failure(bench: Bench, measured: Measured, variant: Variant, error: DovetailError) -> None:
-    if variant.arm in (BASELINE, CONTROL) or not bench.experiment.keep_going:
-        raise ConfigError(f"arm {variant.label!r}: {error} (keep_going: true leaves such arms out)") from error
-    measured.failures[variant] = str(error)
-
-
-def _drop_failed(measured: Measured) -> None:
-    failed = {(variant.arm, variant.length) for variant in measured.failures}
-    measured.requests = [record for record in measured.requests if (record.arm, record.length) not in failed]
-    measured.steps = [record for record in measured.steps if (record.arm, record.length) not in failed]
+    finished = bench.run(variant, [workload.token_ids[place] for place in turn.prompts], params)
+    span = watch.stop()
+    return FinishedTurn(
+        arm=variant.arm,
+        length=variant.length,
+        batch=batch,
+        repetition=turn.repetition,
+        group=turn.group,
+        attempt=attempt,
+        requests=[
+            _request_record(variant, batch, turn, workload.prompts[place], one)
+            for place, one in zip(turn.prompts, finished, strict=True)
+        ],
+        steps=[_step_record(variant, batch, stats) for stats in bench.take_steps(variant)],
+        span=span,
+    )
 
 
 def _request_record(

@@ -58,6 +58,10 @@ def provenance_section(report: Report) -> Section:
         "sampling": _pairs(found.experiment["sampling"]),
         "procedure": f"{found.experiment['repetitions']} repetitions, {found.experiment['warmup']} warm-up groups per"
         f" arm dropped, order {found.experiment['order']}, prefix cache emptied before each group",
+        "turns": ", ".join(
+            f"batch {batch}: {found.extent.measured[batch]} of {planned}"
+            for batch, planned in found.extent.planned.items()
+        ),
         "seeds": _pairs(found.seeds),
     }
     for index, engine in enumerate(found.engines):

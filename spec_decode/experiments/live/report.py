@@ -11,6 +11,7 @@ from dovetail.commands import create_console, print_warning
 from dovetail.commands.checks import nearest, require
 from dovetail.spec_decode.experiments.acceptance import DEFINITIONS
 from dovetail.spec_decode.experiments.bootstrap import Resampler
+from dovetail.spec_decode.experiments.columns import plain
 from dovetail.spec_decode.experiments.live.checks import find_warnings
 from dovetail.spec_decode.experiments.live.compare import (
     METRICS,
@@ -23,7 +24,6 @@ from dovetail.spec_decode.experiments.live.compare import (
     describe_arm,
 )
 from dovetail.spec_decode.experiments.live.records import Design, LiveTraffic
-from dovetail.spec_decode.experiments.report import plain
 from dovetail.spec_decode.experiments.result_sections import ratio_cells, ratio_header, speed_value
 from dovetail.spec_decode.experiments.speed import PER_REQUEST
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate

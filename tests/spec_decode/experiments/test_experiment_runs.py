@@ -15,6 +15,7 @@ from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.spec_decode.experiments.cli import app
 from dovetail.spec_decode.experiments.command import ABCommand
 from dovetail.spec_decode.experiments.engine_features import NOT_SERVED
+from dovetail.spec_decode.experiments.journal import default_journal
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 WRONG_RULE = """
@@ -114,6 +115,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
 def invoke(folder: Path, data: dict[str, Any], *arguments: str) -> Any:
     path = folder / "e.yaml"
     path.write_text(yaml.safe_dump(data))
+    default_journal(path).unlink(missing_ok=True)
     return CliRunner().invoke(app, [str(path), *arguments])
 
 

@@ -1,0 +1,203 @@
+"""The turns of a run in their order, each in the journal before the next one starts.
+
+All batch sizes run a repetition before the next one begins, so that a run that is stopped has measured all of them as
+often, but for the last repetition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dovetail.commands.machine import Span
+from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.spec_decode.experiments.arms import Variant
+from dovetail.spec_decode.experiments.journal import FinishedTurn, Journal, TurnKey
+from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
+from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.run import Bench, Workload, run_turn, warm_up
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+
+OnTurn = Callable[[str], None]
+"""Called with what runs next, before each turn."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of a run was measured."""
+
+    planned: Mapping[int, int]
+    """Turns by batch size: each arm with each group, in each repetition."""
+    measured: Mapping[int, int]
+    """Likewise; those of arms that failed count."""
+    sessions: int
+    """Processes that measured, one after the other."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self.measured == self.planned
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that the turns brought, warm-up left out."""
+
+    requests: Sequence[RequestRecord]
+    steps: Sequence[StepRecord]
+    spans: Sequence[Span]
+    failures: Mapping[Variant, str]
+    """Variants of which a request was refused or failed; what they brought before is left out."""
+    extent: Extent
+
+
+@dataclass(frozen=True)
+class Round:
+    """Every variant's turn with one group of prompts, in the order in which they run."""
+
+    batch: int
+    turns: Sequence[Turn[Variant]]
+    attempt: int = 0
+
+    @property
+    def repetition(self) -> int:
+        """Of all its turns."""
+        return self.turns[0].repetition
+
+    @property
+    def label(self) -> str:
+        """For people who wait."""
+        return f"batch {self.batch}, repetition {self.repetition + 1}"
+
+    def key(self, turn: Turn[Variant]) -> TurnKey:
+        """Of one of its turns, in a journal."""
+        variant = turn.what
+        return (self.batch, turn.repetition, turn.group, self.attempt, variant.arm, variant.length)
+
+
+class TimeLimit:
+    """Minutes from now."""
+
+    def __init__(self, minutes: float | None):
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def is_passed(self) -> bool:
+        """Whether they are over."""
+        return self._end is not None and time.monotonic() >= self._end
+
+
+class Course:
+    """The rounds of an experiment: what is planned, and what has finished."""
+
+    def __init__(self, bench: Bench, workload: Workload, journal: Journal):
+        self._bench = bench
+        self._workload = workload
+        self._journal = journal
+        experiment = bench.experiment
+        self._planned = {batch: self._plan(batch) for batch in experiment.grid.batch_sizes}
+        self.failures: dict[Variant, str] = {
+            variant: turn.failure
+            for turn in journal.turns.values()
+            for variant in bench.variants
+            if turn.failure is not None and (variant.arm, variant.length) == (turn.arm, turn.length)
+        }
+
+    def _plan(self, batch: int) -> list[list[Round]]:
+        """Rounds by repetition."""
+        bench, experiment = self._bench, self._bench.experiment
+        groups = make_groups(len(self._workload.prompts), batch, experiment.seed)
+        turns = make_turns(bench.variants, groups, experiment.repetitions, experiment.order, experiment.seed + batch)
+        rounds = [Round(batch, list(own)) for _, own in groupby(turns, lambda turn: (turn.repetition, turn.group))]
+        return [list(own) for _, own in groupby(rounds, lambda round_: round_.repetition)]
+
+    def rounds(self) -> Iterator[Round]:
+        """All in their order. What drafters remember of answers is forgotten before each repetition."""
+        for repetition in range(self._bench.experiment.repetitions):
+            for planned in self._planned.values():
+                # The same prompts come anew, and would meet their own answers.
+                self._bench.forget_finished()
+                yield from planned[repetition]
+
+    def missing(self, round_: Round) -> list[Turn[Variant]]:
+        """Turns that have not run, in their order; variants that failed run no more."""
+        return [
+            turn
+            for turn in round_.turns
+            if turn.what not in self.failures and round_.key(turn) not in self._journal.turns
+        ]
+
+    def num_left(self) -> int:
+        """Turns to run, warm-up included."""
+        bench = self._bench
+        unfinished = sum(map(bool, self._missing_by_batch().values()))
+        warm_up = bench.experiment.warmup * unfinished * len(bench.variants)
+        return warm_up + sum(self._missing_by_batch().values())
+
+    def _missing_by_batch(self) -> dict[int, int]:
+        return {
+            batch: sum(len(self.missing(one)) for own in planned for one in own)
+            for batch, planned in self._planned.items()
+        }
+
+    def warm_up(self, on_turn: OnTurn) -> None:
+        """Runs each variant at each batch size of which turns are missing."""
+        for batch in [batch for batch, missing in self._missing_by_batch().items() if missing]:
+            for _ in range(self._bench.experiment.warmup):
+                for variant in self._bench.variants:
+                    if variant not in self.failures:
+                        on_turn(f"batch {batch}, warm-up, {variant.label}")
+                        self._warm_up(batch, variant)
+
+    def _warm_up(self, batch: int, variant: Variant) -> None:
+        try:
+            warm_up(self._bench, self._workload, batch, variant)
+        except DovetailError as error:
+            self._note_failure(variant, error)
+
+    def run(self, round_: Round, on_turn: OnTurn) -> bool:
+        """Runs what is missing of a round. Returns whether something was."""
+        missing = self.missing(round_)
+        for turn in missing:
+            on_turn(f"{round_.label}, {turn.what.label}")
+            self._journal.append(self._run(round_, turn))
+        return bool(missing)
+
+    def _run(self, round_: Round, turn: Turn[Variant]) -> FinishedTurn:
+        variant = turn.what
+        try:
+            return run_turn(self._bench, self._workload, round_.batch, turn, round_.attempt)
+        except DovetailError as error:
+            self._note_failure(variant, error)
+            return FinishedTurn(variant.arm, variant.length, *round_.key(turn)[:4], failure=str(error))
+
+    def _note_failure(self, variant: Variant, error: DovetailError) -> None:
+        if variant.arm in (BASELINE, CONTROL) or not self._bench.experiment.keep_going:
+            raise ConfigError(f"arm {variant.label!r}: {error} (keep_going: true leaves such arms out)") from error
+        self.failures[variant] = str(error)
+
+    def measured(self) -> Measured:
+        """What counts of what has finished."""
+        failed = {(variant.arm, variant.length) for variant in self.failures}
+        counted = [turn for turn in self._journal.turns.values() if (turn.arm, turn.length) not in failed]
+        return Measured(
+            [record for turn in counted for record in turn.requests],
+            [record for turn in counted for record in turn.steps],
+            [turn.span for turn in counted if turn.span is not None],
+            self.failures,
+            self._extent(),
+        )
+
+    def _extent(self) -> Extent:
+        planned = {batch: sum(len(one.turns) for own in p for one in own) for batch, p in self._planned.items()}
+        measured = {batch: planned[batch] - missing for batch, missing in self._missing_by_batch().items()}
+        return Extent(planned, measured, self._journal.num_sessions)
+
+
+def measure(course: Course, on_turn: OnTurn, limit: TimeLimit) -> None:
+    """Runs what is missing, until the limit; at least one round, and rounds as a whole, since arms are paired."""
+    course.warm_up(on_turn)
+    for round_ in course.rounds():
+        if course.run(round_, on_turn) and limit.is_passed():
+            break
