@@ -72,11 +72,14 @@ class DrafterFacts:
     """Most drafts per round that the config allows."""
     stateless: bool = False
     """The drafter keeps no state: it is called, and costs time, only where drafts are asked for. Other drafters read
-    every position that the target computes, whatever is asked."""
+    every position that the target computes, whatever is asked, unless they read late."""
     keeps_layers: bool = False
     """The drafter has attention layers of its own."""
     trees: bool = False
     """The drafter proposes trees."""
+    reads_late: bool = False
+    """The drafter keeps layers and guesses from tokens alone. It is called only where drafts are asked for, and reads
+    first what it has not read of the request (`DraftQuestion.behind`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +100,17 @@ class DraftQuestion:
     seq_ids: Sequence[int]
     """The requests, each once."""
     most: np.ndarray
-    """int64 [R]: most draft tokens that each request can use; 0 while its prompt is incomplete or its end is near."""
+    """int64 [R]: most draft tokens that each request can use; 0 while its prompt is incomplete or its end is near, and
+    right after its prompt where the drafter reads late."""
     known_tokens: Callable[[int], np.ndarray]
     """Returns all known tokens of a request by its seq_id: int32, read-only, valid until `ask` returns. They are made
     when they are asked for."""
     num_requests: int
     """Requests in the whole step, with or without drafters: the expected size of the next step."""
+    behind: Sequence[int] = ()
+    """[R]: positions of earlier steps that a drafter which reads late would have to read before it drafts; empty for
+    other drafters. Where many requests are far behind, the host has them read over several steps, and requests that
+    wait get no draft until then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +161,12 @@ class DrafterCall:
     given: Sequence[int | None]
     """By request: draft tokens that the drafter gave, before any cut; None where the draft could not be used."""
     seconds: float | None
-    """Time of the call; None where it read parts of prompts, which is not a cost of drafting."""
+    """Time of the call; None where it read parts of prompts, or positions of earlier steps that were put off, which is
+    not a cost of drafting."""
+    num_late: int = 0
+    """Positions of earlier steps that a drafter which reads late has read in this call."""
+    late_seconds: float | None = None
+    """Time of the call, drafts included, where it read such positions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,7 +278,8 @@ class DraftRequest:
     sampling: SamplingParams
     hidden_rows: np.ndarray
     """int64: rows of `DraftBatch.hidden_states` of the known tokens that this step computed, in order of position.
-    The last of them predicted the last token of `token_ids`, unless the prompt is incomplete."""
+    The last of them predicted the last token of `token_ids`, unless the prompt is incomplete. For a drafter that reads
+    no states only their number counts: that of the positions to read, of this step and of those that were put off."""
     uniforms: np.ndarray
     """float64 [max_drafts] in [0, 1): this request's random stream for drafting. Use it, and nothing else,
     to draw, so that a seeded request repeats."""
@@ -288,7 +289,8 @@ class DraftRequest:
     that begins otherwise, without a verdict for the drafter."""
     first_position: int = 0
     """Position of the first of `hidden_rows`: the target computed the `len(hidden_rows)` positions from here on in this
-    step, and before them everything (in earlier steps, or as a cached prefix)."""
+    step (or, where the drafter's calls were put off, in earlier ones or as a cached prefix), and before them
+    everything."""
 
 
 @dataclass(frozen=True)
@@ -414,6 +416,11 @@ class KeepsLayers(DraftWorker):
     that are not accepted, and a preemption loses it. The host calls `propose` after every step that computes tokens of
     the drafter's requests; only steps after which no drafts are wanted are combined, at the latest until they fill a KV
     block. The host does not share blocks of a request whose drafter failed.
+
+    Where the drafter reads no states of the target and its draft length adapts, the host knows what it has read by KV
+    block and puts its calls off until drafts are wanted: after the first token of a request at the earliest. Then
+    `first_position` is the first position that its pages lack, which may lie in a cached prefix, and a long prompt
+    comes in parts, after one step each, with `max_drafts` 0 until the last.
 
     The host allocates the pages and binds the layers to an attention backend of their own (the drafter's key
     `attention` in the config).

@@ -7,8 +7,11 @@ Where drafts do not pay, none are asked for. Two probe budgets, of `_PROBE_SHARE
 they pay again: one buys unverified drafts, which are compared with the tokens that come anyway, the other verifies a
 draft of one request.
 
-A drafter with layers of its own reads what the target computes even while it does not draft. After a long time without
-drafts it is idle, and the engine disables it for most new requests.
+A drafter with layers of its own that reads the target's states reads them even while it does not draft. After a long
+time without drafts it is idle, and the engine disables it for most new requests. One that guesses from tokens alone
+reads late: it costs nothing while no drafts are asked for, and has then to read what it missed, the prompt above all.
+Nobody knows how many tokens are still to come, so a request gets its first draft once the drafts that it went without
+would have saved the time that reading takes: as with hired and bought skis, that costs twice the best choice at most.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import Draft
 from dovetail.spec_decode.lengths.acceptance_history import AcceptanceHistory, RequestAcceptance, shared_history
 from dovetail.spec_decode.lengths.goodput import choose_lengths
-from dovetail.spec_decode.lengths.step_costs import DraftCosts, StepCosts
+from dovetail.spec_decode.lengths.step_costs import DraftCosts, ReadingCosts, StepCosts
 
 _PROBE_SHARE = 0.004
 """Share of the time that each kind of probe may cost."""
@@ -65,6 +68,8 @@ class _Request:
     unverified: _Unverified | None = None
     wanted: int | None = None
     """Longest draft to ask for, as last decided; None: not decided yet."""
+    missed: float = 0.0
+    """Seconds that drafts would have saved since the drafter last had read everything."""
 
 
 class _Drafter:
@@ -74,6 +79,9 @@ class _Drafter:
         self.facts = facts
         self.history: AcceptanceHistory = shared_history()
         self.costs = DraftCosts()
+        self.reading = ReadingCosts()
+        self.saves = 0.0
+        """Seconds that a step's drafts save for each request that has one, as last decided."""
         self.asleep_at: int | None = None
         """Number of requests at which drafts were found not to pay; None: they pay, or it was not decided."""
         self.awake_at: int | None = None
@@ -101,7 +109,8 @@ class _Drafter:
         at other sizes count where they agree."""
         misses_here = self._misses_at.get(num_requests.bit_length(), self._misses)
         misses = max(misses_here, self._misses) if misses_here else 0
-        return self.facts.keeps_layers and misses >= _IDLE_AFTER
+        costs_unasked = self.facts.keeps_layers and not self.facts.reads_late
+        return costs_unasked and misses >= _IDLE_AFTER
 
     def sleeps(self, num_requests: int) -> bool:
         """Whether drafts were found not to pay at this number of requests, and it is too early to ask again."""
@@ -120,6 +129,8 @@ class AdaptiveLength(AdaptiveDraftLength):
         self._requests: dict[int, _Request] = {}
         self._costs = StepCosts()
         self._ask_budget = self._verify_budget = 0.0
+        self._ask_price = 0.0
+        """Seconds of the cheapest probe that the budget was too small for."""
         self._since_plain = 0
         """Steps since one without drafts of the policy's drafters."""
         self._num_others = 0
@@ -137,7 +148,7 @@ class AdaptiveLength(AdaptiveDraftLength):
         self._costs.observe(report.num_requests, report.num_requests + num_drafts, seconds)
         self._since_plain = self._since_plain + 1 if report.num_drafts else 0
         self._num_others = report.num_other_drafts
-        self._ask_budget = min(self._ask_budget + _PROBE_SHARE * seconds, seconds)
+        self._ask_budget = min(self._ask_budget + _PROBE_SHARE * seconds, max(seconds, self._ask_price))
         self._verify_budget = min(self._verify_budget + _PROBE_SHARE * seconds, _MOST_SAVED * seconds)
 
     def ask(self, question: DraftQuestion) -> NDArray[np.int64]:
@@ -160,13 +171,33 @@ class AdaptiveLength(AdaptiveDraftLength):
         most = question.most[indices]
         requests = [self._request(question.seq_ids[index], question.drafter) for index in indices.tolist()]
         if not self._is_awake(drafter, requests, num_requests):
-            wanted, gain = self._best_asks(drafter, requests, most, num_requests)
+            wanted, gain, saved = self._best_asks(drafter, requests, most, num_requests)
+            drafter.saves = saved / max(1, np.count_nonzero(wanted))
             for request, length in zip(requests, wanted, strict=True):
                 request.wanted = length
             drafter.decided(num_requests, pays=any(wanted), gains=gain > 1 + _margin(num_requests))
         lengths[indices] = np.minimum([request.wanted or 0 for request in requests], most)
+        if question.behind:
+            self._put_off(drafter, requests, indices, question.behind, lengths)
         self._buy_probes(drafter, question, indices[lengths[indices] == 0], lengths)
         return lengths
+
+    def _put_off(
+        self,
+        drafter: _Drafter,
+        requests: Sequence[_Request],
+        indices: NDArray[np.int64],
+        behind: Sequence[int],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """Clears `lengths` of requests for which reading what the drafter missed does not pay yet."""
+        for request, index in zip(requests, indices.tolist(), strict=True):
+            if not behind[index]:
+                request.missed = 0.0
+            elif lengths[index]:
+                request.missed += drafter.saves
+                if request.missed < drafter.reading.seconds(behind[index]):
+                    lengths[index] = 0
 
     def keep(self, offered: OfferedDrafts) -> Sequence[int]:
         num_requests = offered.num_requests
@@ -221,6 +252,10 @@ class AdaptiveLength(AdaptiveDraftLength):
         if call.seconds is not None:
             costs = self._drafters[call.drafter].costs
             costs.observe(len(asked) or len(call.asked), max(asked, default=0), call.seconds)
+        if call.late_seconds is not None:
+            drafter = self._drafters[call.drafter]
+            drafts = drafter.costs.call(len(asked), max(asked)) if asked else 0.0
+            drafter.reading.observe(call.num_late, call.late_seconds - drafts)
         for seq_id, length, given in zip(call.seq_ids, call.asked, call.given, strict=True):
             if length and given is not None:
                 self._request(seq_id, call.drafter).acceptance.offered(length, given)
@@ -254,9 +289,10 @@ class AdaptiveLength(AdaptiveDraftLength):
 
     def _best_asks(
         self, drafter: _Drafter, requests: Sequence[_Request], most: NDArray[np.int64], num_requests: int
-    ) -> tuple[list[int], float]:
-        """Returns the longest useful draft for each request that should have one, 0 for the others; and the tokens per
-        second with these drafts, as a factor of those of requests without the drafter.
+    ) -> tuple[list[int], float, float]:
+        """Returns the longest useful draft for each request that should have one, 0 for the others; the tokens per
+        second with these drafts, as a factor of those of requests without the drafter; and the seconds that they save,
+        compared with a step without drafts.
 
         For each length, `choose_lengths` picks the drafts with the most tokens per second, at the cost of the drafter's
         call for that length. Two requests with gains [0.8, 0.3] and [0.2, 0.1]; a step takes 20 ms and 2 ms per draft
@@ -276,7 +312,7 @@ class AdaptiveLength(AdaptiveDraftLength):
         longest = int(most.max())
         calls = [drafter.costs.call(len(requests), length) for length in range(longest + 1)]
         # Asked or not, a drafter that is called anyway costs what it costs without drafts.
-        unasked = 0.0 if drafter.facts.stateless else calls[0]
+        unasked = 0.0 if drafter.facts.stateless or drafter.facts.reads_late else calls[0]
         first = longest if calls[longest] - calls[1] < 0.01 * seconds[0] else 1
         best, best_factor, best_length = [0] * len(requests), 1.0, 0
         for length in range(first, longest + 1):
@@ -287,8 +323,9 @@ class AdaptiveLength(AdaptiveDraftLength):
             )
             if factor > best_factor:
                 best, best_factor, best_length = lengths, factor, length
-        without = float(seconds[0]) / (float(seconds[0]) + unasked)
-        return [best_length if length else 0 for length in best], best_factor * without
+        plain = float(seconds[0])
+        asks = [best_length if length else 0 for length in best]
+        return asks, best_factor * plain / (plain + unasked), (plain + unasked) * (1 - 1 / best_factor)
 
     def _buy_probes(
         self, drafter: _Drafter, question: DraftQuestion, indices: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -297,14 +334,17 @@ class AdaptiveLength(AdaptiveDraftLength):
         if not len(indices):
             return
         self._turn += 1
-        for index in np.roll(indices, -(self._turn % len(indices))).tolist():
+        behind = question.behind or [0] * len(lengths)
+        for index in sorted(np.roll(indices, -(self._turn % len(indices))).tolist(), key=behind.__getitem__):
             if self._request(question.seq_ids[index], question.drafter).unverified is not None:
                 continue
             length = int(question.most[index]) if drafter.facts.stateless else 1
-            price = drafter.costs.call(1, length)
+            price = drafter.costs.call(1, length) + drafter.reading.seconds(behind[index])
             if price > self._ask_budget:
+                self._ask_price = price
                 return
             self._ask_budget -= price
+            self._ask_price = 0.0
             lengths[index] = length
 
     def _bought(self, seconds: NDArray[np.float64], length: int, *, compares: bool) -> int:

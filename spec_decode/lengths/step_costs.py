@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,6 +184,23 @@ class DraftCosts:
         curve = self._curves[nearest]
         seconds = curve.at(length) if length > 0 or curve.has(0) else 0.0
         return seconds if nearest >= wanted else seconds * _count_of(wanted) / _count_of(nearest)
+
+
+class ReadingCosts:
+    """Seconds that a drafter takes for positions that it reads late."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=WINDOW)
+
+    def observe(self, num_positions: int, seconds: float) -> None:
+        """One call that read so many. Of a few nothing is learned: their time drowns in that of the drafts."""
+        if num_positions < EXACT:
+            return
+        self._samples.append(max(0.0, seconds) / num_positions)
+
+    def seconds(self, num_positions: int) -> float:
+        """Seconds for so many, at the median of recent calls; 0 where none was measured, so that one is made."""
+        return num_positions * median(self._samples) if self._samples else 0.0
 
 
 def _bucket(count: int) -> int:

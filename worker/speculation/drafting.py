@@ -13,7 +13,7 @@ import torch
 from dovetail.contracts.draft_length import DrafterCall, DrafterFacts
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest, LearnsFromRequests
-from dovetail.contracts.step import NewRequest
+from dovetail.contracts.step import NewRequest, StepPlan
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.sampling.grammar_masks import GrammarMasks
@@ -22,6 +22,7 @@ from dovetail.worker.speculation.checked import checked_draft
 from dovetail.worker.speculation.draft_grammar import cut_to_grammar, put_in_front
 from dovetail.worker.speculation.draft_sampling import draft_uniforms
 from dovetail.worker.speculation.drafters import LoadedDrafter, wanted_layers
+from dovetail.worker.speculation.late_reading import LateReading, read_soonest
 from dovetail.worker.speculation.lengths import LengthFault, Lengths, Offer
 from dovetail.worker.speculation.verifier import first_nodes
 from dovetail.worker.speculation.waiting_states import States, WaitingStates
@@ -56,17 +57,23 @@ class Drafting:
         facts: Mapping[str, DrafterFacts],
         lengths: Lengths,
         waiting: Mapping[str, WaitingStates],
+        late: Mapping[str, LateReading],
         max_model_len: int,
+        most_read: int,
         device: torch.device,
         *,
         strict: bool,
     ):
+        """`most_read`: positions that a drafter which reads late reads after one step."""
         self._drafters = dict(drafters)
         self._facts = dict(facts)
         """Of the drafters of this rank."""
         self._waiting = dict(waiting)
-        """Of the drafters that are to see every position."""
+        """Of the drafters that are to see every state."""
+        self._late = dict(late)
+        """Of the drafters that read late."""
         self._max_model_len = max_model_len
+        self._most_read = most_read
         self._device = device
         self._excessive: set[str] = set()
         """Drafters that gave more than anybody asks for, which was told."""
@@ -105,6 +112,11 @@ class Drafting:
         # This is one completion of the `n`; several greedy ones are refused.
         return replace(sampling, temperature=0.0, n=1, best_of=None)
 
+    def blocks_moved(self, plan: StepPlan) -> None:
+        """A plan swaps and copies blocks."""
+        for late in self._late.values():
+            late.blocks_moved(plan)
+
     def judged(self, seq_id: int, drafted: int, nodes: list[int]) -> str:
         """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name, or `FORCED`."""
         drafter = self._requests[seq_id].drafter
@@ -130,6 +142,8 @@ class Drafting:
                 which those of the drafters are added.
         """
         self._lengths.end_step(len(step.plan.seq_ids), seconds)
+        for late in self._late.values():
+            late.computed(step.inputs)
         drafts: dict[int, Draft] = {}
         seq_ids = step.plan.seq_ids
         self._switch_off(seq_ids, errors)
@@ -143,7 +157,7 @@ class Drafting:
             states = self._states(name, step.hidden, step.layer_states)
             requests = self._draft_requests(name, chosen, step, sampler, states, errors)
             if requests:
-                drafts |= self._draft(name, requests, states, sampler.vocab_size, errors, started)
+                drafts |= self._draft(name, requests, states, step, sampler.vocab_size, errors, started)
         if sampler.grammars.wants(seq_ids):
             cut = {index: cut_to_grammar(draft, seq_ids[index], sampler.grammars) for index, draft in drafts.items()}
             drafts = {index: draft for index, draft in cut.items() if draft.token_ids}
@@ -252,6 +266,7 @@ class Drafting:
         name: str,
         requests: dict[int, DraftRequest],
         states: States,
+        step: ComputedStep,
         vocab_size: int,
         errors: dict[int, str],
         started: float,
@@ -281,16 +296,30 @@ class Drafting:
         # Parts of prompts are no part of what drafting costs; what was put off belongs to the steps that put it off.
         most_rows = len(requests) * (num_steps + self._facts[name].num_tokens)
         is_decode = sum(len(request.hidden_rows) for request in requests.values()) <= most_rows
+        num_late = self._note_read(name, requests, step)
         self._lengths.called(
             DrafterCall(
                 drafter=name,
                 seq_ids=[request.seq_id for request in requests.values()],
                 asked=asked,
                 given=given,
-                seconds=(seconds if any(asked) else seconds / num_steps) if is_decode else None,
+                seconds=(seconds if any(asked) else seconds / num_steps) if is_decode and not num_late else None,
+                num_late=num_late,
+                late_seconds=seconds if num_late else None,
             )
         )
         return drafts
+
+    def _note_read(self, name: str, requests: Mapping[int, DraftRequest], step: ComputedStep) -> int:
+        """A drafter has read the positions of `requests`. Returns how many of them had been put off."""
+        late, num_late = self._late.get(name), 0
+        if late is None:
+            return 0
+        for index, request in requests.items():
+            first, count = request.first_position, len(request.hidden_rows)
+            late.read(int(step.inputs.rows[index]), first, first + count)
+            num_late += min(count, max(0, int(step.inputs.positions[step.inputs.query_start[index]]) - first))
+        return num_late
 
     def _checked(
         self,
@@ -342,20 +371,24 @@ class Drafting:
         states: States,
         errors: dict[int, str],
     ) -> dict[int, DraftRequest]:
-        """What one drafter is shown, by batch index: all its requests, or of a stateless one those that want drafts.
-        Nothing while it can wait, see `WaitingStates`."""
+        """What one drafter is shown, by batch index: all its requests, or of one that is stateless or reads late those
+        that want drafts. Nothing while it can wait, see `WaitingStates`."""
         facts, inputs, batch = self._facts[name], step.inputs, step.batch
         seq_ids = [step.plan.seq_ids[index] for index in indices]
         known = batch.num_tokens[inputs.rows[indices]].astype(np.int64)
         limits = np.array([self._requests[seq_id].max_total_tokens for seq_id in seq_ids])
         # A round yields at least one token, so the last one that fits is never a draft.
         most = np.clip(limits - known - 1, 0, facts.num_tokens) * (step.counts[indices] > 0)
+        unread, behind = self._unread(name, indices, step)
+        if facts.reads_late:  # a first token does not wait until the drafter has read the prompt
+            prompts = [batch.requests[seq_id].request.num_prompt_tokens for seq_id in seq_ids]
+            most *= np.array(_starts(inputs, indices)) >= np.array(prompts)
         try:
-            wanted = self._lengths.ask(name, seq_ids, most, batch.known_tokens, len(step.plan.seq_ids))
+            wanted = self._lengths.ask(name, seq_ids, most, batch.known_tokens, len(step.plan.seq_ids), behind)
         except LengthFault as fault:
             errors |= dict.fromkeys(indices, str(fault))
             return {}
-        if facts.stateless:
+        if facts.stateless or facts.reads_late:
             chosen = np.flatnonzero(wanted)
             if not len(chosen):
                 return {}
@@ -363,21 +396,23 @@ class Drafting:
             known, wanted = known[chosen], wanted[chosen]
         elif not wanted.any() and self._can_wait(name, seq_ids, indices, step, states):
             return {}
+        if facts.reads_late:
+            spans = read_soonest([unread[i] for i in chosen], self._most_read)
+            wanted *= [span.stop == unread[i].stop for span, i in zip(spans, chosen, strict=True)]
+            shown = [(span.start, np.arange(len(span))) for span in spans]
+        else:
+            shown = self._states_shown(name, seq_ids, indices, inputs)
         uniforms = draft_uniforms(sampler, seq_ids, known, int(wanted.max()))
-        hidden_rows = self._standing_rows(seq_ids, indices, inputs)
-        first_positions = inputs.positions[inputs.query_start[indices]].tolist()
         requests = {}
         has_grammars = sampler.grammars.wants(seq_ids)
-        waiting = self._waiting.get(name)
         for i, (index, seq_id, room) in enumerate(zip(indices, seq_ids, wanted.tolist(), strict=True)):
-            request = batch.requests[seq_id].request
-            first_position, rows = first_positions[i], hidden_rows[i]
-            if waiting is not None:
-                first_position, rows = waiting.join(seq_id, first_position, rows)
+            first_position, rows = shown[i]
+            if not len(rows):
+                continue
             requests[index] = DraftRequest(
                 seq_id=seq_id,
                 token_ids=batch.known_tokens(seq_id),
-                num_prompt_tokens=request.num_prompt_tokens,
+                num_prompt_tokens=batch.requests[seq_id].request.num_prompt_tokens,
                 max_drafts=room,
                 sampling=self._requests[seq_id].sampling,
                 hidden_rows=rows,
@@ -386,6 +421,28 @@ class Drafting:
                 first_position=first_position,
             )
         return requests
+
+    def _states_shown(
+        self, name: str, seq_ids: list[int], indices: list[int], inputs: StepInputs
+    ) -> list[tuple[int, np.ndarray]]:
+        """By request, the first position that a drafter is to see, and the rows of the states from there on."""
+        spans = list(zip(_starts(inputs, indices), self._standing_rows(seq_ids, indices, inputs), strict=True))
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            return spans
+        return [waiting.join(seq_id, *span) for seq_id, span in zip(seq_ids, spans, strict=True)]
+
+    def _unread(self, name: str, indices: list[int], step: ComputedStep) -> tuple[list[range], list[int]]:
+        """By request, the computed positions that a drafter which reads late has not read, and how many of them are
+        those of earlier steps; nothing for other drafters."""
+        late = self._late.get(name)
+        if late is None:
+            return [], []
+        rows = step.inputs.rows[indices].tolist()
+        ends = step.batch.num_computed[rows].tolist()
+        unread = [range(late.first_unread(row, end), end) for row, end in zip(rows, ends, strict=True)]
+        starts = _starts(step.inputs, indices)
+        return unread, [max(0, start - span.start) for span, start in zip(unread, starts, strict=True)]
 
     def _can_wait(self, name: str, seq_ids: list[int], indices: list[int], step: ComputedStep, states: States) -> bool:
         """Whether a drafter can see later what this step computed; its states are kept then."""
@@ -414,3 +471,9 @@ class Drafting:
             else:
                 found.append(every[start : first + len(nodes)])
         return found
+
+
+def _starts(inputs: StepInputs, indices: list[int]) -> list[int]:
+    """The first position of each request that the step computed."""
+    starts: list[int] = inputs.positions[inputs.query_start[indices]].tolist()
+    return starts

@@ -132,12 +132,18 @@ class Lengths:
         most: NDArray[np.int64],
         known_tokens: Callable[[int], np.ndarray],
         num_requests: int,
+        behind: Sequence[int] = (),
     ) -> NDArray[np.int64]:
         """How many drafts to ask for; arguments as in `DraftQuestion`. Raises `LengthFault`."""
         if not self.allow_drafts(num_requests):
             return np.zeros_like(most)
         question = DraftQuestion(
-            drafter=drafter, seq_ids=seq_ids, most=most, known_tokens=known_tokens, num_requests=num_requests
+            drafter=drafter,
+            seq_ids=seq_ids,
+            most=most,
+            known_tokens=known_tokens,
+            num_requests=num_requests,
+            behind=behind,
         )
         policy = self._of[drafter]
         return _answer(policy, partial(policy.length.ask, question), most)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSpeculation
-from dovetail.contracts.draft_length import DrafterFacts
+from dovetail.contracts.draft_length import AdaptiveDraftLength, DrafterFacts
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -22,6 +22,7 @@ from dovetail.worker.machine.environment import detect_environment
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.drafters import bind_drafters, load_drafters, wanted_layers
 from dovetail.worker.speculation.drafting import Drafting
+from dovetail.worker.speculation.late_reading import LateReading
 from dovetail.worker.speculation.lengths import create_lengths
 from dovetail.worker.speculation.loaded import LoadedSpeculation
 from dovetail.worker.speculation.speculation import Speculation
@@ -78,10 +79,28 @@ class LoadedDrafters(LoadedSpeculation):
         facts = {name: _facts(drafter.config, plugins) for name, drafter in self._drafters.items()}
         chosen = {name: drafter.config for name, drafter in self._drafters.items()}
         lengths = create_lengths(chosen, facts, plugins, section.disable_by_batch_size)
-        waiting = {name: WaitingStates(layout.block_size) for name, one in facts.items() if not one.stateless}
-        strict = self._config.is_strict
-        max_model_len = self._config.model.max_model_len
-        drafting = Drafting(self._drafters, facts, lengths, waiting, max_model_len, context.device, strict=strict)
+        waiting = {
+            name: WaitingStates(layout.block_size)
+            for name, one in facts.items()
+            if not one.stateless and not one.reads_late
+        }
+        num_blocks = len(storage.tensors[0])
+        late = {
+            tensors.owner: LateReading(batch, tensors.group_id, layout.block_size, num_blocks)
+            for tensors in layout.extra_tensors
+            if tensors.owner in facts and facts[tensors.owner].reads_late
+        }
+        drafting = Drafting(
+            self._drafters,
+            facts,
+            lengths,
+            waiting,
+            late,
+            self._config.model.max_model_len,
+            self._config.limits.max_num_batched_tokens,
+            context.device,
+            strict=self._config.is_strict,
+        )
         return Speculation(
             drafting, self._create_rule(), self._model, context, layers, batch, self.max_query_len - 1, self._answers
         )
@@ -109,11 +128,15 @@ class LoadedDrafters(LoadedSpeculation):
 
 def _facts(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> DrafterFacts:
     plugin, _ = plugins.get(chosen.component)
+    length, _ = plugins.get(chosen.length)
+    reads_states = plugin.capabilities.needs_hidden_states or bool(chosen.hidden_layers)
     return DrafterFacts(
         num_tokens=chosen.num_tokens,
         stateless=plugin.capabilities.stateless,
         keeps_layers=chosen.kv_cache,
         trees=chosen.trees,
+        # A length that does not adapt wants drafts from the first token on: putting off saves it nothing.
+        reads_late=chosen.kv_cache and not reads_states and issubclass(length, AdaptiveDraftLength),
     )
 
 

@@ -67,6 +67,7 @@ class Speculation:
         for seq_id in plan.preempted:
             self._drafting.pause(seq_id, self._batch)
             self._waiting.pop(seq_id, None)
+        self._drafting.blocks_moved(plan)
         for request in plan.new_requests:
             self._drafting.add(request)
 
