@@ -108,7 +108,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "draft_length",
             "dovetail.contracts.draft_length:DraftLength",
-            _V1,
+            ContractVersion(1, 1),
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),

@@ -121,7 +121,7 @@ class _Drafter:
 class AdaptiveLength(AdaptiveDraftLength):
     """Chooses the draft length with the most measured tokens per second, down to 0."""
 
-    contract = (1, 0)
+    contract = (1, 1)
 
     def __init__(self, options: PluginOptions, setup: LengthSetup):
         super().__init__(options, setup)

@@ -63,11 +63,23 @@ def call(asked: Mapping[int, int], seconds: float, given: Mapping[int, int] | No
     )
 
 
-def ask(policy: AdaptiveLength, seq_ids: Sequence[int], most: int, known: Sequence[np.ndarray], n: int) -> list[int]:
+def ask(
+    policy: AdaptiveLength,
+    seq_ids: Sequence[int],
+    most: int,
+    known: Sequence[np.ndarray],
+    n: int,
+    behind: Sequence[int] = (),
+) -> list[int]:
     """How many drafts are asked for."""
     known_tokens = dict(zip(seq_ids, known, strict=True)).__getitem__
     question = DraftQuestion(
-        drafter="it", seq_ids=seq_ids, most=np.full(len(seq_ids), most), known_tokens=known_tokens, num_requests=n
+        drafter="it",
+        seq_ids=seq_ids,
+        most=np.full(len(seq_ids), most),
+        known_tokens=known_tokens,
+        num_requests=n,
+        behind=behind,
     )
     return [int(count) for count in policy.ask(question)]
 
@@ -282,7 +294,12 @@ def test_a_drafter_with_layers_that_does_not_pay_becomes_idle() -> None:
     assert all(found[300:])
 
 
-@pytest.mark.parametrize(("facts", "right"), [(LAYERED, True), (replace(LAYERED, keeps_layers=False), False)])
+LATE = replace(LAYERED, reads_late=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "right"), [(LAYERED, True), (replace(LAYERED, keeps_layers=False), False), (LATE, False)]
+)
 def test_one_that_pays_or_takes_nothing_in_is_never_idle(facts: DrafterFacts, right: bool) -> None:
     assert not any(idle_from(facts, lambda _: right, 1000))
 
@@ -303,6 +320,54 @@ def test_drafts_that_pay_for_a_part_of_the_intake_alone_leave_it_idle(take_in: f
         [asked] = ask(policy, [0], 1, [np.ones(10, np.int32)], 1)
     assert asked == 1
     assert bool(policy.idle_drafters(1)) == idle
+
+
+def late_reader(reading: float) -> AdaptiveLength:
+    """A policy that knows that three drafts out of four are right, that a step takes 10 ms and hardly more with drafts,
+    and what reading 100 positions takes."""
+    policy = adaptive(LATE)
+    late = replace(call({0: 4}, 0.0), seconds=None, num_late=100, late_seconds=reading + 0.001)
+    for _ in range(60):
+        observe(policy, 1, 0.010, calls=[call({0: 4}, 0.001), late])
+        observe(policy, 1, 0.011, [(0, 4, [0, 1, 2])])
+    return policy
+
+
+@pytest.mark.parametrize("reading", [0.0, 0.03, 0.3])
+def test_a_prompt_is_read_once_drafts_would_have_saved_as_much(reading: float) -> None:
+    """At four tokens for the time of 1.2 steps, a step of 10 ms saves 7 ms."""
+    policy, text = late_reader(reading), np.ones(10, np.int32)
+    num_waited = 0
+    while not ask(policy, [1], 4, [text], 1, [100])[0]:
+        observe(policy, 1, 0.010)
+        num_waited += 1
+        assert num_waited < 100
+    assert 0.005 * num_waited <= reading <= 0.010 * (num_waited + 1)
+    # It reads on while there is more to read, and drafts once there is not.
+    assert ask(policy, [1], 4, [text], 1, [60])[0] > 0
+    assert ask(policy, [1], 4, [text], 1, [0])[0] > 0
+
+
+def test_a_late_reader_that_misses_a_step_catches_up_at_once() -> None:
+    policy, text = late_reader(0.03), np.ones(10, np.int32)
+    assert ask(policy, [0], 4, [text], 1, [0])[0] > 0
+    assert ask(policy, [0], 4, [text], 1, [1])[0] > 0
+
+
+def test_a_look_whether_drafts_pay_again_waits_until_its_reading_is_earned() -> None:
+    policy, text = adaptive(LATE), np.ones(10, np.int32)
+    late = replace(call({0: 1}, 0.0), seconds=None, num_late=100, late_seconds=0.05)
+    for _ in range(60):
+        observe(policy, 1, 0.010, calls=[call({0: 1}, 0.001), late])
+        observe(policy, 1, 0.015, [(0, 1, [])])
+    looks = []
+    for step in range(4000):
+        observe(policy, 1, 0.010)
+        if ask(policy, [1], 4, [text], 1, [100])[0]:
+            looks.append(step)
+    # 0.4% of the time: 50 ms in 12.5 s.
+    assert looks
+    assert len(looks) * 0.05 <= 0.005 * 4000 * 0.010 + 0.05
 
 
 def test_a_drafter_is_not_idle_at_a_size_where_it_paid() -> None:

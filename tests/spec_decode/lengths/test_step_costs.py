@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dovetail.spec_decode.lengths.step_costs import CostCurve, DraftCosts, StepCosts
+from dovetail.spec_decode.lengths.step_costs import CostCurve, DraftCosts, ReadingCosts, StepCosts
 
 Machine = Callable[[int, int], float]
 """(requests, rows) -> seconds"""
@@ -99,3 +99,11 @@ def test_a_call_without_drafts_is_not_guessed_from_those_with_drafts() -> None:
     assert costs.call(4, 0) == 0.0
     costs.observe(4, 0, 0.001)
     assert costs.call(4, 0) == pytest.approx(0.001)
+
+
+def test_reading_costs_by_the_position() -> None:
+    reading = ReadingCosts()
+    assert reading.seconds(100) == 0.0
+    reading.observe(200, 0.1)
+    reading.observe(1, 5.0)  # of one position nothing can be told
+    assert reading.seconds(100) == pytest.approx(0.05)
