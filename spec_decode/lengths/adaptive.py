@@ -172,7 +172,7 @@ class AdaptiveLength(AdaptiveDraftLength):
         requests = [self._request(question.seq_ids[index], question.drafter) for index in indices.tolist()]
         if not self._is_awake(drafter, requests, num_requests):
             wanted, gain, saved = self._best_asks(drafter, requests, most, num_requests)
-            drafter.saves = saved / max(1, np.count_nonzero(wanted))
+            drafter.saves = saved / max(1, sum(length > 0 for length in wanted))
             for request, length in zip(requests, wanted, strict=True):
                 request.wanted = length
             drafter.decided(num_requests, pays=any(wanted), gains=gain > 1 + _margin(num_requests))
