@@ -53,7 +53,7 @@ def test_kernels_in_the_interpreter(cases, selection):
     """In processes of their own: Triton decides when it is imported whether it interprets or compiles. By default each
     kernel once, all cases nightly."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command += ["-k", selection, str(INTERPRETED / f"{cases}.py")]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -5,6 +5,9 @@ The CPU side, which is measured against a dense mask, is the oracle.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +16,16 @@ from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend,
 from dovetail.attention_backends.block_sparse.pattern import BlockSparseOptions
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import CaseShape, random_case
+from dovetail.testing.kernel_checks import checked_kernels
+
+TOLERANCE = {"bfloat16": 1.6e-2, "float16": 2e-3, "float32": 5e-6}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def checks() -> Iterator[None]:
+    """No launch of this module reads or writes what it must not."""
+    with checked_kernels():
+        yield
 
 
 class InterpretedBackend(RotatingBlockSparse):
@@ -29,7 +42,7 @@ patterns = st.builds(
 )
 shapes = st.builds(
     CaseShape,
-    dtype=st.sampled_from(["float32", "float16"]),
+    dtype=st.sampled_from(sorted(TOLERANCE)),
     block_size=st.just(16),
     head_size=st.sampled_from([16, 24]),
     max_requests=st.integers(1, 3),
@@ -46,7 +59,7 @@ def test_equals_the_cpu_side(seed, shape, options, padding):
         case.run_from_scratch(backend(options, case.setup), padding)
         for backend in (InterpretedBackend, BlockSparseBackend)
     ]
-    tolerance = 5e-6 if shape.dtype == "float32" else 2e-3
+    tolerance = TOLERANCE[shape.dtype]
     torch.testing.assert_close(*outputs, atol=tolerance, rtol=tolerance)
 
 

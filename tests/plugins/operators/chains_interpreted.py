@@ -3,7 +3,10 @@ its own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +17,14 @@ from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.spec_decode.rejection import RejectionRule
 from dovetail.testing.acceptance_suite import SIGNIFICANCE, chi_square_p, two_token_counts, verify_request
 from dovetail.testing.chain_cases import random_chains
+from dovetail.testing.kernel_checks import checked_kernels
+
+
+@pytest.fixture(autouse=True, scope="module")
+def checks() -> Iterator[None]:
+    """No launch of this module reads or writes what it must not."""
+    with checked_kernels():
+        yield
 
 
 def rejection_rules() -> tuple[RejectionRule, RejectionRule]:

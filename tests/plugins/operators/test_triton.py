@@ -44,8 +44,7 @@ SMOKE = (
 def test_in_the_interpreter(name: str, selection: str) -> None:
     """By default each kernel once, all cases nightly."""
     file = Path(__file__).with_name(name)
-    # The interpreter computes with numpy, which warns where a GPU gives infinity or NaN.
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
+    options = ["-q", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, "-k", selection, str(file)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=280
