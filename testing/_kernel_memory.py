@@ -4,7 +4,7 @@ others, so that an address says which tensor it was computed from."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,14 +76,15 @@ class _Region:
 class LaunchMemory:
     """The tensors of one launch of `kernel`, by the names of its parameters.
 
-    `program` is who runs, and has to be set. Raises `KernelFault` from `real_addresses`.
+    `program` is who runs, and has to be set; `dumps` is what several may write to. Raises `KernelFault` from `real_addresses`.
     """
 
-    def __init__(self, kernel: str, tensors: Mapping[str, torch.Tensor]):
+    def __init__(self, kernel: str, tensors: Mapping[str, torch.Tensor], dumps: Sequence[torch.Tensor] = ()):
         self._kernel = kernel
         self.program: Program = (0, 0, 0)
         self.accesses = 0
         self._numbers: dict[Program, int] = {}
+        self._dumps = [_placed(0, "", tensor) for tensor in dumps]
         self._tensors = [_placed(index, name, tensor) for index, (name, tensor) in enumerate(tensors.items())]
         self._regions = _merged(self._tensors, [tensor.element_size() for tensor in tensors.values()])
         self._bases = {tensor.name: tensor.base for tensor in self._tensors}
@@ -140,6 +141,9 @@ class LaunchMemory:
     def _note(self, kind: str, tensor: _Tensor, real: np.ndarray, size: int) -> None:
         """Writes down who touched what, and refuses what another program touched in a way that does not go with it."""
         me = self._numbers.setdefault(self.program, len(self._numbers) + 1)
+        if kind == "store":
+            for dump in self._dumps:
+                real = real[(real < dump.first) | (real >= dump.end)]
         region = next(region for region in self._regions if region.first <= tensor.first < region.end)
         cells = region.cells(real - region.first, size)
         marks = {"load": region.readers, "store": region.writers, "atomic": region.atomics}

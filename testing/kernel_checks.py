@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +35,8 @@ class CheckedLaunches:
     launches: int = 0
     accesses: int = 0
     """Elements that programs loaded, stored, or changed atomically."""
+    dumps: list[torch.Tensor] = field(default_factory=list)
+    """Memory that nobody looks at: several programs may write to it, as those of tokens that fill up a graph do."""
 
 
 @contextmanager
@@ -102,9 +104,8 @@ class _Running:
         )
         bound.apply_defaults()
         values = bound.arguments
-        memory = LaunchMemory(
-            kernel.fn.__name__, {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-        )
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        memory = LaunchMemory(kernel.fn.__name__, tensors, seen.dumps)
         constants = set(_constants(kernel.fn))
         given = {
             name: value if name in constants else _converted(name, value, memory) for name, value in values.items()

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from dovetail.attention_backends.paged_triton import kernels
+from dovetail.attention_backends.paged_triton import kernels, launch
 from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.plugins.operators.triton import rows
 from dovetail.testing.attention_cases import CaseShape, random_case
@@ -26,25 +26,28 @@ from dovetail.testing.kernel_checks import KernelFault, checked_kernels
 BFLOAT16, E4M3, E5M2 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 
 
-@pytest.fixture
-def faulty(tmp_path: Path) -> Iterator[Callable[[str, str], ModuleType]]:
-    """The operators' kernels over rows with one text in them replaced."""
+Faulty = Callable[[ModuleType, str, str], ModuleType]
 
-    def changed(text: str, other: str) -> ModuleType:
-        source = Path(rows.__file__).read_text()
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[Faulty]:
+    """A module of kernels with one text in them replaced."""
+
+    def changed(module: ModuleType, text: str, other: str) -> ModuleType:
+        source = Path(str(module.__file__)).read_text()
         assert text in source
-        path = tmp_path / "faulty_rows.py"
+        path = tmp_path / "faulty_kernels.py"
         path.write_text(source.replace(text, other))
-        spec = importlib.util.spec_from_file_location("faulty_rows", path)
+        spec = importlib.util.spec_from_file_location("faulty_kernels", path)
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["faulty_rows"] = module
-        spec.loader.exec_module(module)
-        return module
+        made = importlib.util.module_from_spec(spec)
+        sys.modules["faulty_kernels"] = made
+        spec.loader.exec_module(made)
+        return made
 
     yield changed
-    sys.modules.pop("faulty_rows", None)
+    sys.modules.pop("faulty_kernels", None)
 
 
 def rms_norm(module: ModuleType, num_rows: int, size: int = 40) -> None:
@@ -78,14 +81,12 @@ def test_a_right_kernel_runs_and_is_counted() -> None:
     ],
     ids=["an unmasked tail", "one too many", "one too low", "two programs write a cell", "one writes what one read"],
 )
-def test_faults_of_memory_are_found_and_named(
-    faulty: Callable[[str, str], ModuleType], text: str, other: str, num_rows: int, told: str
-) -> None:
+def test_faults_of_memory_are_found_and_named(faulty: Faulty, text: str, other: str, num_rows: int, told: str) -> None:
     """In the project's own kernel, with one fault. The weight lies in a larger tensor, whose rest is not its own."""
-    module = faulty(text, other)
+    module = faulty(rows, text, other)
     with (
         checked_kernels(),
-        pytest.raises(KernelFault, match=r"rms_norm_kernel, .*faulty_rows.py:\d+: .*" + told),
+        pytest.raises(KernelFault, match=r"rms_norm_kernel, .*faulty_kernels.py:\d+: .*" + told),
     ):
         rms_norm(module, num_rows)
 
@@ -139,10 +140,14 @@ def attended(dtype: str, kv_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_a_wrong_scale_shows_in_bfloat16_and_float8(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_scale_shows_in_bfloat16_and_float8(
+    kv_dtype: str, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are powers of e where they should be of 2."""
     with checked_kernels():
         torch.testing.assert_close(*attended("bfloat16", kv_dtype), rtol=2e-2, atol=2e-2)
-        monkeypatch.setattr(kernels, "LOG2_E", tl.constexpr(1.0))
+        wrong = faulty(kernels, "p = tl.exp2(", "p = tl.exp(")
+        monkeypatch.setattr(launch, "attend", wrong.attend)
         with pytest.raises(AssertionError, match="not close"):
             torch.testing.assert_close(*attended("bfloat16", kv_dtype), rtol=2e-2, atol=2e-2)
 
@@ -214,6 +219,23 @@ def test_products_of_float8_are_of_the_numbers(dtype: torch.dtype) -> None:
     with checked_kernels():
         calculate[(1,)](out, left, right, OPERATION="dot")
     torch.testing.assert_close(out, OPERATIONS["dot"](left, right), rtol=1e-5, atol=1e-5)
+
+
+def test_what_nobody_looks_at_may_be_written_by_several() -> None:
+    """And is still bounded."""
+    total = torch.zeros(4, dtype=torch.int32)
+    with checked_kernels() as checks:
+        checks.dumps.append(total[:1])
+        write_one[(3,)](total, 0)
+        with pytest.raises(KernelFault, match="touched by a store"):
+            write_one[(3,)](total, 1)
+        with pytest.raises(KernelFault, match="outside"):
+            write_one[(3,)](total, -1)
+
+
+@triton.jit
+def write_one(out, place):
+    tl.store(out + place, tl.program_id(0))
 
 
 def test_nothing_stays_changed() -> None:

@@ -23,7 +23,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseRequest, CaseShape, as_cached, random_case
 from dovetail.testing.attention_suite import AttentionBackendSuite
-from dovetail.testing.kernel_checks import checked_kernels
+from dovetail.testing.kernel_checks import CheckedLaunches, checked_kernels
 
 DTYPES = ("bfloat16", "float16", "float32")
 TOLERANCE = {"bfloat16": 1.6e-2, "float16": 2e-3, "float32": 5e-6}
@@ -31,10 +31,10 @@ TOLERANCE = {"bfloat16": 1.6e-2, "float16": 2e-3, "float32": 5e-6}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def checks() -> Iterator[None]:
+def checks() -> Iterator[CheckedLaunches]:
     """No launch of this module reads or writes what it must not."""
-    with checked_kernels():
-        yield
+    with checked_kernels() as seen:
+        yield seen
 
 
 class InterpretedBackend(PagedTritonBackend):
@@ -55,10 +55,14 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
     torch.testing.assert_close(actual.double(), expected.double(), atol=tolerance, rtol=tolerance)
 
 
-class TestPagedTriton(AttentionBackendSuite):
-    """In one case each: the interpreter is slow. `test_equals_reference` below draws more."""
+class InterpretedWithoutFloat16(InterpretedBackend):
+    capabilities = replace(InterpretedBackend.capabilities, dtypes=frozenset({"bfloat16", "float32"}))
 
-    backend_class = InterpretedBackend
+
+class TestPagedTriton(AttentionBackendSuite):
+    """In two dtypes and one case each: the interpreter is slow. `test_equals_reference` below draws more of both."""
+
+    backend_class = InterpretedWithoutFloat16
     num_cases: ClassVar[int] = 1
 
 
@@ -239,7 +243,7 @@ def filled_up(case: AttentionCase) -> tuple[AttentionBatch, np.ndarray]:
 
 @pytest.mark.parametrize("is_filled", [False, True])
 @pytest.mark.parametrize(("max_query", "window"), [(6, None), (6, 2), (40, None)])
-def test_nothing_behind_a_sequence_reaches_its_rows(max_query, window, is_filled):
+def test_nothing_behind_a_sequence_reaches_its_rows(max_query, window, is_filled, checks):
     """A former owner's NaN in a request's last page, in block 0 and in pages of others: zeros as weights do not hide
     it. Tokens that fill up a graph stand at such places."""
     case = random_case(5, CaseShape(block_size=16, head_size=16, max_requests=4, max_cached=40, max_query=max_query))
@@ -254,6 +258,7 @@ def test_nothing_behind_a_sequence_reaches_its_rows(max_query, window, is_filled
     if not is_filled:
         assert_same(case.run(backend, kv_cache), case.expected())
         return
+    checks.dumps.append(kv_cache[0])
     batch, places = filled_up(case)
     inputs = [torch.ones(len(batch.slot_mapping), *tensor.shape[1:]) for tensor in case.inputs()]
     for filled, real in zip(inputs, case.inputs(), strict=True):
