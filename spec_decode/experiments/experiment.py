@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,7 +23,7 @@ from dovetail.spec_decode.experiments.engine_features import try_engine_features
 from dovetail.spec_decode.experiments.equality import Equality, compare_equality
 from dovetail.spec_decode.experiments.features import try_features
 from dovetail.spec_decode.experiments.identity import identity
-from dovetail.spec_decode.experiments.journal import open_journal
+from dovetail.spec_decode.experiments.journal import Journal, open_journal
 from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
 from dovetail.spec_decode.experiments.measuring import Course, Extent, Measured, TimeLimit, measure
 from dovetail.spec_decode.experiments.progress import TurnProgress
@@ -40,14 +42,15 @@ from dovetail.spec_decode.experiments.speed import compare_speed
 class Procedure:
     """How an experiment is run; what is measured does not depend on it."""
 
-    journal: Path
+    journal: Path | None = None
+    """Where each turn is kept as it ends; None: nowhere."""
     resume: bool = False
     """Go on with the journal."""
     max_minutes: float | None = None
     """No round begins later; what comes after the turns takes its time."""
 
 
-def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure, *, allow: bool) -> Report:
+def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = Procedure(), *, allow: bool) -> Report:
     """Runs an experiment and returns its report. Relative paths are resolved against `folder`.
 
     Raises `ConfigError` for arms that cannot run or do not differ, and for a journal of something else, before any
@@ -57,8 +60,7 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure, *
     data = load_prompts(experiment.workload, folder)
     setup = prepare(experiment, folder, allow=allow)
     check_admission(experiment, setup, data)
-    found = identity(experiment, setup, data)
-    with open_journal(procedure.journal, found, resume=procedure.resume) as journal:
+    with _journal(procedure, identity(experiment, setup, data)) as journal:
         with Bench(setup, experiment) as bench:
             resident = [psutil.Process().memory_info().rss] * len(bench.engines)
             workload = with_later_turns(bench, read_prompts(data, bench.engines[0], experiment), data.name)
@@ -71,6 +73,12 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure, *
         if experiment.sampling.temperature == 0:
             return report
         return replace(report, equality=_watch(experiment, setup, workload, measured))
+
+
+def _journal(procedure: Procedure, of: Mapping[str, Any]) -> AbstractContextManager[Journal]:
+    if procedure.journal is None:
+        return nullcontext(Journal())
+    return open_journal(procedure.journal, of, resume=procedure.resume)
 
 
 def _report(

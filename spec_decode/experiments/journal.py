@@ -59,10 +59,9 @@ def default_journal(experiment: Path) -> Path:
 
 
 class Journal:
-    """An open journal."""
+    """What has finished, kept in an open file, or in memory alone where there is none."""
 
-    def __init__(self, path: Path, file: BufferedRandom, sessions: Sequence[Mapping[str, Any]]):
-        self.path = path
+    def __init__(self, file: BufferedRandom | None = None, sessions: Sequence[Mapping[str, Any]] = ()):
         self.turns: dict[TurnKey, FinishedTurn] = {}
         """What has finished, in the order in which it ran; in earlier sessions too."""
         self._file = file
@@ -76,7 +75,7 @@ class Journal:
     def begin(self, token_ids_sha256: str) -> None:
         """A session starts. Raises `ConfigError` where prompts have other tokens than in earlier ones."""
         same = all(session["token_ids_sha256"] == token_ids_sha256 for session in self._sessions)
-        require(same, f"{self.path}: the prompts have other tokens now (another tokenizer or template): {_REMEDY}")
+        require(same, f"--resume: the prompts have other tokens than in the journal (another tokenizer?): {_REMEDY}")
         session = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "token_ids_sha256": token_ids_sha256}
         self._sessions.append(session)
         self._write({"session": session})
@@ -88,17 +87,20 @@ class Journal:
 
     def write_header(self, identity: Mapping[str, Any]) -> None:
         """Starts the file anew."""
-        self._file.seek(0)
-        self._file.truncate()
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.truncate()
         self._write({"dovetail_ab_journal": FORMAT, "identity": identity})
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
         try:
             self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise ConfigError(f"--journal {self.path}: cannot be written ({error.strerror})") from error
+            raise ConfigError(f"the journal cannot be written ({error.strerror}); --resume goes on") from error
 
 
 _START = b'{"dovetail_ab_journal"'
@@ -144,7 +146,7 @@ def _read(path: Path, file: BufferedRandom, identity: Mapping[str, Any], *, resu
     require(is_journal, f"{path} is there and no journal of `dovetail ab` (format {FORMAT}): give another --journal")
     turns = [_decode(path, number, line["turn"]) for number, line in enumerate(lines, 1) if "turn" in line]
     if not turns:
-        journal = Journal(path, file, ())
+        journal = Journal(file)
         journal.write_header(identity)
         return journal
     require(
@@ -156,7 +158,7 @@ def _read(path: Path, file: BufferedRandom, identity: Mapping[str, Any], *, resu
         raise ConfigError(f"{path} is of something else: {'; '.join(differing)} (there / here): {_REMEDY}")
     file.truncate(len(whole))
     file.seek(len(whole))
-    journal = Journal(path, file, [line["session"] for line in lines if "session" in line])
+    journal = Journal(file, [line["session"] for line in lines if "session" in line])
     journal.turns = {turn.key: turn for turn in turns}
     return journal
 
