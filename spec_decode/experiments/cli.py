@@ -79,6 +79,13 @@ def run(
             help="Begin no round of turns after so many minutes, and report what was measured.",
         ),
     ] = None,
+    until_decided: Annotated[
+        bool,
+        typer.Option(
+            "--until-decided",
+            help="Run each group of prompts once, and end when every speed-up in tokens/s is decided.",
+        ),
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Resolve the arms and say what would run; read no weights.")
     ] = False,
@@ -106,7 +113,7 @@ def run(
     from dovetail.spec_decode.experiments.report import write_json
     from dovetail.spec_decode.experiments.terminal import print_report
 
-    procedure = Procedure(journal or default_journal(experiment), resume, max_minutes)
+    procedure = Procedure(journal or default_journal(experiment), resume, max_minutes, until_decided)
     report = run_experiment(parsed, folder, procedure, allow=allow)
     if json_file is not None:
         write_text("--json", json_file, write_json(report))

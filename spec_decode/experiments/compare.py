@@ -29,7 +29,17 @@ Verdict = Literal["better", "worse", "same", "undecided"]
 
 _COMPARABLE = ("experiment", "model", "workload")
 """Parts of the provenance that must be equal."""
-_PASSED_OVER = ("name", "arms", "repetitions", "warmup", "order", "compatibility", "keep_going", "config")
+_PASSED_OVER = (
+    "name",
+    "arms",
+    "repetitions",
+    "rerun_disturbed",
+    "warmup",
+    "order",
+    "compatibility",
+    "keep_going",
+    "config",
+)
 """Keys of the experiment that may differ: what is under test, or how often it was measured."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from dovetail.spec_decode.experiments.features import try_features
 from dovetail.spec_decode.experiments.identity import identity
 from dovetail.spec_decode.experiments.journal import Journal, open_journal
 from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
-from dovetail.spec_decode.experiments.measuring import Course, Extent, Measured, TimeLimit, measure
+from dovetail.spec_decode.experiments.measuring import Course, Decide, Extent, Measured, TimeLimit, measure
 from dovetail.spec_decode.experiments.progress import TurnProgress
 from dovetail.spec_decode.experiments.provenance import sha256_of
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of
@@ -36,6 +37,7 @@ from dovetail.spec_decode.experiments.sampled_equality import judge_sampled, wat
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
 from dovetail.spec_decode.experiments.speed import compare_speed
+from dovetail.spec_decode.experiments.stopping import AlwaysValid, is_decided
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Procedure:
     """Go on with the journal."""
     max_minutes: float | None = None
     """No round begins later; what comes after the turns takes its time."""
+    until_decided: bool = False
+    """Run each group once, and end when every speed-up in tokens/s is decided (`stopping`)."""
 
 
 def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = Procedure(), *, allow: bool) -> Report:
@@ -60,12 +64,17 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
     data = load_prompts(experiment.workload, folder)
     setup = prepare(experiment, folder, allow=allow)
     check_admission(experiment, setup, data)
-    with _journal(procedure, identity(experiment, setup, data)) as journal:
+    decide: Decide | None = None
+    if procedure.until_decided:
+        experiment = experiment.model_copy(update={"repetitions": 1, "rerun_disturbed": 0})
+        decide = partial(is_decided, comparisons=num_comparisons(setup, experiment))
+    of = identity(experiment, setup, data, until_decided=procedure.until_decided)
+    with _journal(procedure, of) as journal:
         with Bench(setup, experiment) as bench:
             resident = [psutil.Process().memory_info().rss] * len(bench.engines)
             workload = with_later_turns(bench, read_prompts(data, bench.engines[0], experiment), data.name)
             journal.begin(sha256_of([list(ids) for ids in workload.token_ids]))
-            course = Course(bench, workload, journal)
+            course = Course(bench, workload, journal, decide)
             with TurnProgress(course.num_left()) as progress:
                 measure(course, progress.begin, limit)
             measured = course.measured()
@@ -73,6 +82,12 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
         if experiment.sampling.temperature == 0:
             return report
         return replace(report, equality=_watch(experiment, setup, workload, measured))
+
+
+def num_comparisons(setup: Setup, experiment: Experiment) -> int:
+    """Speed-ups in tokens/s that are judged: arms at their lengths, at each batch size."""
+    variants = [variant for plan in setup.engines for variant in plan.variants]
+    return len(experiment.grid.batch_sizes) * sum(variant.arm not in (BASELINE, CONTROL) for variant in variants)
 
 
 def _journal(procedure: Procedure, of: Mapping[str, Any]) -> AbstractContextManager[Journal]:
@@ -91,7 +106,8 @@ def _report(
     measured: Measured,
 ) -> Report:
     """All but the equality of sampled runs."""
-    resampler = Resampler(experiment.seed)
+    has_looked = measured.extent.decided is not None
+    resampler = AlwaysValid(experiment.seed) if has_looked else Resampler(experiment.seed)
     is_greedy = experiment.sampling.temperature == 0
     equality = compare_equality(setup, bench, workload, measured) if is_greedy else []
     acceptance = describe_acceptance(measured.requests)
@@ -195,10 +211,13 @@ def tie_warnings(equality: Sequence[Equality]) -> Iterator[str]:
 
 
 def extent_warnings(extent: Extent) -> Iterator[str]:
-    """Where not everything was measured."""
-    if not extent.is_whole:
+    """Where not everything was measured that was to be."""
+    missing = {batch for batch, planned in extent.planned.items() if extent.measured[batch] < planned}
+    if missing - set(extent.decided or ()):
         parts = [f"{extent.measured[batch]} of {planned} at batch {batch}" for batch, planned in extent.planned.items()]
         yield f"the run was stopped: {', '.join(parts)} turns were measured. --resume goes on where it ended."
+    elif extent.decided is not None and set(extent.planned) != set(extent.decided):
+        yield "the prompts are used up, and not every speed-up in tokens/s is decided: give more prompts."
 
 
 def memory_warnings(

@@ -12,18 +12,22 @@ from dovetail.spec_decode.experiments.datasets import DataSet
 from dovetail.spec_decode.experiments.provenance import describe_model
 from dovetail.spec_decode.experiments.schema import Experiment
 
-_NOT_OF_TURNS = frozenset({"name", "repetitions", "tie_gap", "compatibility", "keep_going"})
+_NOT_OF_TURNS = frozenset({"name", "repetitions", "rerun_disturbed", "tie_gap", "compatibility", "keep_going"})
 """Keys of an experiment that leave its turns as they are: of more repetitions, the first ones are the same."""
 _MACHINE = ("cpu", "usable_cpus", "memory_gib", "versions")
 
 
-def identity(experiment: Experiment, setup: Setup, data: DataSet) -> dict[str, Any]:
-    """Plain data that is equal where turns may be put together. No weight is read."""
+def identity(experiment: Experiment, setup: Setup, data: DataSet, *, until_decided: bool) -> dict[str, Any]:
+    """Plain data that is equal where turns may be put together. No weight is read.
+
+    `until_decided`: the run ends by what it sees; one that does cannot go on as one that does not.
+    """
     machine = describe_machine()
     return {
         "experiment": experiment.model_dump(mode="json", exclude=set(_NOT_OF_TURNS)),
         "model": describe_model(setup.engines[0].resolved),
         "prompts": {"data": data.name, "sha256": data.sha256},
         "arms": {name: effective_values(arm) for name, arm in setup.arms.items()},
+        "until_decided": until_decided,
         "machine": {key: machine[key] for key in _MACHINE} | {"threads": torch.get_num_threads()},
     }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from dovetail.commands.machine import Span
+from dovetail.commands.machine import NOISE_LIMIT, Span
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.spec_decode.experiments.arms import Variant
 from dovetail.spec_decode.experiments.journal import FinishedTurn, Journal, TurnKey
@@ -20,6 +20,8 @@ from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 from dovetail.spec_decode.experiments.run import Bench, Workload, run_turn, warm_up
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
+Decide = Callable[[Sequence[RequestRecord]], bool]
+"""Whether what a batch size has brought decides it."""
 OnTurn = Callable[[str], None]
 """Called with what runs next, before each turn."""
 
@@ -34,6 +36,12 @@ class Extent:
     """Likewise; those of arms that failed count."""
     sessions: int
     """Processes that measured, one after the other."""
+    disturbed: int
+    """Rounds in which other processes took more than `NOISE_LIMIT` of the machine in some turn."""
+    run_again: int
+    """Rounds that ran again for that reason, each time counted. Of several times the least disturbed counts."""
+    decided: Sequence[int] | None
+    """Batch sizes that ended since they were decided; None where the run did not look."""
 
     @property
     def is_whole(self) -> bool:
@@ -91,10 +99,11 @@ class TimeLimit:
 class Course:
     """The rounds of an experiment: what is planned, and what has finished."""
 
-    def __init__(self, bench: Bench, workload: Workload, journal: Journal):
+    def __init__(self, bench: Bench, workload: Workload, journal: Journal, decide: Decide | None = None):
         self._bench = bench
         self._workload = workload
         self._journal = journal
+        self._decide = decide
         experiment = bench.experiment
         self._planned = {batch: self._plan(batch) for batch in experiment.grid.batch_sizes}
         self.failures: dict[Variant, str] = {
@@ -113,12 +122,45 @@ class Course:
         return [list(own) for _, own in groupby(rounds, lambda round_: round_.repetition)]
 
     def rounds(self) -> Iterator[Round]:
-        """All in their order. What drafters remember of answers is forgotten before each repetition."""
+        """In their order. What drafters remember of answers is forgotten before each repetition, and before a round
+        that runs again."""
         for repetition in range(self._bench.experiment.repetitions):
-            for planned in self._planned.values():
+            for batch, planned in self._planned.items():
                 # The same prompts come anew, and would meet their own answers.
                 self._bench.forget_finished()
-                yield from planned[repetition]
+                for round_ in planned[repetition]:
+                    if self._is_decided(batch):
+                        break
+                    yield round_
+                yield from self._again(planned[repetition])
+
+    def _is_decided(self, batch: int) -> bool:
+        if self._decide is None:
+            return False
+        return self._decide([record for turn in self._counted() if turn.batch == batch for record in turn.requests])
+
+    def _again(self, rounds: Sequence[Round]) -> Iterator[Round]:
+        """Those that other processes disturbed, as a whole, since arms are paired; one that was disturbed again comes
+        behind the others. What was measured has no say in it: leaving out slow turns would make arms faster."""
+        queue = [one for one in rounds if self._taken(one) > NOISE_LIMIT]
+        for _ in range(self._bench.experiment.rerun_disturbed):
+            if not queue:
+                return
+            again = replace(queue[0], attempt=queue.pop(0).attempt + 1)
+            self._bench.forget_finished()
+            yield again
+            if self._taken(again) > NOISE_LIMIT:
+                queue.append(again)
+
+    def _taken(self, round_: Round) -> float:
+        """The share of the machine that other processes took in the worst of its turns; 0 of those that are too short
+        to know."""
+        spans = [turn.span for turn in self._finished(round_) if turn.span is not None]
+        return max((span.taken for span in spans), default=0.0)
+
+    def _finished(self, round_: Round) -> list[FinishedTurn]:
+        turns = self._journal.turns
+        return [turns[key] for turn in round_.turns if (key := round_.key(turn)) in turns]
 
     def missing(self, round_: Round) -> list[Turn[Variant]]:
         """Turns that have not run, in their order; variants that failed run no more."""
@@ -179,8 +221,7 @@ class Course:
 
     def measured(self) -> Measured:
         """What counts of what has finished."""
-        failed = {(variant.arm, variant.length) for variant in self.failures}
-        counted = [turn for turn in self._journal.turns.values() if (turn.arm, turn.length) not in failed]
+        counted = self._counted()
         return Measured(
             [record for turn in counted for record in turn.requests],
             [record for turn in counted for record in turn.steps],
@@ -189,10 +230,35 @@ class Course:
             self._extent(),
         )
 
+    def _counted(self) -> list[FinishedTurn]:
+        """In the order in which they ran: of each round the least disturbed time, variants that failed left out."""
+        failed = {(variant.arm, variant.length) for variant in self.failures}
+        keys = {turn.key for one in self._all() for turn in self._finished(min(self._times(one), key=self._taken))}
+        turns = self._journal.turns
+        return [turn for key, turn in turns.items() if key in keys and (turn.arm, turn.length) not in failed]
+
+    def _all(self) -> Iterator[Round]:
+        return (one for planned in self._planned.values() for own in planned for one in own)
+
+    def _times(self, round_: Round) -> list[Round]:
+        """Each time that a round has run as a whole; at least its first."""
+        times = [round_]
+        while self._finished(again := replace(round_, attempt=len(times))) and not self.missing(again):
+            times.append(again)
+        return times
+
     def _extent(self) -> Extent:
         planned = {batch: sum(len(one.turns) for own in p for one in own) for batch, p in self._planned.items()}
         measured = {batch: planned[batch] - missing for batch, missing in self._missing_by_batch().items()}
-        return Extent(planned, measured, self._journal.num_sessions)
+        decided = None if self._decide is None else [batch for batch in planned if self._is_decided(batch)]
+        return Extent(
+            planned,
+            measured,
+            self._journal.num_sessions,
+            sum(self._taken(one) > NOISE_LIMIT for one in self._all()),
+            sum(len(self._times(one)) - 1 for one in self._all()),
+            decided,
+        )
 
 
 def measure(course: Course, on_turn: OnTurn, limit: TimeLimit) -> None:

@@ -30,6 +30,8 @@ class TurnProgress:
         self._bar.show(what)
         self._bar.advance()
         self._begun += 1
+        # Rounds that were disturbed run again, which nobody knew before.
+        self._total = max(self._total, self._begun)
         now = self._clock()
         if self._is_log and now >= self._next_line:
             self._next_line = now + _INTERVAL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 
 from dovetail import LLMEngine
 from dovetail.commands import ResolvedConfig
-from dovetail.commands.machine import describe_machine, noise_warning
+from dovetail.commands.machine import NOISE_LIMIT, describe_machine, noise_warning
 from dovetail.spec_decode.experiments.arms import Setup, effective_values
 from dovetail.spec_decode.experiments.datasets import DataSet, LaterTurn
 from dovetail.spec_decode.experiments.measuring import Extent, Measured
@@ -106,7 +106,7 @@ def describe(
         arms={name: effective_values(arm) for name, arm in setup.arms.items()},
         differences={line.key: dict(line.values) for line in setup.differences},
         undeclared=list(setup.undeclared),
-        notes=[*setup.notes, *_dropped(workload), *_interrupted(measured.extent)],
+        notes=[*setup.notes, *_dropped(workload), *_extent_notes(measured.extent)],
         extent=measured.extent,
         noise=noise_warning(measured.spans),
     )
@@ -121,13 +121,22 @@ def _dropped(workload: Workload) -> list[str]:
     return [f"{workload.left_out} prompts were too long for the model and left out."] if workload.left_out else []
 
 
-def _interrupted(extent: Extent) -> list[str]:
-    if extent.sessions == 1:
-        return []
-    return [
-        f"Measured by {extent.sessions} processes, one after the other. Adaptive lengths and drafters that remember"
-        " finished requests began anew in each."
-    ]
+def _extent_notes(extent: Extent) -> Iterator[str]:
+    if extent.sessions > 1:
+        yield (
+            f"Measured by {extent.sessions} processes, one after the other. Adaptive lengths and drafters that remember"
+            " finished requests began anew in each."
+        )
+    if extent.disturbed:
+        yield (
+            f"Other processes took more than {NOISE_LIMIT:.0%} of the machine in {extent.disturbed} rounds;"
+            f" {extent.run_again} ran again (all arms), and of each the least disturbed time counts."
+        )
+    if extent.decided is not None:
+        yield (
+            "Run until decided: each group once, speed-ups looked at after every round. Intervals and p-values of"
+            " speed hold at whatever group it ended."
+        )
 
 
 def _describe_workload(experiment: Experiment, data: DataSet, workload: Workload) -> dict[str, Any]:

@@ -115,6 +115,9 @@ class Experiment(_Section):
     sampling: SamplingSection = SamplingSection()
     grid: GridSection = GridSection()
     repetitions: Count = 3
+    rerun_disturbed: int = Field(default=4, ge=0)
+    """Rounds in which other processes took more than 10% of the machine run again at the end of their repetition at
+    that batch size, at most so many in each."""
     warmup: int = Field(default=1, ge=0)
     """Groups per arm and batch size that run before, on prompts of their own, and are dropped."""
     order: Literal["abba", "random"] = "abba"
