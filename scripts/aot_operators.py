@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 
+from dovetail.nn.triton_launch import Launch
 from dovetail.plugins.operators.triton import aot as operators
 from dovetail.plugins.quantization.int4 import aot as int4
+from dovetail.plugins.quantization.w8a8 import aot as w8a8
 from dovetail.testing.triton_aot import compile_launch
+
+LEAST_FP8 = 89
 
 
 def main() -> None:
@@ -21,11 +25,18 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"| kernel | {' | '.join(f'sm_{arch}' for arch in arguments.arch)} |")
     print(f"| --- |{' --- |' * len(arguments.arch)}")
-    for launch in [*operators.launches(arguments.dtype), *int4.launches(arguments.dtype)]:
-        taken = [compile_launch(launch, arch) for arch in arguments.arch]
-        print(
-            f"| {launch.name} | {' | '.join(f'{used.registers}, {used.stack_bytes}' for used in taken)} |", flush=True
-        )
+    for module in (operators, int4, w8a8):
+        for launch in module.launches(arguments.dtype):
+            cells = (taken(launch, arch) for arch in arguments.arch)
+            print(f"| {launch.name} | {' | '.join(cells)} |", flush=True)
+
+
+def taken(launch: Launch, arch: int) -> str:
+    """Registers and stack; nothing where the GPU has no fp8."""
+    if arch < LEAST_FP8 and "*fp8e4nv" in launch.signature.values():
+        return ""
+    used = compile_launch(launch, arch)
+    return f"{used.registers}, {used.stack_bytes}"
 
 
 if __name__ == "__main__":

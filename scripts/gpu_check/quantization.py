@@ -13,7 +13,7 @@ from dovetail.contracts.quantization import LinearKernel, LinearShape, Quantizat
 from dovetail.contracts.weights import PackedTensor
 from dovetail.plugins.quantization.int4.method import Int4Method
 from dovetail.plugins.quantization.int8 import Int8Method
-from dovetail.plugins.quantization.w8a8 import FP8Method, Int8ActivationMethod
+from dovetail.plugins.quantization.w8a8.method import FP8Method, Int8ActivationMethod
 from dovetail.plugins.weight_formats.int4_checkpoint import unpack
 from dovetail.worker.machine.environment import detect_environment
 
@@ -57,11 +57,27 @@ def check(report: Report, arguments: Arguments, name: str, method: type[Quantiza
         x = random(arguments, rows, in_features, dtype=arguments.dtype)
         expected = oracle.apply(x.cpu().float(), bias.cpu().float()).double().to(arguments.device)
         compare(report, f"{name}, {rows} rows", here.apply(x, bias), expected, 8, expected.std())
+    if name in ("fp8", "w8a8") and not arguments.null:
+        check_rounding(report, name, random(arguments, 300, in_features, dtype=arguments.dtype))
     held = sum(tensor.numel() * tensor.element_size() for tensor in here.tensors())
     for rows in ROWS[:3]:
         x = random(arguments, rows, in_features, dtype=arguments.dtype)
         share = held / seconds_of(lambda x=x: here.apply(x, None), arguments.device) / bandwidth  # type: ignore[misc]
         report.add(f"{name}, {rows} rows: weights read, share of copy bandwidth", share)
+
+
+def check_rounding(report: Report, name: str, x: torch.Tensor) -> None:
+    """The bits of activations that are rounded in one launch, and in torch step by step."""
+    from dovetail.plugins.quantization.w8a8.fused import quantize_rows
+
+    dtype, most = {"fp8": (torch.float8_e4m3fn, 448.0), "w8a8": (torch.int8, 127.0)}[name]
+    values, scales = quantize_rows(x, dtype, most, most * torch.finfo(torch.float32).tiny)
+    wide = x.float()
+    expected_scales = wide.abs().amax(-1) / most
+    expected = wide / expected_scales[:, None]
+    expected = (expected.round() if name == "w8a8" else expected).to(dtype)
+    same = torch.equal(scales, expected_scales) and torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
+    report.add(f"{name}: activations rounded as in torch", "equal" if same else "different", good=same)
 
 
 def loaded(

@@ -8,7 +8,7 @@ from dovetail.contracts.weights import PackedTensor
 from dovetail.plugins.quantization.grouped.methods import EightBitMethod, FourBitMethod, GGUFMethod
 from dovetail.plugins.quantization.int4.method import Int4Method
 from dovetail.plugins.quantization.int8 import Int8Method
-from dovetail.plugins.quantization.w8a8 import FP8Method, Int8ActivationMethod
+from dovetail.plugins.quantization.w8a8.method import FP8Method, Int8ActivationMethod
 from dovetail.plugins.weight_formats.int4_checkpoint import pack_groups
 from dovetail.testing.packed_blocks import random_blocks
 from dovetail.testing.quantization_suite import QuantizationSuite, Weight

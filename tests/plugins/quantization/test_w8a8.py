@@ -8,7 +8,7 @@ import torch
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
 from dovetail.contracts.quantization import LayerSupport, LinearShape, QuantizationMethod, QuantizationNeed
-from dovetail.plugins.quantization.w8a8 import (
+from dovetail.plugins.quantization.w8a8.method import (
     EightBitOptions,
     FP8Linear,
     FP8Method,

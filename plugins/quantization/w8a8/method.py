@@ -23,6 +23,7 @@ from dovetail.contracts.quantization import (
 )
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.skipped import against_skip, is_skipped
+from dovetail.nn.triton_check import reasons_against_triton
 
 _FP8 = torch.float8_e4m3fn
 _FP8_MOST = 448.0
@@ -54,6 +55,11 @@ class _EightBitMethod(QuantizationMethod):
 
     on_cpus: ClassVar[str]
     """Why CPUs are slow with it."""
+
+    @classmethod
+    def check(cls, need: QuantizationNeed, options: EightBitOptions, environment: Environment) -> list[str]:
+        """On a GPU Triton, which rounds the activations."""
+        return reasons_against_triton(environment) if need.device_type == "cuda" else []
 
     def describe(self, shape: LinearShape) -> LayerSupport:
         """One byte a weight and a float32 scale per row, except for the layers that `skip` names and for sizes that
@@ -88,7 +94,7 @@ class FP8Method(_EightBitMethod):
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: EightBitOptions, environment: Environment) -> list[str]:
-        """A GPU with fp8 units, or any CPU (which has none, and computes in the activations' dtype)."""
+        """A GPU with fp8 units and Triton, or any CPU (which has none, and computes in the activations' dtype)."""
         reasons = []
         if need.device_type == "cuda" and need.dtype != "bfloat16":
             reasons.append(f"fp8 on a GPU takes bfloat16 activations, not {need.dtype}; set model.dtype")
@@ -96,7 +102,7 @@ class FP8Method(_EightBitMethod):
             if device.compute_capability < (8, 9):
                 found = ".".join(map(str, device.compute_capability))
                 reasons.append(f"fp8 needs compute capability 8.9; {device.name} has {found}: use w8a8")
-        return reasons
+        return reasons or super().check(need, options, environment)
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
         """Returns an fp8 kernel."""
@@ -128,15 +134,20 @@ class FP8Linear(LinearKernel):
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """One product of the matrix units, scaled by row and column."""
+        if x.device.type == "cuda":
+            return self._on_gpu(x, bias)
         values, scale = _rounded(x, _FP8_MOST)
         rounded = values.to(_FP8)
-        if x.device.type == "cuda":
-            y = torch._scaled_mm(
-                rounded, self._weight.t(), scale[:, None], self._scale[None, :], bias=bias, out_dtype=x.dtype
-            )
-            return y
         y = torch.nn.functional.linear(rounded.float(), self._weight.float()) * scale[:, None] * self._scale
         return _with_bias(y.to(x.dtype), bias)
+
+    def _on_gpu(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Two launches."""
+        from dovetail.plugins.quantization.w8a8.fused import quantize_rows
+
+        rounded, scale = quantize_rows(x, _FP8, _FP8_MOST, _TINY * _FP8_MOST)
+        scales = scale[:, None], self._scale[None, :]
+        return torch._scaled_mm(rounded, self._weight.t(), *scales, bias=bias, out_dtype=x.dtype)
 
 
 class Int8ActivationLinear(LinearKernel):
@@ -154,14 +165,20 @@ class Int8ActivationLinear(LinearKernel):
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """An integer product, exact, scaled by row and column."""
+        if x.device.type == "cuda":
+            return self._on_gpu(x, bias)
         values, scale = _rounded(x, _INT8_MOST)
-        rounded = values.round_().to(torch.int8)
-        count = len(x)
-        if x.device.type == "cuda" and count < _LEAST_INT8_ROWS:
-            rounded = torch.nn.functional.pad(rounded, (0, 0, 0, _LEAST_INT8_ROWS - count))
-        product = torch._int_mm(rounded, self._weight.t())[:count]
+        product = torch._int_mm(values.round_().to(torch.int8), self._weight.t())
         y = product.float() * scale[:, None] * self._scale
         return _with_bias(y.to(x.dtype), bias)
+
+    def _on_gpu(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Three launches."""
+        from dovetail.plugins.quantization.w8a8.fused import quantize_rows, scale_products
+
+        rounded, scale = quantize_rows(x, torch.int8, _INT8_MOST, _TINY * _INT8_MOST, _LEAST_INT8_ROWS)
+        product = torch._int_mm(rounded, self._weight.t())
+        return scale_products(product, scale, self._scale, bias, x.dtype)
 
 
 def _rounded(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:

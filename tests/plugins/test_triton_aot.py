@@ -1,5 +1,5 @@
-"""What is compiled ahead of time is what runs: the operators are called with an 8B model's sizes, and what reaches
-Triton is compared with the declarations."""
+"""What is compiled ahead of time is what runs: operators and quantized layers are called with an 8B model's sizes, and
+what reaches Triton is compared with the declarations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from triton.runtime.jit import JITFunction
 from dovetail.nn.triton_launch import FP_FUSION, Launch
 from dovetail.plugins.operators.triton import aot
 from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.plugins.quantization.w8a8 import aot as w8a8_aot
+from dovetail.plugins.quantization.w8a8.fused import quantize_rows, scale_products
 from dovetail.testing.chain_cases import random_chains
 
 TYPES = {
@@ -26,6 +28,7 @@ TYPES = {
     torch.uint8: "*u8",
     torch.float16: "*fp16",
     torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 Recorded = list[tuple[Any, dict[str, Any]]]
 
@@ -69,14 +72,26 @@ def call_each(operators: TritonOperators) -> None:
 
 def test_declarations_are_what_runs(recorded: Recorded) -> None:
     call_each(TritonOperators(TritonOperators.Options()))
-    declared = aot.launches()
+    assert_as_declared(aot.launches(), recorded)
+
+
+def test_declarations_of_eight_bits_are_what_runs(recorded: Recorded) -> None:
+    x, scales, size = torch.empty(2, 4096, dtype=torch.bfloat16), torch.ones(2), 6144
+    quantize_rows(x, torch.int8, 127.0, 1e-30, 17)
+    quantize_rows(x, torch.float8_e4m3fn, 448.0, 1e-30)
+    products, bias = torch.empty(17, size, dtype=torch.int32), torch.empty(size, dtype=torch.bfloat16)
+    scale_products(products, scales, torch.ones(size), bias, torch.bfloat16)
+    assert_as_declared(w8a8_aot.launches(), recorded)
+
+
+def assert_as_declared(declared: list[Launch], recorded: Recorded) -> None:
+    """One by one: types, constants and options."""
     assert [kernel for kernel, _ in recorded] == [launch.kernel for launch in declared]
     for launch, (_, arguments) in zip(declared, recorded, strict=True):
-        assert_as_declared(launch, arguments)
+        compare(launch, arguments)
 
 
-def assert_as_declared(launch: Launch, arguments: dict[str, Any]) -> None:
-    """Types, constants and options."""
+def compare(launch: Launch, arguments: dict[str, Any]) -> None:
     options = {key: arguments.pop(key) for key in list(arguments) if key not in launch.kernel.arg_names}
     assert {**FP_FUSION, **launch.options} == options, launch.name
     constexprs = {param.name for param in launch.kernel.params if param.is_constexpr}
