@@ -76,7 +76,7 @@ class _Region:
 class LaunchMemory:
     """The tensors of one launch of `kernel`, by the names of its parameters.
 
-    `program` is who runs, and has to be set; `dumps` is what several may write to. `real_addresses` raises `KernelFault`.
+    `program` is who runs, to be set; `dumps` is what several may write to. `real_addresses` raises `KernelFault`.
     """
 
     def __init__(self, kernel: str, tensors: Mapping[str, torch.Tensor], dumps: Sequence[torch.Tensor] = ()):

@@ -1,0 +1,134 @@
+"""`compiled_launches`: an engine whose kernels are compiled for a GPU that is not here, and the cache that it fills."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton import knobs
+
+from dovetail import LLM, SamplingParams
+from dovetail.attention_backends.paged_triton import backend, launch
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.contracts.device import Graph, Work
+from dovetail.executors.gpu.host import HostDevice
+from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.testing.kernel_compiles import CompiledKernel, CompiledLaunches, compiled_launches
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+SHARED_LIMIT = 227 * 1024
+"""Bytes of shared memory that one program may have at compute capability 9.0 (CUDA C programming guide)."""
+PROMPTS = [[5, 9, 33, 70, 12], list(range(3, 43))]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Triton keeps kernels, empty."""
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "triton"))
+    return tmp_path / "triton"
+
+
+@pytest.fixture
+def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The components for GPUs take the null device for one of compute capability 9.0 with one multiprocessor."""
+    can = replace(PagedTritonBackend.capabilities, device_types=frozenset({"cpu"}))
+    monkeypatch.setattr(PagedTritonBackend, "capabilities", can)
+    monkeypatch.setattr(backend, "device_facts", lambda device: (1, 90))
+    monkeypatch.setattr(TritonOperators, "check", classmethod(lambda cls, need, options, environment: []))
+
+
+class WatchedGraph(Graph):
+    """Notes the kernels that a replay needs and that were not there when it was captured."""
+
+    def __init__(self, graph: Graph, launches: CompiledLaunches, late: list[CompiledKernel]):
+        self._graph = graph
+        self._launches = launches
+        self._late = late
+        self._known = launches.kernels
+
+    def replay(self) -> None:
+        before = len(self._launches.launches)
+        self._graph.replay()
+        self._late += [kernel for kernel in self._launches.launches[before:] if kernel not in self._known]
+
+
+def engine(model: Path, **sections: Any) -> LLM:
+    return LLM(
+        model={"path": str(model), "tokenizer_mode": "none", "dtype": "bfloat16", "operators": "triton"},
+        cache={"block_size": 16, "num_blocks": 12},
+        attention="paged_triton",
+        scheduler={"max_num_seqs": 2, "max_num_batched_tokens": 48},
+        **sections,
+    )
+
+
+@pytest.mark.nightly
+def test_an_engine_compiles_nothing_after_its_warm_up(
+    cache: Path, as_if_on_a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kernel of a captured step was compiled before the capture, where compiling is not allowed; steps of later
+    requests need none that earlier ones did not. All run checked."""
+    save_tiny_model(tmp_path / "model", tiny_config("llama"))
+    late: list[CompiledKernel] = []
+    with compiled_launches(90) as launches:
+        capture, write = HostDevice.capture, launch.Launcher.write
+
+        def watched(device: HostDevice, work: Work) -> Graph:
+            return WatchedGraph(capture(device, work), launches, late)
+
+        def written(launcher: Any, *arguments: Any) -> Any:
+            assert launches.checks is not None
+            launches.checks.dumps[:] = [arguments[4][0]]  # of the pages, where tokens that fill up a graph are written
+            return write(launcher, *arguments)
+
+        monkeypatch.setattr(HostDevice, "capture", watched)
+        monkeypatch.setattr(launch.Launcher, "write", written)
+        greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        drawn = replace(greedy, temperature=0.8, seed=1, top_p=0.9)
+        with engine(tmp_path / "model", executor={"name": "gpu", "device": "null", "cuda_graphs": [2]}) as llm:
+            llm.generate(PROMPTS, [greedy, drawn])
+            first = launches.kernels
+            llm.generate([[9, 8, 7], list(range(60, 90))], [drawn, greedy])
+    assert late == []
+    assert launches.kernels == first
+    assert launches.compiled == len(first)
+    assert max(kernel.shared_bytes for kernel in first) <= SHARED_LIMIT
+    assert len(first) <= 12
+
+
+KERNELS = """
+import sys, torch
+from dovetail.testing.kernel_compiles import compiled_launches
+from dovetail.plugins.operators.triton.operators import TritonOperators
+
+operators = TritonOperators(TritonOperators.Options())
+with compiled_launches(90, execute=False) as launches:
+    for rows in (1, 16, 17):
+        x = torch.zeros(rows, 64, dtype=torch.bfloat16)
+        operators.rms_norm(x, torch.ones(64, dtype=torch.bfloat16), 1e-6)
+        operators.silu_mul(x)
+print(launches.compiled, launches.found, len(launches.launches))
+"""
+
+
+def test_a_cache_that_was_carried_has_every_kernel(tmp_path: Path) -> None:
+    """Two processes with one cache: the second compiles nothing, by the path that launches take."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    filled, carried = tmp_path / "filled", tmp_path / "carried"
+    told = []
+    for folder in (filled, carried):
+        environment["TRITON_CACHE_DIR"] = str(folder)
+        done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        told.append(done.stdout.split())
+        if folder == filled:
+            filled.rename(carried)
+    assert told == [["2", "0", "6"], ["0", "2", "6"]]
