@@ -44,6 +44,9 @@ LEVEL = 0.95
 MIN_GROUPS = 5
 """Least number of independent groups for an interval: with fewer their spread is not known."""
 _DRAWS = 10_000
+_MOST_DRAWS = 40_000
+_DRAWS_BEYOND = 10
+"""Draws, on both sides together, that lie beyond a deviation whose p-value can be relied on."""
 _CHUNK = 250_000
 """Number of weights drawn at a time, to bound memory."""
 _LEAST_ERROR = 1e-3
@@ -57,7 +60,7 @@ class Estimate:
 
     value: float
     low: float | None
-    """95% interval; None with fewer than `MIN_GROUPS` groups."""
+    """95% interval unless it is said otherwise; None with fewer than `MIN_GROUPS` groups."""
     high: float | None
     groups: int
     error: float | None = None
@@ -92,17 +95,24 @@ class Resampler:
             self._weights[groups, stream] = np.concatenate(parts).T.astype(np.float64)
         return self._weights[groups, stream]
 
-    def mean(self, values: Sequence[float], null: float = 0.0) -> Estimate:
-        """Returns the mean over groups; `p` is the p-value of the mean being `null`."""
-        return self.ratio(values, [1.0] * len(values), null)
+    def finest(self, alpha: float) -> Resampler:
+        """This, or one of more draws where so few would not tell p-values around `alpha` from each other."""
+        draws = min(_MOST_DRAWS, math.ceil(_DRAWS_BEYOND / alpha))
+        return self if draws <= self._draws else Resampler(self._seed, draws)
 
-    def ratio(self, numerators: Sequence[float], denominators: Sequence[float], null: float = 0.0) -> Estimate:
+    def mean(self, values: Sequence[float], null: float = 0.0, level: float = LEVEL) -> Estimate:
+        """Returns the mean over groups; `p` is the p-value of the mean being `null`."""
+        return self.ratio(values, [1.0] * len(values), null, level)
+
+    def ratio(
+        self, numerators: Sequence[float], denominators: Sequence[float], null: float = 0.0, level: float = LEVEL
+    ) -> Estimate:
         """sum(numerators) / sum(denominators), one of each per group. Raises `ValueError` where the latter is 0."""
         top, bottom = np.asarray([numerators], float), np.asarray([denominators], float)
         found = studentized(top, bottom, self.weights(top.shape[1]))
-        return _estimate(*found, top.shape[1], null, has_interval=top.shape[1] >= MIN_GROUPS)
+        return _estimate(*found, top.shape[1], null, level, has_interval=top.shape[1] >= MIN_GROUPS)
 
-    def difference(self, own: Sums, other: Sums) -> Estimate:
+    def difference(self, own: Sums, other: Sums, level: float = LEVEL) -> Estimate:
         """The ratio of sums of one sample less that of another one, drawn independently; `groups` are both samples'.
         There is an interval where each has enough. Raises `ValueError` where denominators sum to 0."""
         parts = [
@@ -111,7 +121,7 @@ class Resampler:
         ]
         counts = [len(top) for top, _ in (own, other)]
         found = studentized_difference(*parts)
-        return _estimate(*found, sum(counts), 0.0, has_interval=min(counts) >= MIN_GROUPS)
+        return _estimate(*found, sum(counts), 0.0, level, has_interval=min(counts) >= MIN_GROUPS)
 
 
 Sums = tuple[Sequence[float], Sequence[float]]
@@ -121,12 +131,12 @@ Sample = tuple[Array, Array, Array]
 
 
 def _estimate(
-    value: Array, error: Array, deviations: Array, groups: int, null: float, *, has_interval: bool
+    value: Array, error: Array, deviations: Array, groups: int, null: float, level: float, *, has_interval: bool
 ) -> Estimate:
     found = float(value[0])
     if not has_interval:
         return Estimate(found, None, None, groups)
-    below, above = reaches(error, deviations)
+    below, above = reaches(error, deviations, level)
     p = p_values(value - null, error, deviations)
     return Estimate(found, found - float(below[0]), found + float(above[0]), groups, float(error[0]), float(p[0]))
 
@@ -161,6 +171,8 @@ def _drawn(numerators: Array, denominators: Array, weights: Array) -> tuple[Arra
     value = numerators.sum(axis=1) / total
     rest = numerators - value[:, None] * denominators
     error = _linear_error((rest**2).sum(axis=1), total, count)
+    if (denominators == 1).all():
+        return value, error, *_drawn_means(rest, weights)
     drawn_total = denominators @ weights
     drawn_total = np.where(drawn_total == 0, np.nan, drawn_total)
     moved = (rest @ weights) / drawn_total
@@ -168,6 +180,14 @@ def _drawn(numerators: Array, denominators: Array, weights: Array) -> tuple[Arra
         (rest**2) @ weights - 2 * moved * ((rest * denominators) @ weights) + moved**2 * ((denominators**2) @ weights)
     )
     return value, error, moved, _linear_error(np.maximum(squares, 0.0), drawn_total, count)
+
+
+def _drawn_means(rest: Array, weights: Array) -> tuple[Array, Array]:
+    """The last two of `_drawn`, of means: two products in place of five."""
+    count = rest.shape[1]
+    moved = (rest @ weights) / count
+    squares = (rest**2) @ weights - count * moved**2
+    return moved, np.sqrt(np.maximum(squares, 0.0) / (count * max(count - 1, 1)))
 
 
 def _deviations(moved: Array, drawn_error: Array, error: Array) -> Array:
@@ -180,17 +200,37 @@ def _linear_error(squares: Array, total: Array, count: int) -> Array:
     return np.sqrt(squares * count / max(count - 1, 1)) / np.abs(total)
 
 
-def reaches(error: Array, deviations: Array) -> tuple[Array, Array]:
-    """How far the interval goes below and above the value: [S] each, of `studentized`'s results."""
-    both = np.quantile(np.abs(deviations), LEVEL, axis=1)
-    low, high = np.quantile(deviations, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
+def reaches(error: Array, deviations: Array, level: float = LEVEL) -> tuple[Array, Array]:
+    """How far the interval goes below and above the value: [S] each, of `studentized`'s results.
+
+    It holds each value whose p (`p_values`) is at least 1 - level, and no other: infinite, where so few draws leave
+    none out.
+    """
+    # Of draws as far away as a value, one more, or twice as many on one side: at least so many, for a p that large.
+    least = math.ceil((1 - level) * (deviations.shape[1] + 1))
+    on_one_side = math.ceil(least / 2) - 1
+    both = _largest(np.abs(deviations), least - 1)
     # What draws exceed the sample by, the sample exceeds the truth by: the upper tail goes below.
-    return np.maximum(both, high) * error, np.maximum(both, -low) * error
+    below, above = (np.maximum(both, _largest(side * deviations, on_one_side)) for side in (1, -1))
+    return _reach(below, error), _reach(above, error)
+
+
+def _largest(values: Array, rank: int) -> Array:
+    """The largest of each row for rank 1, the second for 2; infinite for 0."""
+    if rank < 1:
+        return np.full(len(values), np.inf)
+    place = values.shape[1] - rank
+    return np.partition(values, place, axis=1)[:, place]
+
+
+def _reach(deviation: Array, error: Array) -> Array:
+    finite = np.where(np.isinf(deviation), 0.0, deviation)
+    return np.where(np.isinf(deviation), np.inf, np.maximum(finite, 0.0) * error)
 
 
 def p_values(distance: Array, error: Array, deviations: Array) -> Array:
-    """Two-sided, of values that lie `distance` [S] from the null hypothesis: below 1 - `LEVEL` where the interval
-    leaves it out."""
+    """Two-sided, of values that lie `distance` [S] from the null hypothesis: below 1 - level where the interval of that
+    level leaves it out."""
     draws = deviations.shape[1]
     scaled = (distance / np.where(error > 0, error, 1.0))[:, None]
     both = np.count_nonzero(np.abs(deviations) >= np.abs(scaled), axis=1)
@@ -202,26 +242,56 @@ def p_values(distance: Array, error: Array, deviations: Array) -> Array:
 def holm(p_values: Mapping[Any, float]) -> dict[Any, float]:
     """Holm's step-down adjustment (1979): reject where the result is below alpha, and a false rejection among all of
     them has at most probability alpha."""
-    adjusted: dict[Any, float] = {}
-    highest = 0.0
-    for rank, key in enumerate(sorted(p_values, key=lambda key: p_values[key])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[key]))
-        adjusted[key] = highest
-    return adjusted
+    return {key: step.p for key, step in step_down(p_values, dict.fromkeys(p_values, 1.0)).items()}
 
 
-def groups_needed(effect: float, error: float, groups: int, comparisons: int) -> int | None:
-    """Returns the number of groups with which an effect of this size is decided four times out of five, as one of
-    several comparisons (Bonferroni); None for no effect. Normal approximation."""
+@dataclass(frozen=True)
+class Step:
+    """What Holm's procedure says of one hypothesis."""
+
+    p: float
+    """Adjusted p-value."""
+    alpha: float
+    """The level at which it was tested: it is rejected where its own p-value is below that, so an interval of level
+    1 - alpha leaves the hypothesis out if and only if it is rejected."""
+
+
+def step_down(p_values: Mapping[Any, float], weights: Mapping[Any, float]) -> dict[Any, Step]:
+    """Holm's procedure with weights above 0 (Holm 1979; Benjamini and Hochberg 1997).
+
+    In the order of p / weight, each hypothesis is tested at its weight's share of 1 - `LEVEL` among those that are not
+    rejected yet, up to the first that is kept; all that are kept have been tested at that step.
+
+    Intervals of these levels agree with the verdicts. Those whose coverage is proven to hold for all at once end at
+    the hypothesis itself wherever it is rejected, unless all are (Strassburger and Bretz 2008; Guilbaud 2008), and say
+    nothing of how large an effect is.
+    """
+    alpha, found, highest = 1 - LEVEL, {}, 0.0
+    left = untested = math.fsum(weights[key] for key in p_values)
+    for key in sorted(p_values, key=lambda key: p_values[key] / weights[key]):
+        own = alpha * weights[key] / untested
+        is_rejected = left == untested and p_values[key] < own
+        highest = max(highest, p_values[key], min(1.0, p_values[key] * left / weights[key]))
+        found[key] = Step(highest, own)
+        left = max(left - weights[key], 0.0)
+        if is_rejected:
+            untested = left
+    return found
+
+
+def groups_needed(effect: float, error: float, groups: int, alpha: float = 1 - LEVEL) -> int | None:
+    """Returns the number of groups with which an effect of this size is decided four times out of five, tested at
+    `alpha`; None for no effect. Normal approximation."""
     if effect == 0:
         return None
     spread = error * math.sqrt(groups)
-    return max(MIN_GROUPS, math.ceil((_quantile_sum(comparisons) * spread / abs(effect)) ** 2))
+    return max(MIN_GROUPS, math.ceil((_quantile_sum(alpha) * spread / abs(effect)) ** 2))
 
 
-def detectable(error: float, comparisons: int) -> float:
-    """Returns the smallest effect that is decided four times out of five with these groups. Normal approximation."""
-    return _quantile_sum(comparisons) * error
+def detectable(error: float, alpha: float = 1 - LEVEL) -> float:
+    """Returns the smallest effect that is decided four times out of five with these groups, tested at `alpha`. Normal
+    approximation."""
+    return _quantile_sum(alpha) * error
 
 
 def multinomial_p(counts: Sequence[int], shares: Sequence[float], seed: int = 0) -> float:
@@ -235,9 +305,9 @@ def multinomial_p(counts: Sequence[int], shares: Sequence[float], seed: int = 0)
     return float((1 + np.count_nonzero(drawn >= found - 1e-9)) / (_DRAWS + 1))
 
 
-def _quantile_sum(comparisons: int) -> float:
+def _quantile_sum(alpha: float) -> float:
     normal = NormalDist()
-    return normal.inv_cdf(1 - (1 - LEVEL) / 2 / max(comparisons, 1)) + normal.inv_cdf(_POWER)
+    return normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(_POWER)
 
 
 def binomial_tail(successes: int, trials: int) -> float:

@@ -86,6 +86,12 @@ def run(
             help="Run each group of prompts once, and end when every speed-up in tokens/s is decided.",
         ),
     ] = False,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline", metavar="ARM", help="The arm that speed is compared with, in place of the experiment's."
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Resolve the arms and say what would run; read no weights.")
     ] = False,
@@ -100,6 +106,8 @@ def run(
     from dovetail.spec_decode.experiments.schema import read_experiment
 
     parsed = read_experiment(experiment)
+    if baseline is not None:
+        parsed = parsed.model_copy(update={"baseline": baseline})
     condition = Condition(fail_if) if fail_if is not None else None
     if condition is not None:
         condition.check_names(result_names())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,12 +18,13 @@ from pydantic import BaseModel, ConfigDict
 from dovetail.commands.checks import require
 from dovetail.commands.saved import differences, read_saved, shortened
 from dovetail.contracts.errors import ConfigError
-from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
+from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, step_down
 from dovetail.spec_decode.experiments.columns import from_columns
+from dovetail.spec_decode.experiments.families import Ask, exponential
 from dovetail.spec_decode.experiments.rates import within
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_prompt, by_variant, label_among
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, exponential, log_ratios, values_by_turn
+from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, log_ratios, values_by_turn
 
 Verdict = Literal["better", "worse", "same", "undecided"]
 
@@ -31,6 +32,7 @@ _COMPARABLE = ("experiment", "model", "workload")
 """Parts of the provenance that must be equal."""
 _PASSED_OVER = (
     "name",
+    "baseline",
     "arms",
     "repetitions",
     "rerun_disturbed",
@@ -115,7 +117,8 @@ class Change:
     old: float | str
     new: float | str
     estimate: Estimate | None
-    """new / old for speed-ups (more than 1: better), new - old for acceptance; None for verdicts."""
+    """new / old for speed-ups (more than 1: better), new - old for acceptance; None for verdicts. Its interval leaves
+    no change out if and only if the verdict is better or worse."""
     verdict: Verdict
     """same: no difference, in any group or prompt."""
 
@@ -154,7 +157,7 @@ def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], 
     common = [key for key in judged if key in records[1]]
     gone = _gone(old, new, judged, records[1])
     require(bool(common or gone), f"{names[0]} and {names[1]} have no arm in common that drafts or differs from plain")
-    resampler = Resampler(0)
+    resampler = Resampler(0).finest((1 - LEVEL) / max(1, len(METRICS) * len(common)))
 
     def label(key: Key) -> str:
         batch, arm, length = key
@@ -181,17 +184,37 @@ Records = Mapping[Key, Sequence[RequestRecord]]
 Label = Callable[[Key], str]
 
 
+@dataclass(frozen=True)
+class _Question:
+    """A change before it is judged."""
+
+    change: Change
+    ask: Ask
+    """The estimate that is shown, with the interval of a level."""
+
+    @property
+    def when_decided(self) -> Verdict:
+        """The verdict, if there is one."""
+        assert not isinstance(self.change.old, str)
+        assert not isinstance(self.change.new, str)
+        return "better" if self.change.new > self.change.old else "worse"
+
+
 def _speed_change(
     metric: str, key: Key, old: Records, new: Records, resampler: Resampler, label: Label
-) -> Change | None:
+) -> _Question | None:
     ratios = [_speedups(metric, key, records) for records in (old, new)]
     groups = [group for group in ratios[0] if group in ratios[1]]
     if not groups:
         return None
     before, after = (math.exp(sum(own[group] for group in groups) / len(groups)) for own in ratios)
     differences = [ratios[1][group] - ratios[0][group] for group in groups]
-    estimate = exponential(resampler.mean(differences))
-    return Change(label(key), f"speed-up in {metric}", before, after, estimate, _undecided(differences))
+
+    def ask(level: float) -> Estimate:
+        return exponential(resampler.mean(differences, level=level))
+
+    change = Change(label(key), f"speed-up in {metric}", before, after, ask(LEVEL), _undecided(differences))
+    return _Question(change, ask)
 
 
 def _undecided(differences: Sequence[float]) -> Verdict:
@@ -213,7 +236,7 @@ def _acceptance_change(
     new: Records,
     resampler: Resampler,
     label: Label,
-) -> Change | None:
+) -> _Question | None:
     values = [values_of(records[key]) for records in (old, new)]
     prompts = [prompt for prompt in values[0] if prompt in values[1]]
     if not prompts:
@@ -221,8 +244,11 @@ def _acceptance_change(
     before, after = (sum(own[prompt] for prompt in prompts) / len(prompts) for own in values)
     differences = [values[1][prompt] - values[0][prompt] for prompt in prompts]
     furthest = _longest(key, (old, new)) if values_of is _lengths else 1.0
-    estimate = within(resampler.mean(differences), -furthest, furthest)
-    return Change(label(key), what, before, after, estimate, _undecided(differences))
+
+    def ask(level: float) -> Estimate:
+        return within(resampler.mean(differences, level=level), -furthest, furthest)
+
+    return _Question(Change(label(key), what, before, after, ask(LEVEL), _undecided(differences)), ask)
 
 
 def _longest(key: Key, records: tuple[Records, Records]) -> float:
@@ -254,17 +280,19 @@ _ACCEPTANCE: Mapping[str, Callable[[Sequence[RequestRecord]], dict[int, float]]]
 }
 
 
-def _decide(found: Sequence[Change | None]) -> Iterator[Change]:
-    changes = [change for change in found if change is not None]
-    p_values = {i: c.estimate.p for i, c in enumerate(changes) if c.estimate is not None and c.estimate.has_interval}
-    adjusted = holm({i: p for i, p in p_values.items() if p is not None})
-    for index, change in enumerate(changes):
-        verdict = change.verdict
-        if adjusted.get(index, 1.0) < 1 - LEVEL:
-            assert not isinstance(change.old, str)
-            assert not isinstance(change.new, str)
-            verdict = "better" if change.new > change.old else "worse"
-        yield Change(change.label, change.what, change.old, change.new, change.estimate, verdict)
+def _decide(found: Sequence[_Question | None]) -> Iterator[Change]:
+    """Holm over all of them, and intervals that agree with the verdicts: of the level at which each was tested."""
+    questions = [question for question in found if question is not None]
+    estimates = [question.change.estimate for question in questions]
+    p_values = {i: own.p for i, own in enumerate(estimates) if own is not None and own.p is not None}
+    steps = step_down(p_values, dict.fromkeys(p_values, 1.0))
+    for index, question in enumerate(questions):
+        change = question.change
+        if index in steps:
+            change = replace(change, estimate=question.ask(1 - steps[index].alpha))
+            if p_values[index] < steps[index].alpha:
+                change = replace(change, verdict=question.when_decided)
+        yield change
 
 
 def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key], label: Label) -> Iterator[Change]:

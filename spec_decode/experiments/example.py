@@ -38,6 +38,7 @@ grid:
 
 repetitions: 2
 warmup: 1                    # groups per arm that run before, dropped
+baseline: plain              # what speed is compared with: any arm, or arm@4
 order: abba                  # a drawn order of arms, then its reverse
 seed: 0
 

@@ -36,7 +36,7 @@ from dovetail.spec_decode.experiments.run import Bench, Workload, read_prompts
 from dovetail.spec_decode.experiments.sampled_equality import judge_sampled, watch_rules
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
-from dovetail.spec_decode.experiments.speed import compare_speed
+from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, compare_speed, variant_named
 from dovetail.spec_decode.experiments.stopping import AlwaysValid, is_decided
 
 
@@ -64,10 +64,11 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
     data = load_prompts(experiment.workload, folder)
     setup = prepare(experiment, folder, allow=allow)
     check_admission(experiment, setup, data)
+    baseline = _baseline(experiment, setup)
     decide: Decide | None = None
     if procedure.until_decided:
         experiment = experiment.model_copy(update={"repetitions": 1, "rerun_disturbed": 0})
-        decide = partial(is_decided, comparisons=num_comparisons(setup, experiment))
+        decide = partial(is_decided, comparisons=num_comparisons(setup, experiment), baseline=baseline)
     of = identity(experiment, setup, data, until_decided=procedure.until_decided)
     with _journal(procedure, of) as journal:
         with Bench(setup, experiment) as bench:
@@ -111,14 +112,14 @@ def _report(
     is_greedy = experiment.sampling.temperature == 0
     equality = compare_equality(setup, bench, workload, measured) if is_greedy else []
     acceptance = describe_acceptance(measured.requests)
-    speed = compare_speed(measured.requests, resampler)
+    compared = compare_speed(measured.requests, resampler, _baseline(experiment, setup))
     models = fit_models(measured.steps, acceptance)
-    grid, crossovers = describe_grid(speed, models)
+    grid, crossovers = describe_grid(compared.ratios, models if compared.baseline == PLAIN else [])
     return Report(
         provenance=provenance.describe(experiment, setup, bench, data, workload, resident, measured),
         equality=equality,
         acceptance=acceptance,
-        speed=speed,
+        speed=compared.ratios,
         grid=grid,
         crossovers=crossovers,
         cost_models=models,
@@ -137,8 +138,16 @@ def _report(
         requests=measured.requests,
         step_samples=measured.steps,
         spans=measured.spans,
+        pairs=compared.pairs,
+        baseline=compared.baseline,
         spec_bench=score_spec_bench(measured.requests) if data.format == "spec_bench" else [],
     )
+
+
+def _baseline(experiment: Experiment, setup: Setup) -> VariantKey:
+    """What speed is compared with. Raises `ConfigError` for a name that is no arm's."""
+    variants = [variant for plan in setup.engines for variant in plan.variants if variant.arm != CONTROL]
+    return variant_named(experiment.baseline, {(v.arm, v.length): v.label for v in variants})
 
 
 def _watch(experiment: Experiment, setup: Setup, workload: Workload, measured: Measured) -> list[Equality]:

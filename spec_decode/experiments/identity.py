@@ -12,7 +12,9 @@ from dovetail.spec_decode.experiments.datasets import DataSet
 from dovetail.spec_decode.experiments.provenance import describe_model
 from dovetail.spec_decode.experiments.schema import Experiment
 
-_NOT_OF_TURNS = frozenset({"name", "repetitions", "rerun_disturbed", "tie_gap", "compatibility", "keep_going"})
+_NOT_OF_TURNS = frozenset(
+    {"name", "baseline", "repetitions", "rerun_disturbed", "tie_gap", "compatibility", "keep_going"}
+)
 """Keys of an experiment that leave its turns as they are: of more repetitions, the first ones are the same."""
 _MACHINE = ("cpu", "usable_cpus", "memory_gib", "versions")
 
@@ -29,5 +31,6 @@ def identity(experiment: Experiment, setup: Setup, data: DataSet, *, until_decid
         "prompts": {"data": data.name, "sha256": data.sha256},
         "arms": {name: effective_values(arm) for name, arm in setup.arms.items()},
         "until_decided": until_decided,
+        "decided against": experiment.baseline if until_decided else None,
         "machine": {key: machine[key] for key in _MACHINE} | {"threads": torch.get_num_threads()},
     }

@@ -20,7 +20,7 @@ from dovetail.spec_decode.experiments.request_views import (
 )
 from dovetail.spec_decode.experiments.scatter import Dot, Panel, scatter
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import PRIMARY
+from dovetail.spec_decode.experiments.speed import PLAIN, PRIMARY, Speed
 
 _DEEPEST = 1.0
 """Logarithm of a ratio at which a cell has its full colour: a factor of e."""
@@ -40,11 +40,15 @@ def forest_plot(report: Report) -> str:
     for metric in _PANELS:
         speeds = [found.get((metric, batch, arm, length)) for batch, _, arm, length in rows]
         panels[metric] = [
-            None if s is None or math.isnan(s.ratio.value) else Effect(s.ratio.value, ends_of(s.ratio), s.verdict)
+            None if s is None or math.isnan(s.ratio.value) else Effect(s.ratio.value, ends_of(s.ratio), _style_of(s))
             for s in speeds
         ]
     labels = [f"{report.label(arm, length)}, batch {batch}" for batch, _, arm, length in rows]
-    return forest(f"Ratio to {BASELINE}, more than 1 is faster", labels, panels)
+    return forest(f"Ratio to {report.label(*report.baseline)}, more than 1 is faster", labels, panels)
+
+
+def _style_of(speed: Speed) -> str:
+    return "undecided" if speed.verdict == "not judged" else speed.verdict
 
 
 def ends_of(estimate: Estimate) -> tuple[float, float] | None:
@@ -126,7 +130,8 @@ def grid_plots(report: Report) -> Iterator[str]:
     ]
     names = [report.label(*variant) for variant in variants]
     yield heat_grid("Speed-up in tokens/s", names, [f"batch {batch}" for batch in batches], cells)
-    yield from _model_plots(report, batches)
+    if report.baseline == PLAIN:
+        yield from _model_plots(report, batches)
 
 
 def _model_plots(report: Report, batches: Sequence[int]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from dovetail.spec_decode.experiments.provenance import Provenance
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows
 from dovetail.spec_decode.experiments.spec_bench import SpecBenchScore
-from dovetail.spec_decode.experiments.speed import METRICS, Speed
+from dovetail.spec_decode.experiments.speed import METRICS, PLAIN, Pair, Speed, VariantKey
 from dovetail.spec_decode.experiments.trials import Trial
 
 FORMAT = 1
@@ -42,6 +42,10 @@ class Report:
     spans: Sequence[Span]
     spec_bench: Sequence[SpecBenchScore] = ()
     """Of the data set Spec-Bench alone."""
+    pairs: Sequence[Pair] = ()
+    """Of tokens/s, every variant against every other one but the baseline."""
+    baseline: VariantKey = PLAIN
+    """What speed is compared with."""
 
     def rows(self) -> list[Row]:
         """What `--fail-if` judges; see `dovetail.spec_decode.experiments.results`."""

@@ -1,16 +1,13 @@
-"""The sections of a report that have numbers with intervals: acceptance, speed, grid, cost and memory."""
+"""The sections of a report on acceptance, the grid of batch sizes and lengths, cost and memory."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
-from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Estimate
 from dovetail.spec_decode.experiments.cost import Crossover, Line
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import METRICS, PER_REQUEST, PRIMARY, Decision, Speed
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 
 
@@ -93,82 +90,6 @@ def _category_tables(report: Report) -> Iterator[TableData]:
     yield TableData(["arm", "batch", *map(str, categories)], rates, "Acceptance rate (ratio of sums) by category [95%]")
 
 
-def speed_section(report: Report) -> Section:
-    """Ratios to the baseline."""
-    notes = [
-        "Ratios to plain, more than 1 is faster; geometric means over groups of prompts, each group paired with itself"
-        " in the same repetition. 95% intervals: bootstrap-t over groups (the mean over repetitions of each)."
-        " p: of no difference, Holm-corrected over all arms, lengths and batch sizes of a metric. Verdict: by p < 0.05."
-        f" {CONTROL} is the noise, and not corrected. No interval with fewer than {MIN_GROUPS} groups.",
-        "to decide: groups of prompts (prompts / batch size) that would decide a ratio like this four times out of"
-        " five; detectable: the smallest difference that these groups would decide.",
-        *(f"{name}: {text}." for name, text in METRICS.items()),
-    ]
-    tables = [
-        _speed_table(report, [s for s in report.speed if s.metric == metric and s.category is None], metric)
-        for metric in METRICS
-    ]
-    by_category = [s for s in report.speed if s.category is not None]
-    if by_category:
-        tables.append(_category_speed_table(report, by_category))
-    return Section("Speed", notes, tables)
-
-
-def _speed_table(report: Report, speeds: Sequence[Speed], metric: str) -> TableData:
-    header = ["arm", "batch", "plain", "arm's", *ratio_header("groups")]
-    rows = [
-        [
-            report.label(s.arm, s.length),
-            str(s.batch),
-            speed_value(s.baseline, metric),
-            speed_value(s.own, metric),
-            *ratio_cells(s.ratio, s.decision),
-        ]
-        for s in speeds
-    ]
-    return TableData(header, rows, metric)
-
-
-def ratio_header(groups: str) -> list[str]:
-    """Of the columns of `ratio_cells`. `groups`: what is drawn."""
-    return ["ratio [95%]", "p", groups, "to decide", "detectable", "verdict"]
-
-
-def ratio_cells(ratio: Estimate, decision: Decision) -> list[str]:
-    """A ratio of speeds, and what it comes to."""
-    return [
-        format_estimate(ratio, "{:.3f}"),
-        "-" if decision.adjusted_p is None else f"{decision.adjusted_p:.4f}",
-        str(ratio.groups),
-        "-" if decision.groups_to_decide is None else f"{decision.groups_to_decide:,}",
-        "-" if decision.detectable is None else f"{decision.detectable:.1%}",
-        decision.verdict,
-    ]
-
-
-def speed_value(value: float, metric: str) -> str:
-    """Tokens per second, or milliseconds."""
-    if math.isnan(value):
-        return "-"
-    return f"{value:,.1f}/s" if metric in (PRIMARY, PER_REQUEST) else f"{1e3 * value:,.2f} ms"
-
-
-def _category_speed_table(report: Report, speeds: Sequence[Speed]) -> TableData:
-    categories = list(dict.fromkeys(str(s.category) for s in speeds))
-    found = {(s.arm, s.length, s.batch, s.category): s for s in speeds}
-    variants = list(dict.fromkeys((s.arm, s.length, s.batch) for s in speeds))
-    rows = []
-    for variant in variants:
-        cells = []
-        for category in categories:
-            speed = found.get((*variant, category))
-            mark = {"faster": " +", "slower": " -"}.get(speed.verdict, "") if speed is not None else ""
-            cells.append(format_estimate(speed.ratio, "{:.2f}") + mark if speed is not None else "-")
-        rows.append([report.label(variant[0], variant[1]), str(variant[2]), *cells])
-    title = f"Ratio of {PER_REQUEST} by category [95%] (+ faster, - slower, Holm-corrected within a category)"
-    return TableData(["arm", "batch", *categories], rows, title)
-
-
 def grid_section(report: Report) -> Section:
     """Batch x length, measured and predicted."""
     batches = sorted({cell.batch for cell in report.grid})
@@ -192,10 +113,10 @@ def grid_section(report: Report) -> Section:
         crossover = crossovers[variant]
         rows.append([report.label(*variant), *cells, gain_end(crossover, batches), predicted_end(crossover)])
     notes = [
-        "Cells: speed-up in tokens/s [95%]; of decoding alone (ITL), measured and predicted by the cost model. Gain"
-        " ends: the smallest batch of the grid whose interval lies below 1 (not shown: an interval that holds 1 shows"
-        " neither a gain nor its end), and the smallest batch at which the model predicts no gain; the model needs two"
-        " batch sizes for that, and beyond the largest it extrapolates.",
+        "Cells: speed-up in tokens/s [interval of the verdict, see Speed]; of decoding alone (ITL), measured and"
+        " predicted by the cost model. Gain ends: the smallest batch of the grid whose interval lies below 1 (not"
+        " shown: an interval that holds 1 shows neither a gain nor its end), and the smallest batch at which the model"
+        " predicts no gain; the model needs two batch sizes for that, and beyond the largest it extrapolates.",
         "Cost model: L x T(b, 0) / T(b, k), T = host + forward(rows) + sample + draft, each a line fitted to measured"
         " steps; L and the drafts per step are those of the smallest batch.",
     ]

@@ -83,7 +83,7 @@ def result_rows(
         cell = (own.arm, own.length, own.batch)
         parts = [_own_values(own, cell in failed), _acceptance_values(accepted.get(cell))]
         for metric, name in _SPEED_NAMES.items():
-            parts.append(_speed_values(name, speeds[PRIMARY if metric == "speedup" else metric, *cell]))
+            parts.append(_speed_values(name, speeds.get((PRIMARY if metric == "speedup" else metric, *cell))))
         rows.append(_row(f"{label(own.arm, own.length)}, batch {own.batch}", parts))
     return [*rows, *_left_out(status, label)]
 
@@ -124,7 +124,9 @@ def _own_values(own: Equality, has_failed: bool) -> _Found:
     }
 
 
-def _speed_values(name: str, speed: Speed) -> _Found:
+def _speed_values(name: str, speed: Speed | None) -> _Found:
+    if speed is None:
+        return dict.fromkeys((f"{name}{part}" for part in _SPEED_PARTS), (None, "it is what others are compared with"))
     ratio = speed.ratio
     found = {
         "": ratio.value,

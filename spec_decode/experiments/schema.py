@@ -120,6 +120,9 @@ class Experiment(_Section):
     that batch size, at most so many in each."""
     warmup: int = Field(default=1, ge=0)
     """Groups per arm and batch size that run before, on prompts of their own, and are dropped."""
+    baseline: str = BASELINE
+    """The arm that speed is compared with, as `arm` or, with several draft lengths, `arm@4`. Tokens are compared with
+    plain's all the same."""
     order: Literal["abba", "random"] = "abba"
     """abba: arms run in a drawn order, then in its reverse, so that a drift of the machine cancels; random: in a newly
     drawn order each time."""

@@ -13,11 +13,12 @@ from dovetail.spec_decode.experiments.result_sections import (
     acceptance_section,
     grid_section,
     memory_section,
-    speed_section,
     steps_section,
 )
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.spec_bench_section import spec_bench_sections
+from dovetail.spec_decode.experiments.speed import Compared
+from dovetail.spec_decode.experiments.speed_section import speed_section
 from dovetail.spec_decode.experiments.tables import Section, TableData
 from dovetail.spec_decode.experiments.trials import Trial
 
@@ -29,7 +30,7 @@ def all_sections(report: Report) -> list[Section]:
     return [
         equality_section(report),
         acceptance_section(report),
-        speed_section(report),
+        speed_section(Compared(report.baseline, report.speed, report.pairs), report.label),
         *spec_bench_sections(report),
         grid_section(report),
         steps_section(report),

@@ -8,22 +8,24 @@ draws, since requests in flight together share whatever happens meanwhile. Value
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from dovetail.spec_decode.experiments.bootstrap import (
-    LEVEL,
-    Estimate,
-    Resampler,
-    detectable,
-    groups_needed,
-    holm,
+from dovetail.commands.checks import nearest
+from dovetail.contracts.errors import ConfigError
+from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler
+from dovetail.spec_decode.experiments.families import (
+    Ask,
+    Decision,
+    Judged,
+    Verdict,
+    judge_together,
+    not_judged,
+    smallest_alpha,
 )
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-
-Verdict = Literal["faster", "slower", "undecided"]
 
 METRICS: Mapping[str, str] = {
     "tokens/s": "output tokens of a group / seconds from its start to its last token",
@@ -34,21 +36,16 @@ METRICS: Mapping[str, str] = {
 PRIMARY = "tokens/s"
 PER_REQUEST = "tokens/s of a request"
 """Of categories: output tokens of their requests / the sum of these requests' seconds. At batch 1 it is `PRIMARY`."""
+PAIRS = "pairs of arms"
 
-
-@dataclass(frozen=True)
-class Decision:
-    """What a ratio comes to among others."""
-
-    adjusted_p: float | None
-    verdict: Verdict
-    groups_to_decide: int | None
-    detectable: float | None
+VariantKey = tuple[str, int | None]
+"""Arm and draft length."""
+PLAIN: VariantKey = (BASELINE, None)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One metric of one variant at one batch size, compared with the baseline."""
+    """One metric of one variant at one batch size, compared with the baseline; of the control, with plain."""
 
     metric: str
     arm: str
@@ -60,64 +57,188 @@ class Speed:
     """Geometric mean over groups and repetitions: tokens/s, or seconds."""
     own: float
     ratio: Estimate
-    """More than 1 is better; `error` is that of the logarithm."""
+    """More than 1 is better; `error` is that of the logarithm. The interval leaves 1 out if and only if the verdict is
+    faster or slower; of what is not judged it is a 95% interval."""
     adjusted_p: float | None
-    """After Holm, over all variants and batch sizes of this metric but the control."""
+    """After Holm, over all ratios of the report that are judged."""
     verdict: Verdict
     groups_to_decide: int | None
     """Groups of prompts with which a ratio like this would be decided, with 80% power; None where it is decided or
     there is nothing to decide."""
     detectable: float | None
     """The smallest speed-up that the groups at hand would decide, with 80% power: 0.03 for 3%."""
+    unadjusted: Estimate
+    """The same ratio with the 95% interval that it has by itself, whatever else is compared."""
 
     @property
     def decision(self) -> Decision:
-        """Its last four fields."""
+        """What it comes to."""
         return Decision(self.adjusted_p, self.verdict, self.groups_to_decide, self.detectable)
 
 
-def compare_speed(records: Sequence[RequestRecord], resampler: Resampler) -> list[Speed]:
-    """All metrics of every variant at each batch size, and tokens per second of each category."""
+@dataclass(frozen=True)
+class Pair:
+    """Two variants at one batch size, neither of them the baseline: tokens/s of one over that of the other."""
+
+    batch: int
+    arm: str
+    length: int | None
+    other_arm: str
+    other_length: int | None
+    ratio: Estimate
+    """As that of `Speed`."""
+    adjusted_p: float | None
+    verdict: Verdict
+    groups_to_decide: int | None
+    detectable: float | None
+    unadjusted: Estimate
+
+    @property
+    def decision(self) -> Decision:
+        """What it comes to."""
+        return Decision(self.adjusted_p, self.verdict, self.groups_to_decide, self.detectable)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All ratios of a report."""
+
+    baseline: VariantKey
+    ratios: Sequence[Speed]
+    pairs: Sequence[Pair]
+
+
+def compare_speed(records: Sequence[RequestRecord], resampler: Resampler, baseline: VariantKey = PLAIN) -> Compared:
+    """All metrics of every variant at each batch size, compared with the baseline; tokens per second of every variant
+    compared with each other one; and, not judged, tokens per second of each category.
+
+    One family is judged, all of it together: half of its 5% goes to tokens/s, the rest in equal parts to the other
+    metrics and the pairs.
+    """
     found = by_variant(records)
-    results: list[Speed] = []
-    for metric in METRICS:
-        results += _correct([_compare(metric, key, None, found, resampler) for key in found if key[1] != BASELINE])
+    wanted = [_Question(metric, key, _against(key, baseline)) for metric in METRICS for key in found]
+    wanted = [question for question in wanted if question.key != question.against]
+    pairs = list(_pairs(found, baseline))
+    logs = {question: question.logs(found) for question in [*wanted, *pairs]}
+    judged = {q: q.group for q in logs if logs[q] and q.key[1] != CONTROL and _repeated(q, logs) is None}
+    finest = resampler.finest(smallest_alpha(judged, PRIMARY))
+    asks: dict[_Question, Ask] = {q: partial(_ask, finest, tuple(own.values())) for q, own in logs.items() if own}
+    verdicts = judge_together({q: asks[q] for q in judged}, judged, PRIMARY)
+    for question in logs:
+        twin = _repeated(question, logs)
+        if twin is not None:
+            verdicts[question] = verdicts[twin]
+        elif question in asks and question not in verdicts:
+            verdicts[question] = not_judged(asks[question])
+    ratios = [_speed(question, found, verdicts.get(question, _NOTHING)) for question in wanted]
+    return Compared(
+        baseline,
+        [*ratios, *_by_category(records, found, baseline, resampler)],
+        [_pair(question, verdicts[question]) for question in pairs if question in verdicts],
+    )
+
+
+def variant_named(name: str, labels: Mapping[VariantKey, str]) -> VariantKey:
+    """The variant of this label, or of this arm where it has one length. Raises `ConfigError` with the nearest."""
+    found = [key for key, label in labels.items() if name in (label, key[0])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(labels[key] for key in found)
+        raise ConfigError(f"baseline {name!r} has several draft lengths: name one of {names}")
+    raise ConfigError(f"baseline {name!r} is no arm of the experiment; {nearest(name, list(labels.values()))}")
+
+
+_NAN = Estimate(math.nan, None, None, 0)
+_NOTHING = Judged(_NAN, _NAN, Decision(None, "undecided", None, None))
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One ratio: of which metric, of whom, and to whom."""
+
+    metric: str
+    key: Key
+    against: Key
+    is_pair: bool = False
+    category: str | None = None
+
+    @property
+    def group(self) -> str:
+        return PAIRS if self.is_pair else self.metric
+
+    def logs(self, found: Mapping[Key, Sequence[RequestRecord]]) -> dict[int, float]:
+        """By group of prompts, the logarithm of the ratio."""
+        base, own = (values_by_turn(found.get(key, ()), self.metric, self.category) for key in (self.against, self.key))
+        return log_ratios(base, own, is_rate=self.metric in (PRIMARY, PER_REQUEST))
+
+
+def _against(key: Key, baseline: VariantKey) -> Key:
+    return (key[0], *(PLAIN if key[1] == CONTROL else baseline))
+
+
+def _pairs(found: Mapping[Key, object], baseline: VariantKey) -> Iterator[_Question]:
+    others = [key for key in found if key[1] != CONTROL and key[1:] != baseline]
+    for index, other in enumerate(others):
+        for key in others[index + 1 :]:
+            if key[0] == other[0]:
+                yield _Question(PRIMARY, key, other, is_pair=True)
+
+
+def _repeated(question: _Question, logs: Mapping[_Question, Mapping[int, float]]) -> _Question | None:
+    """One by one, requests that bring as many tokens have the same ratio end to end as in tokens/s: one question."""
+    if question.metric != "e2e" or question.key[0] != 1:
+        return None
+    twin = _Question(PRIMARY, question.key, question.against)
+    own, other = logs[question], logs[twin]
+    is_same = own.keys() == other.keys() and all(math.isclose(own[g], other[g], abs_tol=1e-9) for g in own)
+    return twin if is_same and own else None
+
+
+def _ask(resampler: Resampler, logs: Sequence[float], level: float) -> Estimate:
+    return resampler.mean(logs, level=level)
+
+
+def _by_category(
+    records: Sequence[RequestRecord],
+    found: Mapping[Key, Sequence[RequestRecord]],
+    baseline: VariantKey,
+    resampler: Resampler,
+) -> Iterator[Speed]:
     categories = dict.fromkeys(record.category for record in records)
     for category in categories if len(categories) > 1 else ():
-        own = [_compare(PER_REQUEST, key, category, found, resampler) for key in found if key[1] != BASELINE]
-        results += _correct([speed for speed in own if not math.isnan(speed.own)])
-    return results
+        for key in found:
+            question = _Question(PER_REQUEST, key, _against(key, baseline), category=category)
+            logs = question.logs(found) if question.key != question.against else {}
+            if logs:
+                yield _speed(question, found, not_judged(partial(_ask, resampler, tuple(logs.values()))))
 
 
-def _compare(
-    metric: str,
-    key: Key,
-    category: str | None,
-    found: Mapping[Key, Sequence[RequestRecord]],
-    resampler: Resampler,
-) -> Speed:
-    base = values_by_turn(found[key[0], BASELINE, None], metric, category)
-    own = values_by_turn(found[key], metric, category)
-    logs = log_ratios(base, own, is_rate=metric in (PRIMARY, PER_REQUEST))
-    batch, arm, length = key
-    if not logs:
-        nan = Estimate(math.nan, None, None, 0)
-        return Speed(metric, arm, length, batch, category, math.nan, math.nan, nan, None, "undecided", None, None)
-    estimate = resampler.mean(list(logs.values()))
+def _speed(question: _Question, found: Mapping[Key, Sequence[RequestRecord]], judged: Judged) -> Speed:
+    batch, arm, length = question.key
+    values = [
+        list(values_by_turn(found.get(key, ()), question.metric, question.category).values())
+        for key in (question.against, question.key)
+    ]
+    base, own = (geometric_mean(own) if own and judged is not _NOTHING else math.nan for own in values)
+    decision = vars(judged.decision)
     return Speed(
-        metric,
+        question.metric,
         arm,
         length,
         batch,
-        category,
-        geometric_mean(list(base.values())),
-        geometric_mean(list(own.values())),
-        exponential(estimate),
-        None,
-        "undecided",
-        None,
-        None,
+        question.category,
+        base,
+        own,
+        judged.ratio,
+        unadjusted=judged.unadjusted,
+        **decision,
     )
+
+
+def _pair(question: _Question, judged: Judged) -> Pair:
+    decision = vars(judged.decision)
+    return Pair(*question.key, *question.against[1:], judged.ratio, unadjusted=judged.unadjusted, **decision)
 
 
 def log_ratios(
@@ -164,35 +285,3 @@ _VALUES: Mapping[str, Callable[[Sequence[RequestRecord]], float | None]] = {
 def geometric_mean(values: Sequence[float]) -> float:
     """Of at least one positive value."""
     return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def exponential(estimate: Estimate) -> Estimate:
-    """The estimate of a mean of logarithms as one of the geometric mean; its error stays that of the logarithm."""
-    ends: tuple[float | None, float | None] = (None, None)
-    if estimate.low is not None and estimate.high is not None:
-        ends = (math.exp(min(estimate.low, 700.0)), math.exp(min(estimate.high, 700.0)))
-    return replace(estimate, value=math.exp(estimate.value), low=ends[0], high=ends[1])
-
-
-def _correct(speeds: list[Speed]) -> list[Speed]:
-    """Verdicts after Holm's correction. The control is not corrected: it is there to show the noise."""
-    p_values = {i: s.ratio.p for i, s in enumerate(speeds) if s.ratio.p is not None and s.arm != CONTROL}
-    adjusted = holm(p_values)
-    decisions = [decide(s.ratio, adjusted.get(i, s.ratio.p), max(1, len(p_values))) for i, s in enumerate(speeds)]
-    return [replace(speed, **vars(decision)) for speed, decision in zip(speeds, decisions, strict=True)]
-
-
-def decide(ratio: Estimate, adjusted: float | None, comparisons: int) -> Decision:
-    """The verdict on a ratio (more than 1 is better; its error is that of the logarithm), as one of so many.
-    `adjusted`: its p-value after correction."""
-    if not ratio.has_interval or adjusted is None or ratio.error is None:
-        return Decision(None, "undecided", None, None)
-    decided = adjusted < 1 - LEVEL
-    verdict: Verdict = "undecided" if not decided else "faster" if ratio.value > 1 else "slower"
-    needed = groups_needed(math.log(ratio.value), ratio.error, ratio.groups, comparisons)
-    return Decision(
-        adjusted_p=adjusted,
-        verdict=verdict,
-        groups_to_decide=None if decided or needed is None else max(needed, ratio.groups + 1),
-        detectable=math.expm1(detectable(ratio.error, comparisons)),
-    )

@@ -44,6 +44,7 @@ STYLES = {
     "too few prompts": "yellow",
     "not shown": "yellow",
     "undecided": "dim",
+    "not judged": "dim",
     "same": "dim",
     "tie": "dim",
 }

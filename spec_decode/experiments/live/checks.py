@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Estimate, Resampler, multinomial_p
+from dovetail.spec_decode.experiments.families import exponential
 from dovetail.spec_decode.experiments.live.compare import Arms, grouped, log_ratio
 from dovetail.spec_decode.experiments.live.records import LiveTraffic
-from dovetail.spec_decode.experiments.speed import PER_REQUEST, exponential
+from dovetail.spec_decode.experiments.speed import PER_REQUEST
 
 FEW_UNITS = 12
 """With fewer the intervals of skewed times are less exact."""
@@ -118,7 +119,7 @@ def _unfinished(arms: Arms, resampler: Resampler) -> Iterator[str]:
         ]
         if not all(top for top, _ in sums):
             continue
-        found = resampler.difference(*sums)
+        found = resampler.difference(sums[0], sums[1])
         if found.p is not None and found.p < _TREND:
             own, base = (sum(top) / sum(bottom) for top, bottom in sums)
             yield (

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, Sums, holm
+from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, Sums
+from dovetail.spec_decode.experiments.families import Ask, Decision, Judged, judge_together
 from dovetail.spec_decode.experiments.live.records import LiveArm, LiveRecord, LiveTraffic
 from dovetail.spec_decode.experiments.rates import affine, count_per, share
-from dovetail.spec_decode.experiments.speed import PER_REQUEST, Decision, decide, exponential
+from dovetail.spec_decode.experiments.speed import PER_REQUEST
 
 METRICS: Mapping[str, str] = {
     PER_REQUEST: "output tokens of a request / seconds until its last token",
@@ -58,8 +59,11 @@ class LiveSpeed:
     """Geometric mean over requests: tokens/s, or seconds."""
     own: float
     ratio: Estimate
-    """More than 1 is better; `error` is that of the logarithm, `groups` those of both arms."""
+    """More than 1 is better; `error` is that of the logarithm, `groups` those of both arms. The interval leaves 1 out
+    if and only if the verdict is faster or slower."""
     decision: Decision
+    unadjusted: Estimate
+    """The same ratio with the 95% interval that it has by itself."""
 
 
 @dataclass(frozen=True)
@@ -110,30 +114,37 @@ def describe_arm(arm: LiveArm, records: Sequence[LiveRecord]) -> ArmTraffic:
 
 
 def compare_speed(arms: Arms, resampler: Resampler) -> list[LiveSpeed]:
-    """All metrics of all arms but the first; within each metric Holm-corrected over arms. Left out is what one of both
-    arms has no value of."""
+    """All metrics of all arms but the first, judged together: half of the 5% goes to tokens per second, the rest in
+    equal parts to the other metrics. Left out is what one of both arms has no value of."""
     baseline, *others = arms
-    found = []
+    asks: dict[tuple[str, str], Ask] = {}
     for metric in METRICS:
-        compared = {arm: log_ratio(metric, arms[arm], arms[baseline], resampler) for arm in others}
-        ratios = {arm: ratio for arm, ratio in compared.items() if ratio is not None}
-        adjusted = holm({arm: ratio.p for arm, ratio in ratios.items() if ratio.p is not None})
-        for arm, ratio in ratios.items():
-            shown = exponential(ratio)
-            decision = decide(shown, adjusted.get(arm), max(1, len(adjusted)))
-            own, base = geometric_mean(metric, arms[arm]), geometric_mean(metric, arms[baseline])
-            found.append(LiveSpeed(metric, arm, base, own, shown, decision))
-    return found
+        for arm in others:
+            ask = _question(metric, arms[arm], arms[baseline], resampler)
+            if ask is not None:
+                asks[metric, arm] = ask
+    judged = judge_together(asks, {key: key[0] for key in asks}, PER_REQUEST)
+    return [_live_speed(metric, arm, arms, baseline, found) for (metric, arm), found in judged.items()]
+
+
+def _live_speed(metric: str, arm: str, arms: Arms, baseline: str, judged: Judged) -> LiveSpeed:
+    own, base = geometric_mean(metric, arms[arm]), geometric_mean(metric, arms[baseline])
+    return LiveSpeed(metric, arm, base, own, judged.ratio, judged.decision, judged.unadjusted)
+
+
+def _question(metric: str, own: Sequence[LiveRecord], other: Sequence[LiveRecord], resampler: Resampler) -> Ask | None:
+    sums = log_sums(metric, own), log_sums(metric, other)
+    if not all(top for top, _ in sums):
+        return None
+    return lambda level: resampler.difference(*sums, level=level)
 
 
 def log_ratio(
     metric: str, own: Sequence[LiveRecord], other: Sequence[LiveRecord], resampler: Resampler
 ) -> Estimate | None:
     """The logarithm of the ratio of geometric means, more than 0 is better; None where one of both has no values."""
-    sums = [log_sums(metric, records) for records in (own, other)]
-    if not all(top for top, _ in sums):
-        return None
-    return resampler.difference(*sums)
+    ask = _question(metric, own, other, resampler)
+    return None if ask is None else ask(LEVEL)
 
 
 def log_sums(metric: str, records: Sequence[LiveRecord]) -> Sums:

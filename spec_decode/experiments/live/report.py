@@ -24,8 +24,8 @@ from dovetail.spec_decode.experiments.live.compare import (
     describe_arm,
 )
 from dovetail.spec_decode.experiments.live.records import Design, LiveTraffic
-from dovetail.spec_decode.experiments.result_sections import ratio_cells, ratio_header, speed_value
 from dovetail.spec_decode.experiments.speed import PER_REQUEST
+from dovetail.spec_decode.experiments.speed_section import ratio_cells, ratio_header, speed_value
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 from dovetail.spec_decode.experiments.terminal import print_sections, verdict_text
 
@@ -134,8 +134,9 @@ def _speed_section(report: LiveReport) -> Section:
             tables.append(TableData(header, rows, metric))
     notes = [
         f"Ratios of geometric means to {report.baseline}'s, more than 1 is better. Intervals: bootstrap-t over"
-        f" {report.design.unit}s of both arms (groups; of more than 400 in an arm several are one), p-values are"
-        " Holm-corrected within a metric.",
+        f" {report.design.unit}s of both arms (groups; of more than 400 in an arm several are one). All ratios are one"
+        " family for Holm's correction, half of it tokens per second; intervals are of the level at which a ratio was"
+        " tested, and leave 1 out if and only if the verdict is faster or slower.",
     ]
     return Section("2. Speed", notes, tables)
 

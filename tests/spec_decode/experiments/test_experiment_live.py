@@ -354,7 +354,7 @@ def test_a_baseline_is_an_arm(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
-    file = write(tmp_path / "arms.jsonl", [design(*TWO), *traffic(effect=1.3, units=12)])
+    file = write(tmp_path / "arms.jsonl", [design(*TWO), *traffic(effect=1.3, units=24)])
     out = tmp_path / "report.json"
     result = CliRunner().invoke(app, ["live", str(file), "--json", str(out)])
     assert result.exit_code == 0, result.output

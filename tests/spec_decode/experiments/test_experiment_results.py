@@ -177,7 +177,7 @@ def timed(factors: dict[str, float], noise: float, seed: int = 0) -> list[Reques
 
 
 def test_speed_is_paired_and_turned_so_that_more_is_better() -> None:
-    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "fast": 1.5, "slow": 0.8}, 0.02), RESAMPLER)
+    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "fast": 1.5, "slow": 0.8}, 0.02), RESAMPLER).ratios
     found = {(s.metric, s.arm): s for s in speeds}
     for metric in ("tokens/s", "e2e", "itl", "ttft"):
         fast, slow, control = (found[metric, arm] for arm in ("fast", "slow", CONTROL))
@@ -190,7 +190,7 @@ def test_speed_is_paired_and_turned_so_that_more_is_better() -> None:
 
 
 def test_noise_is_undecided_and_says_what_would_decide() -> None:
-    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "same": 1.01}, 0.3), RESAMPLER)
+    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "same": 1.01}, 0.3), RESAMPLER).ratios
     found = next(s for s in speeds if s.metric == "tokens/s" and s.arm == "same")
     assert found.verdict == "undecided"
     assert found.groups_to_decide is not None
@@ -201,7 +201,7 @@ def test_noise_is_undecided_and_says_what_would_decide() -> None:
 
 def test_too_few_groups_are_undecided_without_an_interval() -> None:
     records = [record for record in timed({BASELINE: 1, CONTROL: 1, "fast": 9}, 0.01) if record.group < 3]
-    found = next(s for s in compare_speed(records, RESAMPLER) if s.arm == "fast")
+    found = next(s for s in compare_speed(records, RESAMPLER).ratios if s.arm == "fast")
     assert (found.verdict, found.ratio.low, found.ratio.groups) == ("undecided", None, 3)
 
 
@@ -309,7 +309,7 @@ def test_a_gain_that_was_not_shown_has_no_measured_end(changes: dict[str, object
 
 
 def test_an_interval_around_1_is_no_end_of_the_gain() -> None:
-    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "same": 1.01}, 0.3), RESAMPLER)
+    speeds = compare_speed(timed({BASELINE: 1, CONTROL: 1, "same": 1.01}, 0.3), RESAMPLER).ratios
     found = describe_grid(speeds, [])[1][0]
     assert (found.measured, found.not_shown) == (None, [1])
 
@@ -317,7 +317,7 @@ def test_an_interval_around_1_is_no_end_of_the_gain() -> None:
 def test_the_grid_puts_measured_beside_predicted() -> None:
     records = timed({BASELINE: 1, CONTROL: 1, "a": 1.5}, 0.02)
     records = [r if r.arm != "a" else request("a", 4, r.group, r.repetition, times=r.times, drafted=4) for r in records]
-    speeds = compare_speed(records, RESAMPLER)
+    speeds = compare_speed(records, RESAMPLER).ratios
     models = fit_models(modelled_steps(), describe_acceptance(records))
     cells, crossovers = describe_grid(speeds, models)
     assert [(cell.arm, cell.length, cell.batch) for cell in cells] == [("a", 4, 1)]
@@ -327,10 +327,10 @@ def test_the_grid_puts_measured_beside_predicted() -> None:
 
 
 def test_a_gain_without_an_interval_has_no_end() -> None:
-    speeds = compare_speed(measured(3), RESAMPLER)
+    speeds = compare_speed(measured(3), RESAMPLER).ratios
     assert gain_end(describe_grid(speeds, [])[1][0], [1]) == "no interval"
     records = [*measured(6, times=[2.0, 3.0, 4.0, 5.0]), *measured(3, batch=4)]
-    found = describe_grid(compare_speed(records, RESAMPLER), [])[1][0]
+    found = describe_grid(compare_speed(records, RESAMPLER).ratios, [])[1][0]
     assert gain_end(found, [1, 4]) == "not shown at batch 1 (no interval: 4)"
 
 
@@ -430,7 +430,7 @@ def test_a_wide_tie_gap_is_told() -> None:
 
 def rows_of(records: list[RequestRecord], verdict: str = "identical", status: tuple[ArmStatus, ...] = ()) -> list[Row]:
     equality = [equality_of(verdict)]
-    speeds, acceptance = compare_speed(records, RESAMPLER), describe_acceptance(records)
+    speeds, acceptance = compare_speed(records, RESAMPLER).ratios, describe_acceptance(records)
     return result_rows(equality, speeds, acceptance, status, records)
 
 

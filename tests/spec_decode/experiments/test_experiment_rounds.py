@@ -157,7 +157,7 @@ def test_a_run_that_ended_by_what_it_saw_is_decided_in_its_report(effect: float,
     bench = ScriptedBench(repetitions=1, grid={"batch_sizes": [1, 2]})
     with pytest.MonkeyPatch.context() as patch:
         _, measured = run(patch, bench, 40, lambda _: 0.0, paces(effect, seed), decide)
-    speeds = compare_speed(measured.requests, AlwaysValid(0))
+    speeds = compare_speed(measured.requests, AlwaysValid(0)).ratios
     primary = {s.batch: s.verdict for s in speeds if s.metric == PRIMARY and s.arm == "a" and s.category is None}
     assert measured.extent.decided is not None
     for batch in measured.extent.decided:

@@ -113,7 +113,7 @@ def test_of_five_arms_without_effect_none_is_decided_after_holm() -> None:
 def test_p_values_and_intervals_decide_alike() -> None:
     values = skewed(np.random.default_rng(1), (EXPERIMENTS, 8))
     held, p = judged(values, seed=1)
-    assert np.mean(p >= 0.05) == pytest.approx(held, abs=0.005)
+    assert np.mean(p >= 0.05) == held
 
 
 def test_a_scalar_estimate_is_the_vectorised_one() -> None:
@@ -154,18 +154,18 @@ def test_holm_by_hand() -> None:
 
 def test_sample_size_has_the_power_that_it_claims() -> None:
     effect, spread = 0.04, 0.1
-    needed = groups_needed(effect, spread / math.sqrt(10), 10, comparisons=1)
+    needed = groups_needed(effect, spread / math.sqrt(10), 10)
     assert needed is not None
     generator = np.random.default_rng(2)
     values = generator.normal(effect, spread, (EXPERIMENTS, needed))
     value, error, deviations = studentized(values, np.ones_like(values), Resampler(2, draws=1000).weights(needed))
     decided = p_values(value, error, deviations) < 0.05
     assert 0.76 <= decided.mean() <= 0.84
-    assert detectable(spread / math.sqrt(needed), 1) == pytest.approx(effect, rel=0.02)
+    assert detectable(spread / math.sqrt(needed)) == pytest.approx(effect, rel=0.02)
 
 
 def test_no_effect_needs_no_number() -> None:
-    assert groups_needed(0.0, 0.1, 10, 1) is None
+    assert groups_needed(0.0, 0.1, 10) is None
 
 
 def test_binomial_tail_by_hand() -> None:
