@@ -6,13 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from pydantic import field_validator
+
+from dovetail.contracts.device import Runtime
 from dovetail.contracts.executor import ExecutorCapabilities, ExecutorNeed, Placement, ThreadCount, WorkerSpec
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.executors._cores import CoreList, reasons_against, share_of
+from dovetail.executors._graphs import GraphSizes, against_sizes, wanted_sizes
 from dovetail.executors._threads import worker_threads
 from dovetail.executors.processes import ChildProcess, ProcessExecutor, ProcessOptions
 
@@ -36,6 +41,16 @@ class MultiprocOptions(ProcessOptions):
     cores: CoreList | None = None
     """Cores that the workers are bound to, as in "0-3,8", each to an equal share of neighbouring cores; Linux only.
     None: the system decides."""
+    device: Literal["auto", "null"] = "auto"
+    """"null": on CPUs, with the host path of GPUs, captured graphs included, for tests; collectives are gloo's."""
+    cuda_graphs: GraphSizes = "auto"
+    """On GPUs and on the null device: batch sizes for which decode and verify steps are captured, on every rank alike;
+    "off", or executor.enforce_eager: none."""
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _null_is_a_name(cls, value: Any) -> Any:
+        return "null" if value is None else value  # what YAML makes of null
 
 
 class PipedProcess(ChildProcess):
@@ -81,6 +96,10 @@ class MultiprocExecutor(ProcessExecutor):
             reasons.append(
                 f"tensor_parallel={need.tensor_parallel} needs as many GPUs, and torch sees {len(environment.devices)}"
             )
+        if options.device == "null" and need.device_type != "cpu":
+            reasons.append(f"executor.device null runs on the CPU, and the device is {need.device_type}")
+        if options.device == "null" or need.device_type == "cuda":
+            reasons += against_sizes(need, options.cuda_graphs)
         return reasons + reasons_against(options.cores, need.tensor_parallel)
 
     @classmethod
@@ -90,9 +109,26 @@ class MultiprocExecutor(ProcessExecutor):
         num_cores = None if cores is None else len(cores)
         return worker_threads(options.threads, need.tensor_parallel, num_cores, environment)
 
+    def placements(self, scratch: Path) -> list[Placement]:
+        """All on this machine; on GPUs and on the null device with captured graphs."""
+        runtime = self._runtime()
+        return [replace(placement, runtime=runtime) for placement in super().placements(scratch)]
+
     def launch(self, placement: Placement, environment: Mapping[str, str], scratch: Path) -> PipedProcess:
         """Starts a child process for the rank."""
         return PipedProcess(environment)
+
+    def _runtime(self) -> Runtime | None:
+        graphs = wanted_sizes(self.need, self.options.cuda_graphs)
+        if self.options.device == "null":
+            from dovetail.executors.gpu.host import at_once
+
+            return Runtime(at_once, graphs)
+        if self.need.device_type != "cuda":
+            return None
+        from dovetail.executors.gpu.cuda import CudaDevice
+
+        return Runtime(CudaDevice, graphs)
 
     def cores(self, rank: int) -> tuple[int, ...] | None:
         """The rank's share of the option `cores`."""

@@ -30,6 +30,7 @@ from dovetail.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from dovetail.nn.operators import TorchOperators, torch_operators
 from dovetail.nn.rope import RopeSpec, RotaryEmbedding, Rotation, halves_from_pairs
 from dovetail.nn.stages import StagedCausalLM, check_inputs, check_whole
+from dovetail.nn.waiting import MayWait
 
 __all__ = [
     "VERSION",
@@ -43,6 +44,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinearPart",
+    "MayWait",
     "MergedColumnLinear",
     "ModelContext",
     "OffsetRMSNorm",

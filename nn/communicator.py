@@ -7,6 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# torch 2.13 has the function by another name, and warns of the old one.
+_is_renamed = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+_gather = dist.all_gather_single if _is_renamed else dist.all_gather_into_tensor
+
 
 class SingleProcess:
     """A group of one: every collective is the identity."""
@@ -47,10 +51,10 @@ class TorchDistributed:
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """Concatenates the ranks' tensors along `dim`."""
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor, group=self._group)
-        return torch.cat(parts, dim=dim)
+        dim %= tensor.dim()
+        gathered = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
+        _gather(gathered, tensor.contiguous(), group=self._group)
+        return gathered.view(self.size, *tensor.shape).movedim(0, dim).flatten(dim, dim + 1)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """Overwrites `tensor`, which must be contiguous, with that of group rank `src`."""

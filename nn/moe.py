@@ -15,6 +15,7 @@ from dovetail.contracts.quantization import LinearKernel
 from dovetail.nn.kernels import TorchLinear
 from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
 from dovetail.nn.mlp import GatedMLP, gated_activation
+from dovetail.nn.waiting import MayWait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Expert(torch.nn.Module):
         return partial
 
 
-class SparseMoE(torch.nn.Module):
+class SparseMoE(torch.nn.Module, MayWait):
     """Each token visits its top_k experts, weighted by softmax or sigmoid of the router's logits.
 
     Tokens are sorted by expert, so that every chosen expert runs once and the others do not run. This synchronises with
@@ -96,6 +97,15 @@ class SparseMoE(torch.nn.Module):
         self._grouping = operators if is_plain and isinstance(operators, MultipliesGroups) else None
         self.shared = _shared_expert(context, name, shape) if shape.shared_intermediate_size else None
 
+    def why_it_waits(self) -> str | None:
+        """Without grouped products, for the number of rows of each expert."""
+        if self._grouping is not None:
+            return None
+        return (
+            "a mixture of experts waits for the number of tokens of each expert, unless its weights are unquantized "
+            "and model.operators multiply groups, as triton does"
+        )
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
         weights, chosen = self.route(x)
@@ -107,7 +117,7 @@ class SparseMoE(torch.nn.Module):
             contributions = run(x[tokens] * shares, chosen)
         else:
             contributions = run(x[tokens], chosen) * shares
-        output = torch.zeros_like(x).index_add_(0, tokens, contributions.to(x.dtype))
+        output = _summed(contributions, by_expert, self._shape.top_k).to(x.dtype)
         if self.shared is not None:
             output = output + self.shared(x)
         return self._communicator.all_reduce(output)
@@ -138,6 +148,14 @@ class SparseMoE(torch.nn.Module):
         if self._shape.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights.to(x.dtype), chosen
+
+
+def _summed(contributions: torch.Tensor, order: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Sums the `top_k` contributions of each token in float32, in the order of the token's choice: float32
+    [T, hidden_size] from [T * top_k, hidden_size], whose row i is contribution order[i]. Adding rows where they stand
+    (index_add_) would be another sum in every run on GPUs."""
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return contributions[places].view(-1, top_k, contributions.shape[1]).sum(1, dtype=torch.float32)
 
 
 def _stack(kernels: Sequence[LinearKernel]) -> torch.Tensor:

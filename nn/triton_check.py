@@ -7,13 +7,14 @@ import functools
 import io
 
 from dovetail.contracts.plugin import Environment, FixableReason
+from dovetail.nn.triton_build import reasons_against_building
 
 _PACKAGE = "triton"
 
 
 def reasons_against_triton(environment: Environment) -> list[str]:
-    """Returns why Triton cannot compile for the GPUs of `environment`, as reasons of `Plugin.check`; empty where it
-    can.
+    """Returns why Triton cannot compile for the GPUs of `environment` or launch there, as reasons of `Plugin.check`;
+    empty where it can.
 
     Imports Triton (80 MB that stay) and compiles a small kernel for each kind of GPU once per process, so make cheaper
     checks first. With TRITON_INTERPRET it compiles no kernel.
@@ -39,7 +40,7 @@ def reasons_against_triton(environment: Environment) -> list[str]:
             is_torchs = version == environment.torch_pins.get(_PACKAGE)
             remedy = "a newer torch, with its Triton, may" if is_torchs else _remedy(environment)
             return [FixableReason(f"{told}: {remedy}.")]
-    return []
+    return reasons_against_building(named) if environment.devices else []
 
 
 def _cannot_be_imported(named: str, error: Exception, environment: Environment) -> str:

@@ -82,6 +82,7 @@ NN = (
     "dovetail.nn",
     "dovetail.nn.decoder",
     "dovetail.nn.hf_config",
+    "dovetail.nn.host_copies",
     "dovetail.nn.huge_pages",
     "dovetail.nn.kernels",
     "dovetail.nn.layer_plan",
@@ -98,6 +99,7 @@ NN = (
     "dovetail.nn.stages",
     "dovetail.nn.triton_check",
     "dovetail.nn.triton_launch",
+    "dovetail.nn.waiting",
 )
 
 COMMANDS = (

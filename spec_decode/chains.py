@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dovetail.contracts.speculation import Draft, DraftRequest, DraftSetup
+from dovetail.nn.host_copies import on_device
 from dovetail.nn.row_max import row_max
 
 
@@ -73,7 +74,7 @@ class Chains:
             self._sureness[self.active] *= highest
             rows = np.flatnonzero(self._sureness[self.active] >= stop_below)
             self.active = self.active[rows]
-            logits = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+            logits = logits if len(rows) == len(logits) else logits[on_device(rows, logits.device)]
         if not len(rows):
             return rows
         tokens, probs = self._choose(setup, logits, target_ids)

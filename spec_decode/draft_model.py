@@ -27,6 +27,7 @@ from dovetail.contracts.speculation import (
     LoadsModel,
     SpeculationNeed,
 )
+from dovetail.nn.host_copies import on_device
 from dovetail.spec_decode.chains import Chains
 
 
@@ -167,5 +168,5 @@ class DraftModelDrafter(LoadsModel, KeepsLayers):
         """Last hidden states of int64 `tokens`, flat over requests."""
         positions = self.setup.pages.plan(seq_ids, starts, counts)
         device = self.setup.device
-        ids, where = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
+        ids, where = on_device(tokens, device), on_device(positions, device)
         return self._module.forward(ModelInputs(input_ids=ids, positions=where)).hidden

@@ -28,6 +28,7 @@ from dovetail.contracts.speculation import (
     VerifyRequest,
     targets_of,
 )
+from dovetail.nn.host_copies import on_device
 
 
 class RejectionRule(AcceptanceRule):
@@ -114,13 +115,13 @@ def accept_chains(requests: Sequence[VerifyRequest], operators: AcceptsChains) -
     starts = np.cumsum([0, *(len(rows) for rows in probs)], dtype=np.int32)
 
     def together(parts: Sequence[object], dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(np.concatenate([np.asarray(part, dtype) for part in parts])).to(draft.device)
+        return on_device(np.concatenate([np.asarray(part, dtype) for part in parts]), draft.device)
 
     accepted, tokens = operators.accept_chains(
         targets_of(requests),
         draft,
         together([request.draft.token_ids for request in requests], np.int64),
-        torch.from_numpy(starts).to(draft.device),
+        on_device(starts, draft.device),
         together([request.accept_uniforms for request in requests], np.float64),
         together([request.recover_uniforms for request in requests], np.float64),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,12 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.device import Device, Graph, Runtime
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import CapacityError, ConfigError, WorkerError
 from dovetail.contracts.kv import LayerCache, StateSpec
 from dovetail.contracts.model import CausalLM, ModelInputs
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.nn.attention import Attention
+from dovetail.nn.host_copies import on_device
 from dovetail.nn.kernels import packed_kernels
 from dovetail.nn.replay import Replay, record
 from dovetail.worker.graph_ladder import (
@@ -145,7 +147,8 @@ class GraphForward(ForwardPass):
     """Replays a graph where one of the ladder's shapes holds the step, and is eager elsewhere.
 
     All graphs read token ids and positions from the same tensors and share the memory of their intermediate results, so
-    that the largest decides what they cost; each has hidden states of its own.
+    that the largest decides what they cost; each has hidden states of its own, and with them the states between layers
+    that drafters want.
     """
 
     def __init__(
@@ -166,19 +169,50 @@ class GraphForward(ForwardPass):
         self._block_size = next(iter(backends.values())).setup.block_size
         num_tokens = max(shape.num_tokens for shape in ladder.shapes)
         self._inputs = torch.zeros(2, num_tokens, dtype=torch.int64, device=device.torch_device)
-        self._outputs: dict[GraphShape, torch.Tensor] = {}
+        self._outputs: dict[GraphShape, States] = {}
         self._graphs: dict[GraphShape, Graph] = {}
         self.num_replays = 0
         """Steps that ran as a graph so far."""
 
     def prepare(self) -> None:
-        """Captures every shape, largest first, so that smaller ones fit into its memory."""
+        """Captures every shape, largest first, so that smaller ones fit into its memory.
+
+        Raises `CapacityError` where memory does not suffice, and `WorkerError` for any other failure: a capture that
+        fails leaves streams and allocator of the process in a state that nobody can rely on.
+        """
         self.release()
-        for shape in sorted(self._ladder.shapes, key=lambda shape: shape.num_tokens, reverse=True):
-            step = dummy_step(shape, 1 + max(self._backends), self._max_model_len, self._block_size)
-            self._device.launch(lambda step=step, shape=shape: self._warm_up(step, shape))  # type: ignore[misc]
-            self._device.synchronize()
-            self._graphs[shape] = self._device.capture(lambda shape=shape: self._call(shape))  # type: ignore[misc]
+        for shape in self._ladder.descending():
+            self._capture(shape)
+
+    def measure(self) -> int:
+        """Bytes that `prepare` will take on the device: the two largest shapes are captured, and dropped again. The
+        first makes the memory that all share; every further one is taken to need as much as the second. Raises as
+        `prepare` does."""
+        self.release()
+        shapes = self._ladder.descending()
+        free = [self._device.memory().free]
+        for shape in shapes[:2]:
+            self._capture(shape)
+            free.append(self._device.memory().free)
+        self.release()
+        self._device.release_unused()
+        steps = [max(0, before - after) for before, after in itertools.pairwise(free)]
+        return sum(steps) + sum(steps[1:]) * max(0, len(shapes) - 2)
+
+    def _capture(self, shape: GraphShape) -> None:
+        step = dummy_step(shape, 1 + max(self._backends), self._max_model_len, self._block_size)
+        self._device.launch(lambda: self._warm_up(step, shape))
+        self._device.synchronize()
+        try:
+            self._graphs[shape] = self._device.capture(lambda: self._call(shape))
+        except CapacityError:
+            raise
+        except Exception as error:
+            raise WorkerError(
+                f"capturing a graph of {shape.num_requests} requests failed, and this process cannot be used any more: "
+                f"{type(error).__name__}: {error}. Set executor.cuda_graphs to off; and report it, since the model "
+                "family, the quantization method, the operators or the attention backend declares graph_capture"
+            ) from error
 
     def release(self) -> None:
         """All graphs, and the hidden states that they write."""
@@ -197,13 +231,13 @@ class GraphForward(ForwardPass):
             self._inputs[1, : len(ids)] = positions
             graph.replay()
             self.num_replays += 1
-            return self._outputs[shape][: len(ids)], None
-        indices = torch.from_numpy(step.token_indices).to(self._inputs.device, non_blocking=True)
+            return _rows(self._outputs[shape], slice(len(ids)))
+        indices = on_device(step.token_indices, self._inputs.device)
         self._inputs[0, indices] = ids
         self._inputs[1, indices] = positions
         graph.replay()
         self.num_replays += 1
-        return self._outputs[shape][indices], None
+        return _rows(self._outputs[shape], indices)
 
     @torch.inference_mode()
     def _warm_up(self, step: PaddedStep, shape: GraphShape) -> None:
@@ -214,7 +248,7 @@ class GraphForward(ForwardPass):
     @torch.inference_mode()
     def _call(self, shape: GraphShape) -> None:
         count = shape.num_tokens
-        self._outputs[shape], _ = self._forward(self._inputs[0, :count], self._inputs[1, :count])
+        self._outputs[shape] = self._forward(self._inputs[0, :count], self._inputs[1, :count])
 
     def _plan(self, step: PaddedStep, shape: GraphShape) -> None:
         for group, backend in self._backends.items():
@@ -234,7 +268,7 @@ class GraphForward(ForwardPass):
 def create_forward(
     device: Device,
     runtime: Runtime | None,
-    model: CausalLM,
+    forward: ModelPass,
     backends: Backends,
     limits: SchedulerLimits,
     query_lens: Sequence[int],
@@ -242,45 +276,55 @@ def create_forward(
     *,
     caches: Sequence[LayerCache | None] = (),
     enforce_eager: bool = False,
+    obstacle: str | None = None,
 ) -> ForwardPass:
     """The forward pass that a runtime asks for.
 
-    `query_lens`: of decode and verify steps; `hidden_layers`: those whose states drafters want, without graphs.
+    `forward`: gives the states of `hidden_layers`, which drafters want. `query_lens`: of decode and verify steps.
     `caches`: what the model's layers keep; with recurrent states nothing is recorded, since proving a recording runs a
-    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime says so itself.
+    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime says so itself. `obstacle`: why steps
+    of this model cannot be captured (`why_not_captured`).
 
-    Raises `ConfigError` where batch sizes for graphs are given and cannot be had.
+    Raises `ConfigError` where batch sizes for graphs are given and cannot be had, and what `GraphForward.prepare` does.
     """
-    mode = runtime.compile_mode if runtime is not None else None
     has_states = any(isinstance(cache, StateSpec) for cache in caches)
     may_repeat = not (hidden_layers or enforce_eager or has_states)
     if may_repeat and runtime is None and device.torch_device.type == "cpu":
-        whole = model_pass(model)
-        return RepeatingForward(lambda ids, positions: whole(ids, positions)[0], backends)
-    forward: ModelPass = compiled(model, model_pass(model, hidden_layers), mode)
-    eager = EagerForward(forward, backends)
-    if runtime is None or runtime.graphs == "off" or runtime.graphs == ():
-        return eager
-    is_given = runtime.graphs != "auto"
-    sizes = ladder_sizes(limits.max_num_seqs) if runtime.graphs == "auto" else list(runtime.graphs)
-    problem = check_sizes(sizes, limits.max_num_seqs) or _against_graphs(backends, hidden_layers)
-    if problem is not None and is_given:
+        return RepeatingForward(lambda ids, positions: forward(ids, positions)[0], backends)
+    if runtime is None or not wants_graphs(runtime):
+        return EagerForward(forward, backends)
+    sizes = _sizes(runtime, limits)
+    problem = check_sizes(sizes, limits.max_num_seqs) or obstacle
+    if problem is not None and runtime.graphs != "auto":
         raise ConfigError(f"executor.cuda_graphs {sizes}: {problem}")
     if problem is not None:
         logger.warning("steps run eagerly, without captured graphs: %s", problem)
-        return eager
-    ladder = GraphLadder(sizes, query_lens, limits.max_num_batched_tokens, limits.max_model_len)
-    captured = GraphForward(device, eager, forward, backends, ladder, limits.max_model_len)
-    try:
-        captured.prepare()
-    except Exception as error:
-        if is_given:
-            raise ConfigError(
-                f"executor.cuda_graphs {sizes}: capturing failed with {type(error).__name__}: {error}; set it to off"
-            ) from error
-        logger.warning("steps run eagerly: capturing a graph failed with %s: %s", type(error).__name__, error)
-        return eager
+        return EagerForward(forward, backends)
+    captured = create_graphs(device, runtime, forward, backends, limits, query_lens)
+    captured.prepare()
     return captured
+
+
+def create_graphs(
+    device: Device,
+    runtime: Runtime,
+    forward: ModelPass,
+    backends: Backends,
+    limits: SchedulerLimits,
+    query_lens: Sequence[int],
+) -> GraphForward:
+    """Graphs of the sizes that a runtime asks for; none is captured yet."""
+    ladder = GraphLadder(_sizes(runtime, limits), query_lens, limits.max_num_batched_tokens, limits.max_model_len)
+    return GraphForward(device, EagerForward(forward, backends), forward, backends, ladder, limits.max_model_len)
+
+
+def wants_graphs(runtime: Runtime | None) -> bool:
+    """Whether a runtime asks for graphs, where they can be had."""
+    return runtime is not None and runtime.graphs not in ("off", ())
+
+
+def _sizes(runtime: Runtime, limits: SchedulerLimits) -> list[int]:
+    return ladder_sizes(limits.max_num_seqs) if runtime.graphs == "auto" else [int(size) for size in runtime.graphs]
 
 
 def model_pass(model: CausalLM, hidden_layers: Sequence[int] = ()) -> ModelPass:
@@ -328,10 +372,6 @@ def _plan(backends: Backends, inputs: StepInputs) -> None:
         )
 
 
-def _against_graphs(backends: Backends, hidden_layers: Sequence[int]) -> str | None:
-    if hidden_layers:
-        return f"a drafter wants the states between the target's layers {list(hidden_layers)}, which graphs do not keep"
-    for backend in backends.values():
-        if not backend.capabilities.graph_capture:
-            return f"the attention backend {type(backend).__name__} cannot be captured"
-    return None
+def _rows(states: States, rows: slice | torch.Tensor) -> States:
+    last, layers = states
+    return last[rows], None if layers is None else layers[rows]

@@ -49,6 +49,10 @@ class GraphLadder:
         shapes = (GraphShape(length, size) for length in self._query_lens for size in self._sizes)
         self.shapes = frozenset(shape for shape in shapes if shape.num_tokens <= max_num_tokens)
 
+    def descending(self) -> list[GraphShape]:
+        """All shapes, the one with the most tokens first."""
+        return sorted(self.shapes, key=lambda shape: shape.num_tokens, reverse=True)
+
     def choose(self, inputs: StepInputs) -> GraphShape | None:
         """The smallest shape that holds the step; None: it runs eagerly, because it has a prompt longer than any
         captured query, a tree, more requests than any graph, or a sequence too long to be padded."""

@@ -10,6 +10,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.kv import DTYPE_BYTES, KVLayout, KVSpec
+from dovetail.worker.pinned_pages import pinned_pages
 
 
 class KVStorage:
@@ -34,9 +35,7 @@ class KVStorage:
             for size in page_bytes
         ]
         self._host = [
-            _host_pages(num_host_blocks, size)
-            if on_host
-            else torch.zeros(num_host_blocks, size, dtype=torch.uint8, pin_memory=True)
+            _host_pages(num_host_blocks, size) if on_host else pinned_pages(num_host_blocks, size)
             for size in (page_bytes if num_host_blocks else ())
         ]
         self._num_blocks = num_blocks

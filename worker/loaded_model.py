@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -19,7 +21,8 @@ from dovetail.nn.native.kept_kernels import KernelKeeper
 from dovetail.nn.operators import torch_operators
 from dovetail.nn.packed_cache import PackedCache, default_directory
 from dovetail.worker.attention_binding import bind_layers
-from dovetail.worker.forward import EagerForward, model_pass
+from dovetail.worker.capturable import why_not_captured
+from dovetail.worker.forward import EagerForward, ModelPass, compiled, create_graphs, model_pass, wants_graphs
 from dovetail.worker.kv_layout import build_layout
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.machine.environment import detect_environment
@@ -77,6 +80,23 @@ class LoadedModel:
         self.speculation = speculation
         self._marks = marks
 
+    @functools.cached_property
+    def forward(self) -> ModelPass:
+        """A pass of the model, compiled where the executor asks for it, which happens once."""
+        runtime = self.setup.placement.runtime
+        mode = runtime.compile_mode if runtime is not None else None
+        return compiled(self.model, model_pass(self.model, self.speculation.hidden_layers), mode)
+
+    @property
+    def query_lens(self) -> list[int]:
+        """Query tokens of a request in decode and verify steps."""
+        return sorted({1, self.speculation.max_query_len})
+
+    def why_not_captured(self, backends: Mapping[int, AttentionBackend]) -> str | None:
+        """Why steps over these backends cannot be captured in graphs; None: they can."""
+        family, _ = self.setup.plugins.get(self.setup.config.model_family)
+        return why_not_captured(family, self.model, self.context, backends.values())
+
     def report(self) -> WorkerReport:
         """What the layers cache, and the bytes that are left for it."""
         return WorkerReport(
@@ -129,7 +149,7 @@ class LoadedModel:
         backends = self.bind(layout, KVStorage(layout, 1, 0, self.setup.torch_device))
         largest = LargestStep(
             self.model,
-            EagerForward(model_pass(self.model, self.speculation.hidden_layers), backends),
+            EagerForward(self.forward, backends),
             largest_inputs(config.limits, config.model.max_model_len, layout),
             config.limits,
             config.model.vocab_size,
@@ -139,7 +159,15 @@ class LoadedModel:
         )
         peak = device.measure(partial(largest.run, self.setup.torch_device))
         device.release_unused()
-        return kv_bytes(device.memory(), config.cache.memory_fraction, peak)
+        graphs = self._graph_bytes(backends)
+        return kv_bytes(device.memory(), config.cache.memory_fraction, peak, graphs)
+
+    def _graph_bytes(self, backends: Mapping[int, AttentionBackend]) -> int:
+        """What captured graphs will take; 0 where none will be."""
+        runtime, limits = self.setup.placement.runtime, self.setup.config.limits
+        if runtime is None or not wants_graphs(runtime) or self.why_not_captured(backends) is not None:
+            return 0
+        return create_graphs(self.setup.device, runtime, self.forward, backends, limits, self.query_lens).measure()
 
     def _bind_group(self, group: KVGroup, storage: KVStorage, environment: Environment) -> AttentionBackend:
         """Creates the backend of one KV group and hands each of its layers the backend and its pages."""

@@ -12,8 +12,8 @@ from dovetail.worker.estimate import estimate_memory
 from dovetail.worker.machine.environment import detect_environment
 
 _GIB = 2**30
-_GRAPH_SHARE = 0.01
-"""Of the device's memory, for captured graphs and what libraries allocate without torch."""
+_LIBRARY_SHARE = 0.01
+"""Of the device's memory, for what libraries allocate without torch."""
 
 
 def check_weights_fit(config: ResolvedConfig, device: Device) -> None:
@@ -44,11 +44,12 @@ def refuse_weights(needed: int, memory: DeviceMemory, config: ResolvedConfig) ->
     )
 
 
-def kv_bytes(memory: DeviceMemory, fraction: float, peak: int) -> int:
+def kv_bytes(memory: DeviceMemory, fraction: float, peak: int, graphs: int = 0) -> int:
     """Bytes for KV pages.
 
-    `memory` is that of a device with the weights on it, `peak` what the largest step takes besides, and `fraction`
-    how much of the device this worker may use, others' use included. Never below 0.
+    `memory` is that of a device with the weights on it, `peak` what the largest step takes besides, `graphs` what all
+    captured graphs take, and `fraction` how much of the device this worker may use, others' use included. Never below
+    0.
     """
     used = memory.total - memory.free
-    return max(0, int(fraction * memory.total) - used - peak - int(_GRAPH_SHARE * memory.total))
+    return max(0, int(fraction * memory.total) - used - peak - graphs - int(_LIBRARY_SHARE * memory.total))

@@ -18,6 +18,7 @@ from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM, ModelContext
 from dovetail.contracts.step import StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn import native
+from dovetail.nn.host_copies import on_device
 from dovetail.worker.block_mover import BlockMover
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.forward import ForwardPass
@@ -201,8 +202,8 @@ class ModelRunner:
         else:
             token_ids = np.empty(len(indices), dtype=np.int64)
         if self._communicator.size > 1:
-            on_device = self._to_device(token_ids)
-            token_ids = self._communicator.broadcast(on_device, ANSWERING_TENSOR_RANK).cpu().numpy()
+            drawn_ids = self._communicator.broadcast(self._to_device(token_ids), ANSWERING_TENSOR_RANK)
+            token_ids = drawn_ids.cpu().numpy()
         drawn = token_ids >= 0
         if drawn.all():
             self._batch.append(rows, token_ids)
@@ -239,7 +240,7 @@ class ModelRunner:
         return found
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return on_device(array, self._device)
 
 
 def _sampling_threads(logits: torch.Tensor) -> AbstractContextManager[None]:

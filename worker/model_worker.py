@@ -65,6 +65,9 @@ class ModelWorker:
     def close(self) -> None:
         """Ends the requests that are left, frees weights and KV pages, and leaves the process group."""
         self._end_requests()
+        running = self._with_cache()
+        if running is not None:
+            running.forward.release()  # graphs hold collectives of the group that is left below
         self._loaded = self._running = self._sleeping = None
         if self._grammars is not None:
             self._grammars.close()

@@ -11,18 +11,31 @@ from dovetail.contracts.errors import CapacityError, ConfigError
 
 
 class _Done(Event):
-    """The end of the work of a device that may still compute, as accelerators do."""
-
-    def __init__(self, device: PlainDevice):
-        self._device = device
+    """A point in the work of a CPU, which is done when it is handed over."""
 
     def wait(self) -> None:
-        """Waits for the whole device."""
-        self._device.synchronize()
+        """Returns at once."""
+        return None
 
     def is_done(self) -> bool:
-        """True on a CPU; elsewhere nobody knows without waiting."""
-        return self._device.torch_device.type == "cpu"
+        """True."""
+        return True
+
+
+class _Recorded(Event):
+    """A point in the current stream of an accelerator, which may still compute."""
+
+    def __init__(self, device: torch.device):
+        self._event = torch.Event(device)
+        self._event.record()
+
+    def wait(self) -> None:
+        """Waits for the work before the point."""
+        self._event.synchronize()
+
+    def is_done(self) -> bool:
+        """Asks the driver, without waiting."""
+        return bool(self._event.query())
 
 
 class _OneStream(Stream):
@@ -44,7 +57,7 @@ class PlainDevice(Device):
 
     def record(self, stream: Stream | None = None) -> Event:
         """Everything that was handed over so far."""
-        return _Done(self)
+        return _Done() if self.torch_device.type == "cpu" else _Recorded(self.torch_device)
 
     def create_stream(self) -> Stream:
         """The main stream: this device has no other."""

@@ -45,13 +45,14 @@ def initialize_cache(
     forward = create_forward(
         device,
         placement.runtime,
-        loaded.model,
+        loaded.forward,
         backends,
         config.limits,
-        sorted({1, max_query_len}),
+        loaded.query_lens,
         loaded.speculation.hidden_layers,
         caches=[layer.cache for layer in context.attention_layers],
         enforce_eager=config.enforce_eager,
+        obstacle=loaded.why_not_captured(backends),
     )
     mover = BlockMover(device, storage)
     runner = ModelRunner(

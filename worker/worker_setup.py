@@ -63,10 +63,13 @@ def _connect(placement: Placement) -> Communicator:
             f"the executor gave rank {placement.rank} of {placement.layout.num_ranks} no init_method, so that the ranks"
             " cannot find each other: choose another executor.name"
         )
+    is_cuda = placement.device.startswith("cuda")
     dist.init_process_group(
-        "nccl" if placement.device.startswith("cuda") else "gloo",
+        "nccl" if is_cuda else "gloo",
         init_method=placement.init_method,
         rank=placement.tensor_rank,
         world_size=placement.tensor_parallel,
+        # NCCL then connects the ranks at once: a rank that cannot be reached is an error here and not in a capture.
+        device_id=torch.device(placement.device) if is_cuda else None,
     )
     return TorchDistributed()

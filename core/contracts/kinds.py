@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family",
             "dovetail.contracts.model:ModelFamily",
-            _V1,
+            ContractVersion(1, 1),
             "a config to a module that calls attention",
             "dovetail.contracts.model:ModelNeed",
         ),
@@ -72,14 +72,14 @@ KINDS: dict[str, Kind] = {
         Kind(
             "quantization",
             "dovetail.contracts.quantization:QuantizationMethod",
-            _V1,
+            ContractVersion(1, 1),
             "how a linear layer's weights are held and multiplied",
             "dovetail.contracts.quantization:QuantizationNeed",
         ),
         Kind(
             "operators",
             "dovetail.contracts.operators:Operators",
-            _V1,
+            ContractVersion(1, 1),
             "the small operators between linear layers",
             "dovetail.contracts.operators:OperatorsNeed",
         ),

@@ -40,6 +40,10 @@ class ModelCapabilities:
     hidden_layers: bool = False
     """The modules return the states that `ModelInputs.layers` asks for, so that drafters can read states between
     layers."""
+    graph_capture: bool = False
+    """Forward passes can be captured in a graph: they launch the same operations for every step of as many tokens, and
+    neither wait for the device nor read its memory. Modules that do so in some cases only are `dovetail.nn.MayWait`.
+    Otherwise steps run eagerly."""
     stages: bool = False
     """`create` builds the layers that `ModelContext.held_layers` names and no others, so that the layers can be divided
     among pipeline stages. Otherwise it refuses a context that is not both first and last stage."""

@@ -31,6 +31,10 @@ class OperatorsCapabilities:
     """Devices that the set runs on, as torch names them ("cpu", "cuda"); None: any."""
     dtypes: frozenset[str] | None = frozenset()
     """dtypes of activations; None: any."""
+    graph_capture: bool = True
+    """The operators of a forward pass (`DrawsTokens` and `AcceptsChains` are none) can be captured in a graph: they
+    launch the same operations for every input of the same shape, and neither wait for the device nor read its memory.
+    False: some do, and steps run eagerly."""
 
 
 @dataclass(frozen=True)

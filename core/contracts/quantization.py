@@ -44,6 +44,9 @@ class QuantizationCapabilities:
     reloads_rows: bool = False
     """Loaded kernels can replace some rows and keep the others. Otherwise `load` gets all rows of a layer or none: the
     host refuses new weights for one part of a fused layer alone."""
+    graph_capture: bool = False
+    """Products can be captured in a graph: `LinearKernel.apply` launches the same operations for every input of as many
+    rows, and neither waits for the device nor reads its memory. Otherwise steps run eagerly."""
     for_drafters: bool = False
     """`auto` may round the weights of a drafter's own layers with the method: drafts hardly change, outputs do not
     change."""

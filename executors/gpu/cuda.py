@@ -90,7 +90,8 @@ class CudaDevice(Device):
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._main):
+            # Other threads, such as NCCL's watchdog, may call CUDA meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._main, capture_error_mode="thread_local"):
                 work()
         except torch.OutOfMemoryError as error:
             raise CapacityError(

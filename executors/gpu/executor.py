@@ -21,6 +21,7 @@ from dovetail.contracts.executor import (
 )
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.executors._graphs import GraphSizes, Sizes, against_sizes, wanted_sizes
 from dovetail.executors._threads import TorchThreads
 
 _MIN_CAPABILITY = (7, 0)
@@ -39,7 +40,7 @@ class GPUOptions(PluginOptions):
     """"null": no GPU; the same host path on the CPU, for tests and for measuring host time."""
     index: int = Field(default=0, ge=0)
     """Index of the GPU."""
-    cuda_graphs: Literal["auto", "off"] | tuple[int, ...] = "auto"
+    cuda_graphs: GraphSizes = "auto"
     """Batch sizes for which decode and verify steps are captured; "off", or executor.enforce_eager: none. "auto": a
     ladder of sizes, or none where `compile` records graphs of its own."""
     compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
@@ -51,20 +52,6 @@ class GPUOptions(PluginOptions):
     @classmethod
     def _null_is_a_name(cls, value: Any) -> Any:
         return "null" if value is None else value  # what YAML makes of null
-
-    @field_validator("cuda_graphs", mode="before")
-    @classmethod
-    def _off_is_a_name(cls, value: Any) -> Any:
-        if value is False:  # what YAML makes of off
-            return "off"
-        return tuple(value) if isinstance(value, list) else value
-
-    @field_validator("cuda_graphs")
-    @classmethod
-    def _sizes_are_requests(cls, value: str | tuple[int, ...]) -> str | tuple[int, ...]:
-        if isinstance(value, tuple) and any(size < 1 for size in value):
-            raise ValueError(f"{min(value)} is no number of requests: sizes start at 1; off captures nothing")
-        return value
 
 
 class StepFuture(Future[StepResult]):
@@ -162,8 +149,13 @@ class GPUExecutor(Executor):
         return known
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """Returns the worker's answer."""
-        return [self._running().call(method, *args)]
+        """Returns the worker's answer. A `WorkerError` of the worker ends the executor."""
+        worker = self._running()
+        try:
+            return [worker.call(method, *args)]
+        except WorkerError as error:
+            self._failure = error
+            raise
 
     def shutdown(self) -> None:
         """Closes the worker."""
@@ -199,32 +191,22 @@ class GPUExecutor(Executor):
         return error
 
 
-def _graphs(need: ExecutorNeed, options: GPUOptions) -> Literal["auto", "off"] | tuple[int, ...]:
+def _graphs(need: ExecutorNeed, options: GPUOptions) -> Sizes:
     """The sizes to capture: `executor.cuda_graphs`, unless other settings turn capture off."""
-    if need.enforce_eager or options.cuda_graphs == ():
-        return "off"
     if options.cuda_graphs == "auto" and options.compile in _MODES_WITH_GRAPHS:
         return "off"
-    return options.cuda_graphs
+    return wanted_sizes(need, options.cuda_graphs)
 
 
 def _against_sizes(need: ExecutorNeed, options: GPUOptions) -> list[str]:
     """Returns the reasons against explicit batch sizes of `executor.cuda_graphs`."""
-    sizes, most = _graphs(need, options), need.max_num_seqs
-    if not isinstance(sizes, tuple):
-        return []
-    reasons = []
-    if options.compile in _MODES_WITH_GRAPHS:
+    sizes, reasons = _graphs(need, options), []
+    if isinstance(sizes, tuple) and options.compile in _MODES_WITH_GRAPHS:
         reasons.append(
             f"executor.compile {options.compile} records graphs of its own, which executor.cuda_graphs {list(sizes)} "
             "cannot capture: set compile to max-autotune-no-cudagraphs or default, or cuda_graphs to off"
         )
-    if most is not None and max(sizes) > most:
-        reasons.append(
-            f"executor.cuda_graphs {list(sizes)}: a graph of {max(sizes)} requests is never used, since "
-            f"scheduler.max_num_seqs is {most}: leave out what is larger, or raise scheduler.max_num_seqs"
-        )
-    return reasons
+    return reasons + against_sizes(need, sizes)
 
 
 def _translated(error: Exception) -> Exception:

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from dovetail.contracts.device import Device, DeviceMemory, Event, Graph, Stream, Work
+from dovetail.executors.gpu.capture import CaptureError, capture
 
 Order = Literal["at once", "late", "early"]
 """When launched work runs.
@@ -83,17 +84,6 @@ class HostEvent(Event):
         return self._stream.num_done >= self._count
 
 
-@dataclass(frozen=True)
-class HostGraph(Graph):
-    """Work that can be run again."""
-
-    work: Work
-
-    def replay(self) -> None:
-        """Runs the captured work."""
-        self.work()
-
-
 class HostDevice(Device):
     """The CPU as a device with streams."""
 
@@ -102,6 +92,7 @@ class HostDevice(Device):
         self._order = order
         self._main = HostStream()
         self._streams = [self._main]
+        self._is_capturing = False
         self.num_waits = 0
         """How often the host waited, for an event or for everything: what a step costs in synchronisation."""
 
@@ -124,6 +115,7 @@ class HostDevice(Device):
 
     def synchronize(self) -> None:
         """Runs all launched work."""
+        self.note_wait()
         if any(stream.num_done < stream.num_handed_over for stream in self._streams):
             self.num_waits += 1
         for stream in self._streams:
@@ -134,8 +126,13 @@ class HostDevice(Device):
         return torch.zeros(*shape, dtype=dtype)
 
     def capture(self, work: Work) -> Graph:
-        """Keeps the work without running it, as a capture does."""
-        return HostGraph(work)
+        """Records the operations of the work. Raises `CaptureError` for what no CUDA capture holds, waiting for a
+        stream among it."""
+        self._is_capturing = True
+        try:
+            return capture(work)
+        finally:
+            self._is_capturing = False
 
     def memory(self) -> DeviceMemory:
         """Memory of the machine."""
@@ -153,6 +150,11 @@ class HostDevice(Device):
         """Does nothing: this device keeps no unused memory."""
         return None
 
+    def note_wait(self) -> None:
+        """Raises `CaptureError` while work is captured."""
+        if self._is_capturing:
+            raise CaptureError("the host waits for the device inside captured work")
+
     def _stream(self, stream: Stream | None) -> HostStream:
         if stream is None:
             return self._main
@@ -167,6 +169,7 @@ class _CountedEvent(HostEvent):
         self._device = device
 
     def wait(self) -> None:
+        self._device.note_wait()
         if not self.is_done():
             self._device.num_waits += 1
         super().wait()

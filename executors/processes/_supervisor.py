@@ -98,7 +98,7 @@ class WorkerSupervisor:
 
     def call(self, method: str, args: tuple[Any, ...]) -> Future[list[Any]]:
         """Sends a call to every rank; the future has all answers, or the lowest rank's error, once all have
-        answered."""
+        answered. A worker's `WorkerError`, which says that its process cannot go on, ends all of them."""
         operation = Operation(f"call {method!r}", self._all_ranks(), self._timeouts.start_s, outlives_errors=True)
         return self._submit(operation, lambda op_id: Call(op_id, method, args))
 
@@ -253,7 +253,7 @@ class WorkerSupervisor:
             if reply.error is not None:
                 label = operation.label if operation else "a step that was answered before"
                 failure = remote_failure(rank, label, reply.error)
-                if operation is None or not operation.outlives_errors:
+                if operation is None or not operation.outlives_errors or isinstance(failure.cause, WorkerError):
                     self._note_error(failure, ERROR_GRACE_S)
                     return
                 self._note_error(failure, CALL_GRACE_S)

@@ -32,7 +32,7 @@ class GemmaFamily(ModelFamily):
 
     contract = (1, 0)
     capabilities = ModelCapabilities(
-        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, stages=True
+        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, graph_capture=True, stages=True
     )
     stability = "provisional"
     preference: ClassVar[int] = 10

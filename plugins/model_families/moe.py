@@ -22,7 +22,13 @@ class MoEFamily(ModelFamily):
 
     contract = (1, 0)
     capabilities = ModelCapabilities(
-        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, hidden_layers=True, stages=True
+        tensor_parallel=None,
+        quantization=True,
+        operators=True,
+        batch_invariant=True,
+        hidden_layers=True,
+        graph_capture=True,
+        stages=True,
     )
     stability = "provisional"
     preference: ClassVar[int] = 10

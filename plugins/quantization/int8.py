@@ -55,6 +55,7 @@ class Int8Method(QuantizationMethod):
         device_types=None,
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         reloads_rows=True,
+        graph_capture=True,
     )
     options: Int8Options
 

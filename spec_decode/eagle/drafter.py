@@ -28,6 +28,7 @@ from dovetail.contracts.speculation import (
     TreesByOption,
 )
 from dovetail.nn.hf_config import head_size, num_kv_heads
+from dovetail.nn.host_copies import on_device
 from dovetail.spec_decode.chains import Chains
 from dovetail.spec_decode.draft_vocabulary import load_draft_vocabulary
 from dovetail.spec_decode.eagle.files import HeadConfig, read_config, tensor_names
@@ -292,7 +293,7 @@ class EagleDrafter(BuildsLayers, KeepsLayers, ReadsHiddenLayers, TreesByOption):
         return logits
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.setup.device)
+        return on_device(array, self.setup.device)
 
 
 def _with_layers(head: HeadConfig, num_layers: int) -> HeadConfig:

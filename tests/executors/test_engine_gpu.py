@@ -6,7 +6,6 @@ missing shows as a wrong token.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, LLMEngine, SamplingParams
-from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.config.load import load_config
 from dovetail.contracts.device import Graph, Work
 from dovetail.contracts.errors import ConfigError, ModelError, RequestError
@@ -173,13 +171,7 @@ def test_a_request_that_is_aborted_while_its_step_runs_leaves_nothing(model: Pat
     assert [finished["c"], finished["b"]] == [expected[0][0], expected[1][0]]
 
 
-class CapturedReference(ReferenceBackend):
-    """The oracle, said to be capturable: the null device's graphs do their work again, planned batches and all."""
-
-    capabilities = dataclasses.replace(ReferenceBackend.capabilities, graph_capture=True)
-
-
-CAPTURED = f"{__file__}:CapturedReference"
+CAPTURED = f"{Path(__file__).with_name('capturable.py')}:Capturable"
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -67,6 +67,31 @@ def test_two_ranks_give_the_tokens_of_one(model: tuple[Path, Any]) -> None:
         assert len(output.outputs[0].logprobs) == 16
 
 
+CAPTURABLE = Path(__file__).with_name("capturable.py")
+
+
+@pytest.mark.parametrize("model_type", ["llama", pytest.param("gemma2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_two_ranks_capture_their_steps_with_the_collectives_in_them(
+    tmp_path: Path, model_type: str, drafts: bool
+) -> None:
+    """On the null device, whose graphs repeat gloo's collectives in place of NCCL's; a decode step that is no graph's
+    fails here."""
+    save_tiny_model(tmp_path, tiny_config(model_type))
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    sections_of_both: dict[str, Any] = {"scheduler": {"max_num_seqs": 4}}
+    if drafts:
+        sections_of_both["speculative"] = {"drafters": {"ngram": {"name": "ngram"}}}
+    captured = sections(tmp_path, 2, attention=f"{CAPTURABLE}:GraphsOnly", **sections_of_both)
+    captured["executor"] |= {"name": "multiproc", "device": "null", "cuda_graphs": [2, 4]}
+    captured["model"]["operators"] = None
+    with LLM(**captured) as llm:
+        found = llm.generate(PROMPTS, params)
+    with LLM(**sections(tmp_path, 1, **sections_of_both)) as llm:
+        alone = llm.generate(PROMPTS, params)
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in alone]
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")

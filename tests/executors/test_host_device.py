@@ -71,6 +71,7 @@ def test_a_host_buffer_that_changes_too_soon_gives_the_wrong_copy() -> None:
     assert target.tolist() == [2, 2]
 
 
+@torch.inference_mode()
 def test_a_graph_does_its_work_again() -> None:
     device, total = late("cpu"), torch.zeros(1)
     graph = device.capture(lambda: total.add_(1))

@@ -124,6 +124,38 @@ def test_sparse_experts_equal_a_loop_over_tokens(
     torch.testing.assert_close(moe(x), brute_force_moe(weights, x, shape))
 
 
+class RoutedMoE(SparseMoE):
+    """Sends tokens where it is told to: a router's own sums depend on the order of its experts."""
+
+    routes: tuple[torch.Tensor, torch.Tensor]
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.routes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sum_over_experts_does_not_depend_on_their_numbers(dtype: torch.dtype) -> None:
+    """Bit for bit: contributions are added in the order of the token's choice, and rounded once."""
+    shape = SparseShape(hidden_size=32, intermediate_size=16, num_experts=6, top_k=4, normalize=True, hidden_act="silu")
+    context = BuildContext(dtype, torch.device("cpu"), 64, "float32")
+    weights = random_weights(SparseMoE(context, "moe", shape))
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(9, 32, generator=generator).to(dtype)
+    shares, chosen = torch.rand(9, 6, generator=generator).topk(4)
+    outputs = []
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4]):
+        moe = RoutedMoE(context, "moe", shape)
+        moe.routes = shares.to(dtype), torch.tensor(order)[chosen]
+        renamed = {
+            f"moe.experts.{order[old]}.{part}": weights[f"moe.experts.{old}.{part}"]
+            for old in range(6)
+            for part in ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
+        }
+        load_weights(moe, (renamed | {"moe.gate.weight": weights["moe.gate.weight"]}).items())
+        outputs.append(moe(x))
+    assert torch.equal(*outputs)
+
+
 class TwoSums(SingleProcess):
     """Rank 0 of 2, whose partner computes the same and adds nothing."""
 

@@ -26,6 +26,7 @@ from dovetail.registry.components import validate_options
 from dovetail.spec_decode.eagle.drafter import EagleDrafter
 from dovetail.spec_decode.eagle.trees import GrowingTree
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.worker.forward import GraphForward
 from dovetail.worker.speculation.verifier import first_nodes
 
 NUM_TOKENS = 16
@@ -57,6 +58,7 @@ class Logged(EagleDrafter):
         return drafts
 """
 
+CAPTURABLE = f"{Path(__file__).parents[1] / 'executors' / 'capturable.py'}:Capturable"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -470,10 +472,22 @@ def test_confidence_ends_chains(target: Target, make_llm: Callable[..., LLM]) ->
     assert sum(output.metrics.num_drafted for output in outputs) < len(outputs) * NUM_TOKENS
 
 
-def test_states_between_layers_are_not_captured(target: Target, make_llm: Callable[..., LLM]) -> None:
-    """On the null device: `auto` is eager, and right; sizes that are named refuse."""
-    null = {"name": "gpu", "device": "null", "null_order": "late"}
-    outputs = make_llm(target.heads[3], executor=null).generate(target.prompts, PARAMS)
-    assert [list(output.outputs[0].token_ids) for output in outputs] == target.answers
-    with pytest.raises(ConfigError, match="which graphs do not keep"):
-        make_llm(target.heads[3], executor=null | {"cuda_graphs": [4]})
+@pytest.mark.parametrize("version", [1, 3])
+def test_hidden_states_of_captured_steps_are_those_of_the_oracle(
+    target: Target, make_llm: Callable[..., LLM], tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the null device, whose graphs repeat what was recorded: the last states, and those between layers."""
+    replays: list[int] = []
+    run = GraphForward.run
+    monkeypatch.setattr(
+        GraphForward, "run", lambda self, *args: (run(self, *args), replays.append(self.num_replays))[0]
+    )
+    executor = {"name": "gpu", "device": "null", "null_order": "late", "cuda_graphs": [2, 4]}
+    sections = {"executor": executor, "attention": CAPTURABLE, "scheduler": {"max_num_seqs": 4}}
+    llm = make_llm(target.heads[version], logged=True, num_tokens=3, model={"operators": None}, **sections)
+    assert tokens_of(llm.generate(target.prompts[:3], PARAMS)) == target.answers[:3]
+    oracle = Oracle(target.model, version, random_head(version))
+    seen = rounds(tmp_path)
+    assert replays[-1] > len(replays) // 2
+    for known, drafted, _, _ in seen[::4]:
+        assert drafted == oracle.chain(known, len(drafted))

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, cast
 
 import pytest
 import torch
 
-from dovetail.contracts.device import Runtime
-from dovetail.contracts.errors import ConfigError
+from dovetail.attention_backends.reference import ReferenceBackend
+from dovetail.contracts.attention import AttentionSetup
+from dovetail.contracts.device import DeviceMemory, Graph, Runtime, Work
+from dovetail.contracts.errors import ConfigError, WorkerError
 from dovetail.contracts.kv import KVSpec, LayerCache, StateSpec
-from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
-from dovetail.worker.forward import RepeatingForward, create_forward
+from dovetail.executors.gpu.host import HostDevice
+from dovetail.worker.forward import GraphForward, ModelPass, RepeatingForward, States, create_forward, create_graphs
 from dovetail.worker.plain_device import PlainDevice
 
 PAGES, STATE = KVSpec(num_kv_heads=2, head_size=8, dtype="float32"), StateSpec(num_elements=64, dtype="float32")
 
 
-class Model:
+def no_pass(ids: torch.Tensor, positions: torch.Tensor) -> States:
     """Passes are not run here."""
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    raise NotImplementedError
 
 
 @pytest.mark.parametrize(("caches", "repeats"), [((PAGES, None, PAGES), True), ((PAGES, STATE), False)])
 def test_passes_that_change_a_state_are_not_repeated(caches: tuple[LayerCache | None, ...], repeats: bool) -> None:
     """Proving a recording runs a pass twice, and a state would have advanced twice."""
-    forward = create_forward(
-        PlainDevice("cpu"), None, cast(CausalLM, Model()), {}, cast(Any, SchedulerLimits), [1], caches=caches
-    )
+    forward = create_forward(PlainDevice("cpu"), None, no_pass, {}, cast(Any, SchedulerLimits), [1], caches=caches)
     assert isinstance(forward, RepeatingForward) == repeats
 
 
@@ -38,4 +37,54 @@ def test_an_executor_that_names_graphs_which_no_step_has_is_refused() -> None:
     """Any executor may bring a `Runtime`, and not all look at the need's max_num_seqs."""
     runtime, limits = Runtime(PlainDevice, graphs=(2, 8)), SchedulerLimits(64, 4, 64)
     with pytest.raises(ConfigError, match="max_num_seqs is 4"):
-        create_forward(PlainDevice("cpu"), runtime, cast(CausalLM, Model()), {}, limits, [1])
+        create_forward(PlainDevice("cpu"), runtime, no_pass, {}, limits, [1])
+
+
+class CountingDevice(HostDevice):
+    """Captures take 500 bytes once, for the memory that they share, and 20 bytes each."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self.num_captures = 0
+
+    def capture(self, work: Work) -> Graph:
+        graph = super().capture(work)
+        self.graphs.add(graph)
+        self.num_captures += 1
+        return graph
+
+    def memory(self) -> DeviceMemory:
+        count = len(self.graphs)
+        return DeviceMemory(10_000 - 20 * count - (500 if count else 0), 10_000)
+
+
+def graphs_of(device: HostDevice, forward: ModelPass, sizes: tuple[int, ...] = (1, 2, 4)) -> GraphForward:
+    setup = AttentionSetup((), PAGES, 4, "float32", "cpu", 4, 64, 64)
+    backend = ReferenceBackend(ReferenceBackend.Options(), setup)
+    runtime = Runtime(HostDevice, graphs=sizes)
+    return create_graphs(device, runtime, forward, {0: backend}, SchedulerLimits(64, 4, 64), [1, 3])
+
+
+def doubled(ids: torch.Tensor, positions: torch.Tensor) -> States:
+    return 2.0 * ids[:, None], None
+
+
+def test_what_all_graphs_take_is_measured_on_the_two_largest() -> None:
+    device = CountingDevice()
+    graphs = graphs_of(device, doubled)
+    assert graphs.measure() == 500 + 6 * 20  # three sizes, with one and with three query tokens
+    assert (device.num_captures, len(device.graphs)) == (2, 0)
+    before = device.memory().free
+    graphs.prepare()
+    assert before - device.memory().free == 500 + 6 * 20
+
+
+def test_a_capture_that_fails_ends_the_worker() -> None:
+    """Whatever said that it could be captured: nobody can rely on the process afterwards."""
+
+    def waiting(ids: torch.Tensor, positions: torch.Tensor) -> States:
+        return torch.zeros(len(ids), 1 + int(ids.max())), None
+
+    with pytest.raises(WorkerError, match=r"cannot be used any more: CaptureError: .* Set executor.cuda_graphs to off"):
+        graphs_of(HostDevice("cpu"), waiting).prepare()

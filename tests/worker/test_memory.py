@@ -20,6 +20,7 @@ GIB = 2**30
 def test_what_the_largest_step_leaves() -> None:
     memory = DeviceMemory(free=60 * GIB, total=80 * GIB)
     assert kv_bytes(memory, 0.9, 10 * GIB) == pytest.approx((72 - 20 - 10 - 0.8) * GIB, abs=2)
+    assert kv_bytes(memory, 0.9, 10 * GIB, graphs=3 * GIB) == kv_bytes(memory, 0.9, 13 * GIB)
     assert kv_bytes(memory, 0.3, 10 * GIB) == 0
 
 

@@ -28,6 +28,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRequest, LogitsRow
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest
+from dovetail.nn.host_copies import on_device
 from dovetail.worker.sampling.grammar_masks import GrammarMasks, Masked
 
 _logger = logging.getLogger(__name__)
@@ -302,7 +303,7 @@ def _create_edits(request: NewRequest, vocab_size: int, processors: tuple[str, .
 def _mask_all_but_allowed(logits: Tensor, rows: Sequence[_Row]) -> None:
     for row in rows:
         if row.edits.allowed is not None:
-            allowed = torch.from_numpy(row.edits.allowed).to(logits.device)
+            allowed = on_device(row.edits.allowed, logits.device)
             logits[row.index].masked_fill_(~allowed, _MASKED)
 
 
@@ -355,7 +356,7 @@ def _flat_index(logits: Tensor, tokens: Sequence[tuple[_Row, NDArray[np.int64]]]
 
 def _run_processor(logits: Tensor, rows: Sequence[_Row], name: str, processor: LogitsProcessor) -> dict[int, str]:
     """Shows one processor a copy of its rows, so that one that fails leaves nothing half done."""
-    index = torch.tensor([row.index for row in rows], device=logits.device)
+    index = on_device(np.array([row.index for row in rows], dtype=np.int64), logits.device)
     shown = logits[index]
     try:
         returned: object = processor.apply(shown, [LogitsRow(row.seq_id, row.output_token_ids()) for row in rows])
@@ -381,4 +382,4 @@ def _misuse(shown: Tensor, returned: object, shape: tuple[int, int], like: Tenso
 
 
 def _on_device(array: NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device, non_blocking=True)
+    return on_device(array, like.device)

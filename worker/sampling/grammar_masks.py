@@ -20,6 +20,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, Matcher
 from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.step import NewRequest
+from dovetail.nn.host_copies import on_device
 from dovetail.worker.sampling.delayed_matcher import DelayedMatcher
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 
@@ -259,13 +260,13 @@ class _Walk:
 
 def _mask(logits: Tensor, rows: Sequence[int], legal: NDArray[np.int32]) -> None:
     """Minus infinity for tokens whose bit is 0. `legal`: int32 [len(rows), ceil(vocab_size / 32)]."""
-    words = torch.from_numpy(legal).to(logits.device, non_blocking=True)
+    words = on_device(legal, logits.device)
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     is_masked = ((words[:, :, None] >> bits) & 1).eq(0).flatten(1)[:, : logits.shape[1]]
     if len(rows) == len(logits):
         logits.masked_fill_(is_masked, -torch.inf)
     else:
-        index = torch.tensor(rows, device=logits.device)
+        index = on_device(np.array(rows, dtype=np.int64), logits.device)
         logits[index] = logits[index].masked_fill(is_masked, -torch.inf)
 
 

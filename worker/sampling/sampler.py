@@ -22,6 +22,7 @@ from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import NewRequest, TokenLogprobs
+from dovetail.nn.host_copies import on_device
 from dovetail.nn.operators import torch_operators
 from dovetail.nn.row_max import row_max
 from dovetail.worker.sampling.draw import BatchParams, DrawParams, draw_tokens
@@ -219,7 +220,8 @@ class Sampler:
         rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in counts and row not in output.failed]
         if not rows:
             return {}
-        wanted = logits if len(rows) == len(seq_ids) else logits[torch.tensor(rows, device=logits.device)]
+        indices = np.array(rows, dtype=np.int64)
+        wanted = logits if len(rows) == len(seq_ids) else logits[on_device(indices, logits.device)]
         num_top = np.array([counts[seq_ids[row]] for row in rows], dtype=np.int64)
         return dict(zip(rows, token_logprobs(wanted, output.token_ids[rows], num_top), strict=True))
 
@@ -266,14 +268,14 @@ def token_logprobs(
         rows = np.flatnonzero(wanted == count)
         for start in range(0, len(rows), _LOGPROB_ROWS):
             part = rows[start : start + _LOGPROB_ROWS]
-            selected = logits[torch.from_numpy(part).to(logits.device)]
+            selected = logits[on_device(part, logits.device)]
             entries |= zip(part.tolist(), _entries(selected, token_ids[part], int(count)), strict=True)
     return [entries[row] for row in range(len(token_ids))]
 
 
 def _entries(logits: Tensor, token_ids: NDArray[np.int64], num_top: int) -> list[TokenLogprobs]:
     log_probs = logits.float().log_softmax(-1)
-    chosen = log_probs.gather(1, torch.from_numpy(token_ids).to(log_probs.device)[:, None])
+    chosen = log_probs.gather(1, on_device(token_ids, log_probs.device)[:, None])
     # Counted as floats (exact below 2**24), which CPUs sum much faster than booleans.
     is_higher = torch.gt(log_probs, chosen, out=torch.empty_like(log_probs))
     ranks = is_higher.sum(-1).long() + 1

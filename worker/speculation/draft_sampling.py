@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.nn.host_copies import on_device
 from dovetail.nn.row_max import row_max
 from dovetail.worker.sampling.draw import DrawParams, distributions, draw, draw_tokens, row_groups
 from dovetail.worker.sampling.sampler import Sampler, unusable
@@ -25,7 +26,7 @@ def draft_distributions(logits: torch.Tensor, sampling: Sequence[SamplingParams]
 
 def draft_draw(probs: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
     """As `DraftSetup.draw`."""
-    chosen = torch.from_numpy(np.ascontiguousarray(uniforms, dtype=np.float64)).to(probs.device)
+    chosen = on_device(np.asarray(uniforms, dtype=np.float64), probs.device)
     if not len(probs):
         return torch.empty(0, dtype=torch.int64, device=probs.device)
     return torch.cat([draw(probs[start:end], chosen[start:end]) for start, end in row_groups(len(probs), probs)])
@@ -77,7 +78,7 @@ class TargetRows:
         failed. What it takes in transfers to the device does not depend on how many requests they are of."""
         device = self._logits.device
         params = self._sampler.draw_params([self._seq_ids[row] for row in rows.tolist()], None)
-        chosen = torch.from_numpy(rows).to(device)
+        chosen = on_device(rows, device)
         found = distributions(self._logits, None if params is None else params.on(device), self._best, chosen)
         failed = [i for i, row in enumerate(rows.tolist()) if row in self.failed] if self.failed else []
         if failed:

@@ -17,6 +17,7 @@ from dovetail.contracts.executor import ANSWERING_TENSOR_RANK
 from dovetail.contracts.model import CausalLM, ModelContext
 from dovetail.contracts.speculation import AcceptanceRule, Draft
 from dovetail.contracts.step import DraftCounts, StepPlan, StepResult
+from dovetail.nn.host_copies import on_device
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.sampling.sampler import Sampler
@@ -113,7 +114,7 @@ class Speculation:
                 self._drafting.computed(seq_id, count)
             end = int(inputs.query_start[index + 1])
             rows += range(end - count - 1, end)
-        wanted = hidden if len(rows) == len(hidden) else hidden[torch.tensor(rows, device=self._device)]
+        wanted = hidden if len(rows) == len(hidden) else hidden[on_device(np.array(rows, dtype=np.int64), self._device)]
         logits = self._model.compute_logits(wanted)
         verdicts = self._judge(logits, requests, indices, sampler, step)
         for index, request, (nodes, token) in zip(indices, requests, verdicts, strict=True):
@@ -209,8 +210,8 @@ class Speculation:
         first = int(inputs.query_start[index + 1]) - len(request.draft.token_ids)
         for group_id, layer in self._layers:
             slots = inputs.slot_mappings[group_id]
-            source = torch.from_numpy(slots[[first + node for node in nodes]]).to(self._device)
-            target = torch.from_numpy(slots[first : first + len(nodes)].copy()).to(self._device)
+            source = on_device(slots[[first + node for node in nodes]], self._device)
+            target = on_device(slots[first : first + len(nodes)].copy(), self._device)
             layer.move_slots(source, target)
 
     def _share_drafts(self, drafts: dict[int, Draft], plan: StepPlan) -> dict[int, Draft]:
@@ -238,8 +239,8 @@ class Speculation:
     def _broadcast(self, table: np.ndarray) -> np.ndarray:
         if self._communicator.size == 1:
             return table
-        on_device = torch.from_numpy(table).to(self._device)
-        return self._communicator.broadcast(on_device, ANSWERING_TENSOR_RANK).cpu().numpy()
+        shared = self._communicator.broadcast(on_device(table, self._device), ANSWERING_TENSOR_RANK)
+        return shared.cpu().numpy()
 
 
 def _place_tree(inputs: StepInputs, index: int, draft: Draft) -> None:

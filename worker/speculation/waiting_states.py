@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from dovetail.nn.host_copies import on_device
+
 States = tuple[torch.Tensor | None, torch.Tensor | None]
 """The last states and those between layers, as `DraftBatch` holds them; None where the drafter wants none."""
 
@@ -83,7 +85,8 @@ class WaitingStates:
 
 def _taken(states: States, rows: Sequence[int]) -> States:
     """Copies: what a step computes is overwritten by the next."""
-    last, layers = (None if part is None else part[torch.tensor(rows, device=part.device)] for part in states)
+    indices = np.array(rows, dtype=np.int64)
+    last, layers = (None if part is None else part[on_device(indices, part.device)] for part in states)
     return last, layers
 
 

@@ -42,6 +42,7 @@ _CAPABILITIES = QuantizationCapabilities(
     embeddings=True,
     batch_invariant=True,
     reloads_rows=True,
+    graph_capture=True,
 )
 
 

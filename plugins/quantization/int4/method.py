@@ -52,6 +52,7 @@ class Int4Method(QuantizationMethod):
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         packed_formats=frozenset(_FORMATS),
         reloads_rows=True,
+        graph_capture=True,
     )
 
     @classmethod

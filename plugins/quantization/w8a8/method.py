@@ -50,6 +50,7 @@ class _EightBitMethod(QuantizationMethod):
         device_types=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         reloads_rows=True,
+        graph_capture=True,
     )
     options: EightBitOptions
 

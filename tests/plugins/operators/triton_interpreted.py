@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.executors.gpu.capture import capture
 from dovetail.nn.context import BuildContext
 from dovetail.nn.kernels import PackedLinear
 from dovetail.nn.moe import SparseMoE, SparseShape
@@ -112,3 +113,19 @@ def test_int4_products(rows: int, group_size: int, dtype: torch.dtype) -> None:
     expected = x.double() @ part.written_out(0, features, dtype).double().T
     tolerance = 1.6e-2 if dtype == torch.bfloat16 else 2e-3
     torch.testing.assert_close(part.multiplied(x).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@torch.inference_mode()
+def test_launches_are_recorded_by_the_null_device() -> None:
+    """In a graph they are repeated with the tensors and numbers that they had, between torch's operations."""
+    x, weight, found = torch.randn(3, 64), torch.rand(64), {}
+
+    def work() -> None:
+        found["y"] = create().rms_norm(x + 1, weight, 1e-6) * 2
+
+    graph = capture(work)
+    assert found["y"].isnan().all()
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(found["y"], create().rms_norm(x + 1, weight, 1e-6) * 2)
