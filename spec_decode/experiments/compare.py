@@ -76,7 +76,9 @@ class _Requests(BaseModel):
     finish_reason: list[str]
     drafter_error: list[str | None]
     drafted_per_position: list[list[int]] = []
-    """Missing in older reports."""
+    """Missing in older reports, as what follows."""
+    turn: list[int] = []
+    first_prompt: list[int | None] = []
 
 
 class _Equality(BaseModel):
@@ -103,9 +105,7 @@ class SavedReport(BaseModel):
     def records(self) -> list[RequestRecord]:
         """Returns one record per request."""
         columns = self.requests.model_dump()
-        if not self.requests.drafted_per_position:
-            del columns["drafted_per_position"]
-        return from_columns(RequestRecord, columns)
+        return from_columns(RequestRecord, {name: own for name, own in columns.items() if own})
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Each group of prompts runs once: new prompts are what decides, and the same ones again say little. After each round the
 speed-ups over the baseline in tokens/s are looked at, which is what `sequential` is for. A batch size ends when all of
-its are decided; p-values are compared with equal parts (Bonferroni) of half of the 5%, over all arms, lengths and batch sizes
-of the experiment, so that no verdict depends on what is measured later: corrections of reports are milder.
+its are decided; p-values are compared with equal parts (Bonferroni) of half of the 5%, over all arms, lengths and
+batch sizes of the experiment, so that no verdict depends on what is measured later: corrections of reports are milder.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def report(
             times = [(1 + 0.01 * (prompt % 3)) * step / speed for step in own]
             drafted, stood = (drafts, drafts // 2) if is_drafted else (0, 0)
             row = [arm, 4 if is_drafted else None, 1, 0, prompt, prompt, "all", [1, 2, 3], times, drafted, stood]
-            row += [[stood], "length", error if is_drafted else None, [drafted]]
+            row += [[stood], "length", error if is_drafted else None, [drafted], 0, None]
             for column, value in zip(columns.values(), row, strict=True):
                 column.append(value)
     provenance = {
