@@ -136,7 +136,7 @@ def _speed_bench(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
     require(
         not any(text.startswith(_SPEED_BENCH_PLACEHOLDER) for text in (prompt.text or "", *prompt.later_turns)),
         f"{origin}: the text of this prompt is not in the published set, which has a placeholder here: fetch all texts"
-        " with NVIDIA's specdec_bench or NeMo-Skills (dataset/speed-bench/prepare.py), and give the file that it writes",
+        " with NVIDIA's specdec_bench or NeMo-Skills (dataset/speed-bench/prepare.py), and give their file",
     )
     return prompt
 

@@ -110,8 +110,8 @@ class AcceptanceCapabilities:
     sampling: bool = False
     """The rule serves requests with a temperature above 0; otherwise the engine refuses them when they arrive."""
     synthetic: bool = False
-    """The rule is for measuring only: it may accept any drafted token, at temperature 0 too, so that tokens are wrong by
-    design. Requests whose output must have a form (`SamplingParams.structured_outputs`) are excepted."""
+    """The rule is for measuring only: it may accept any drafted token, at temperature 0 too, so that tokens are wrong
+    by design. Requests whose output must have a form (`SamplingParams.structured_outputs`) are excepted."""
 
 
 @dataclass(frozen=True)

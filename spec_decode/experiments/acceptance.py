@@ -21,7 +21,8 @@ DEFINITIONS: Mapping[str, str] = {
     "at position j, of drafts": "share of rounds in which at least j draft tokens were accepted, among those with at"
     " least j verified in a row (metrics.accepted_per_position / metrics.drafted_per_position, as --stats prints)",
     "wasted": "draft tokens that were verified and rejected, per output token",
-    "interval": "95%, over prompts (all requests of a prompt, and later turns of its conversation, together): Student's t on the logit of the share, with the"
+    "interval": "95%, over prompts (all requests of a prompt, and of later turns of its conversation, together)"
+    ": Student's t on the logit of the share, with the"
     " delete-one jackknife's error, so that no end is beyond what can be; none where fewer than"
     f" {MIN_GROUPS} prompts drafted",
 }

@@ -40,8 +40,8 @@ def _accepted(score: SpecBenchScore | None) -> str:
 
 def _notes(report: Report, scores: Sequence[SpecBenchScore]) -> list[str]:
     notes = [
-        "By Spec-Bench's definitions, at batch size 1: speed-ups are ratios of tokens/s, each the mean over questions of"
-        " their tokens / seconds, prompts included; #MAT (mean accepted tokens) is tokens per decode step, bonus token"
+        "By Spec-Bench's definitions, at batch size 1: speed-ups are ratios of tokens/s, each the mean over questions"
+        " of their tokens / seconds, prompts included; #MAT (mean accepted tokens) is tokens per decode step, bonus token"
         " included. ±: standard deviation over repetitions, which says nothing about other prompts. The speed-ups of"
         " the section Speed are geometric means of paired ratios, with intervals over prompts."
     ]

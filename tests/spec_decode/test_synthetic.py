@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ from dovetail.testing.acceptance_suite import (
 )
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
-ROUNDS = 3_000
+ROUNDS = 1_000
 
 
 class TestSyntheticRule(AcceptanceRuleSuite):
     rule_class = SyntheticRule
-    options = {"rate": 0.6}
+    options: ClassVar[dict[str, Any]] = {"rate": 0.6}
 
 
 def accepted_counts(draft: Draft, **options: Any) -> np.ndarray:
