@@ -8,6 +8,7 @@ found, speed can be measured as a function of it, and a cost model (Leviathan et
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
@@ -46,7 +47,7 @@ class SyntheticOptions(PluginOptions):
         if len(given) != 1:
             raise ValueError(f"give exactly one of rate, rates and length, not {' and '.join(given) or 'none'}")
         shares = self.rates or ()
-        if any(later > before for before, later in zip(shares, shares[1:], strict=False)):
+        if any(later > before for before, later in pairwise(shares)):
             raise ValueError(f"rates must not rise: a draft is accepted only after those before it, got {shares}")
         return self
 

@@ -41,9 +41,9 @@ def _accepted(score: SpecBenchScore | None) -> str:
 def _notes(report: Report, scores: Sequence[SpecBenchScore]) -> list[str]:
     notes = [
         "By Spec-Bench's definitions, at batch size 1: speed-ups are ratios of tokens/s, each the mean over questions"
-        " of their tokens / seconds, prompts included; #MAT (mean accepted tokens) is tokens per decode step, bonus token"
-        " included. ±: standard deviation over repetitions, which says nothing about other prompts. The speed-ups of"
-        " the section Speed are geometric means of paired ratios, with intervals over prompts."
+        " of their tokens / seconds, prompts included; #MAT (mean accepted tokens) is tokens per decode step, bonus"
+        " token included. ±: standard deviation over repetitions, which says nothing about other prompts. The speed-ups"
+        " of the section Speed are geometric means of paired ratios, with intervals over prompts."
     ]
     if report.provenance.experiment["workload"]["turns"] == "first":
         notes.append("First turns alone: Spec-Bench asks all of them (workload.turns: all).")
