@@ -61,5 +61,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 1)
+VERSION = ContractVersion(1, 2)
 """Version of this package's public modules, shared by all of them."""

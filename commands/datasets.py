@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dovetail.commands.checks import require
 from dovetail.contracts.errors import ConfigError
 
-Shape = Literal["prompts", "spec_bench", "speed_bench", "humaneval", "gsm8k"]
+Shape = Literal["prompts", "spec_bench", "humaneval", "gsm8k"]
 
 _PARQUET_MAGIC = b"PAR1"
 _SPEED_BENCH_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -35,15 +35,17 @@ class Prompt:
     """Tokens to generate; None where the line does not say."""
     later_turns: tuple[str, ...] = ()
     """What the user says after the answer to `text`, after the answer to that, and so on."""
+    sub_category: str | None = None
+    """Of SPEED-Bench, which alone has them."""
 
 
 def read_prompts(option: str, path: Path, shape: Shape | Literal["auto"] = "auto") -> tuple[Shape, list[Prompt]]:
     """Returns the shape and the prompts of a file that an option names.
 
-    Shape "auto" depends on the keys of the first line: "sub_category" with "turns" or "messages" (SPEED-Bench),
-    "turns" (Spec-Bench, MT-Bench), "task_id" and "entry_point" (HumanEval), "question" (GSM8K), else plain: "prompt" or
-    "prompt_token_ids", with "category" and "output_tokens" where a line has them. Raises `ConfigError` with the line
-    that cannot be used.
+    Shape "auto" depends on the keys of the first line: "turns" (Spec-Bench, MT-Bench, SPEED-Bench; or "messages" with
+    "sub_category", as SPEED-Bench is prepared), "task_id" and "entry_point" (HumanEval), "question" (GSM8K), else
+    plain: "prompt" or "prompt_token_ids", with "category" and "output_tokens" where a line has them. Raises
+    `ConfigError` with the line that cannot be used.
     """
     try:
         raw = path.read_bytes()
@@ -84,9 +86,7 @@ def _records(text: str, origin: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _shape_of(record: Mapping[str, Any]) -> Shape:
     """Returns the shape of a file by the keys of its first line."""
-    if "sub_category" in record and ("turns" in record or "messages" in record):
-        return "speed_bench"
-    if "turns" in record:
+    if "turns" in record or ("messages" in record and "sub_category" in record):
         return "spec_bench"
     if "task_id" in record and "entry_point" in record:
         return "humaneval"
@@ -119,33 +119,35 @@ def _plain(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
 
 
 def _spec_bench(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
-    return _conversation(index, record, record.get("turns"), origin)
-
-
-def _speed_bench(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
-    """The published rows have `turns`; NeMo-Skills' prepare.py, which fetches the missing texts, writes `messages`."""
     turns = record.get("turns")
-    if turns is None:
-        messages = record.get("messages")
-        is_user = isinstance(messages, list) and all(
-            isinstance(message, Mapping) and message.get("role") == "user" for message in messages
-        )
-        require(is_user, f"{origin}: messages must be a list of a user's messages, as SPEED-Bench's prepare.py writes")
-        turns = [message.get("content") for message in messages or ()]
-    prompt = _conversation(index, record, turns, origin)
+    if turns is None and "messages" in record:
+        turns = _messages_of_user(record["messages"], origin)
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise ConfigError(f"{origin}: turns must be a list of texts, one for each time that the user speaks")
     require(
-        not any(text.startswith(_SPEED_BENCH_PLACEHOLDER) for text in (prompt.text or "", *prompt.later_turns)),
+        not any(text.startswith(_SPEED_BENCH_PLACEHOLDER) for text in turns),
         f"{origin}: the text of this prompt is not in the published set, which has a placeholder here: fetch all texts"
         " with NVIDIA's specdec_bench or NeMo-Skills (dataset/speed-bench/prepare.py), and give their file",
     )
-    return prompt
+    sub_category = record.get("sub_category")
+    return Prompt(
+        index=index,
+        origin=origin,
+        category=str(record.get("category", "all")),
+        text=turns[0],
+        later_turns=tuple(turns[1:]),
+        sub_category=None if sub_category is None else str(sub_category),
+    )
 
 
-def _conversation(index: int, record: Mapping[str, Any], turns: Any, origin: str) -> Prompt:
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ConfigError(f"{origin}: turns must be a list of texts, one for each time that the user speaks")
-    category = str(record.get("category", "all"))
-    return Prompt(index=index, origin=origin, category=category, text=turns[0], later_turns=tuple(turns[1:]))
+def _messages_of_user(messages: Any, origin: str) -> list[Any]:
+    """The published rows of SPEED-Bench have `turns`; NeMo-Skills' prepare.py, which fetches the missing texts, writes
+    `messages` in their place."""
+    is_user = isinstance(messages, list) and all(
+        isinstance(message, Mapping) and message.get("role") == "user" for message in messages
+    )
+    require(is_user, f"{origin}: messages must be a list of a user's messages, as SPEED-Bench's prepare.py writes")
+    return [message.get("content") for message in messages]
 
 
 def _humaneval(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
@@ -159,7 +161,6 @@ def _gsm8k(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
 _SHAPES: Mapping[Shape, Callable[[int, Mapping[str, Any], str], Prompt]] = {
     "prompts": _plain,
     "spec_bench": _spec_bench,
-    "speed_bench": _speed_bench,
     "humaneval": _humaneval,
     "gsm8k": _gsm8k,
 }

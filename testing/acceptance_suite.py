@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -117,9 +118,7 @@ class AcceptanceRuleSuite:
         ]
         assert list(self.create().verify([])) == []
 
-    def sampled_requests(
-        self, num_requests: int = 300, structured_outputs: StructuredOutputs | None = None
-    ) -> list[VerifyRequest]:
+    def sampled_requests(self, num_requests: int = 300) -> list[VerifyRequest]:
         """Requests at `TEMPERATURES` over 6 tokens, of which each row of the target leaves some out, as masks and
         truncation do. Half of the drafts are tokens that the target leaves out, and some come with distributions;
         uniforms at the ends of their range are among them."""
@@ -148,8 +147,7 @@ class AcceptanceRuleSuite:
                 uniforms[:] = (0.0, 1 - 2.0**-53)[index % 2]
             draft = Draft(tokens, shape.parents, given)
             rows = torch.from_numpy(target).float()
-            temperature = TEMPERATURES[index % len(TEMPERATURES)]
-            sampling = SamplingParams(temperature=temperature, structured_outputs=structured_outputs)
+            sampling = SamplingParams(temperature=TEMPERATURES[index % len(TEMPERATURES)])
             requests.append(request_over(draft, rows, sampling, uniforms[:count], uniforms[count:]))
         return requests
 
@@ -159,8 +157,10 @@ class AcceptanceRuleSuite:
         capabilities = self.rule_class.capabilities
         if not capabilities.sampling:
             pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
-        form = StructuredOutputs(choice=("yes", "no")) if capabilities.synthetic else None
-        requests = self.sampled_requests(structured_outputs=form)
+        requests = self.sampled_requests()
+        if capabilities.synthetic:
+            form = StructuredOutputs(choice=("yes", "no"))
+            requests = [replace(r, sampling=replace(r.sampling, structured_outputs=form)) for r in requests]
         verdicts = self.create().verify(requests)
         assert len(verdicts) == len(requests)
         for request, verdict in zip(requests, verdicts, strict=True):

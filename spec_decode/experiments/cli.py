@@ -102,6 +102,7 @@ def run(
     check_writable("--journal", journal)
     require(max_minutes is None or max_minutes > 0, f"--max-minutes is {max_minutes}: give more than 0")
     from dovetail.spec_decode.experiments.fail_if import Condition
+    from dovetail.spec_decode.experiments.load_rows import PREFIX, load_names
     from dovetail.spec_decode.experiments.results import result_names
     from dovetail.spec_decode.experiments.schema import read_experiment
 
@@ -109,8 +110,10 @@ def run(
     if baseline is not None:
         parsed = parsed.model_copy(update={"baseline": baseline})
     condition = Condition(fail_if) if fail_if is not None else None
+    is_of_load = condition is not None and any(name.startswith(PREFIX) for name in condition.names)
     if condition is not None:
-        condition.check_names(result_names())
+        require(not is_of_load or parsed.load is not None, f"--fail-if {fail_if!r}: the experiment has no load")
+        condition.check_names(load_names() if is_of_load else result_names())
     folder = experiment.absolute().parent
     if check:
         _print_setup(parsed, folder, allow)
@@ -128,7 +131,8 @@ def run(
     if html_file is not None:
         write_text("--html", html_file, report_page(report))
     print_report(report)
-    if condition is not None and (failures := condition.failures(report.rows())):
+    rows = report.load_rows() if is_of_load else report.rows()
+    if condition is not None and (failures := condition.failures(rows)):
         for failure in failures:
             typer.echo(f"failed: {failure.message}", err=True)
         raise typer.Exit(1)
@@ -202,9 +206,14 @@ def _print_setup(parsed: Any, folder: Path, allow: bool) -> None:
     from dovetail.spec_decode.experiments.admission import check_admission
     from dovetail.spec_decode.experiments.arms import prepare
     from dovetail.spec_decode.experiments.datasets import load_prompts
+    from dovetail.spec_decode.experiments.load_plan import foretell_load, read_load_trace
     from dovetail.spec_decode.experiments.terminal import print_setup
 
     data = load_prompts(parsed.workload, folder)
     setup = prepare(parsed, folder, allow=allow)
     check_admission(parsed, setup, data)
+    trace = read_load_trace(parsed, folder)
     print_setup(parsed, setup, data)
+    if parsed.load is not None:
+        num_variants = sum(len(engine.variants) for engine in setup.engines)
+        typer.echo(foretell_load(parsed.load, trace, num_variants * parsed.repetitions))

@@ -57,14 +57,18 @@ class DataSet:
 def load_prompts(workload: WorkloadSection, folder: Path) -> DataSet:
     """Reads and chooses prompts. Relative paths are resolved against `folder`. Raises `ConfigError` with the line that
     cannot be used."""
+    asked = "spec_bench" if workload.format == "speed_bench" else workload.format
     if workload.data == BUILTIN:
         text = resources.files("dovetail.spec_decode.experiments").joinpath("prompts.jsonl").read_text("utf-8")
-        name, (shape, prompts) = BUILTIN, parse_prompts(text, BUILTIN, workload.format)
+        name, (shape, prompts) = BUILTIN, parse_prompts(text, BUILTIN, asked)
     else:
         path = folder / workload.data
-        name, (shape, prompts) = path.name, read_prompts("workload.data", path, workload.format)
-    chosen = _choose(_task_groups(prompts) if shape == "spec_bench" else prompts, workload)
-    return DataSet(name, shape, chosen, _digest(chosen))
+        name, (shape, prompts) = path.name, read_prompts("workload.data", path, asked)
+    has_sub_categories = any(prompt.sub_category is not None for prompt in prompts)
+    is_speed_bench = shape == "spec_bench" and (workload.format == "speed_bench" or has_sub_categories)
+    merges = shape == "spec_bench" and not is_speed_bench
+    chosen = _choose(_task_groups(prompts) if merges else prompts, workload)
+    return DataSet(name, "speed_bench" if is_speed_bench else shape, chosen, _digest(chosen))
 
 
 def _task_groups(prompts: Sequence[Prompt]) -> Sequence[Prompt]:

@@ -36,6 +36,10 @@ grid:
   batch_sizes: [1, 4]        # requests in flight
   draft_lengths: [2, 4]      # for arms without num_tokens; every round, unless the drafter writes its length
 
+# load:                      # requests that come at times of their own, the same in every arm, after the grid
+#   rates: [1, 2]            # per second; or trace: FILE, in Azure's or Mooncake's format
+#   slo: {ttft: 1000, itl: 100}
+
 repetitions: 2
 warmup: 1                    # groups per arm that run before, dropped
 baseline: plain              # what speed is compared with: any arm, or arm@4

@@ -26,7 +26,10 @@ from dovetail.spec_decode.experiments.features import try_features
 from dovetail.spec_decode.experiments.identity import identity
 from dovetail.spec_decode.experiments.journal import Journal, open_journal
 from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
+from dovetail.spec_decode.experiments.load_plan import plan_load, read_load_trace
+from dovetail.spec_decode.experiments.load_results import LoadReport, describe_load
 from dovetail.spec_decode.experiments.measuring import Course, Decide, Extent, Measured, TimeLimit, measure
+from dovetail.spec_decode.experiments.open_loop import LoadCourse
 from dovetail.spec_decode.experiments.progress import TurnProgress
 from dovetail.spec_decode.experiments.provenance import sha256_of
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of
@@ -65,6 +68,7 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
     setup = prepare(experiment, folder, allow=allow)
     check_admission(experiment, setup, data)
     baseline = _baseline(experiment, setup)
+    trace = read_load_trace(experiment, folder)
     decide: Decide | None = None
     if procedure.until_decided:
         experiment = experiment.model_copy(update={"repetitions": 1, "rerun_disturbed": 0})
@@ -75,11 +79,15 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
             resident = [psutil.Process().memory_info().rss] * len(bench.engines)
             workload = with_later_turns(bench, read_prompts(data, bench.engines[0], experiment), data.name)
             journal.begin(sha256_of([list(ids) for ids in workload.token_ids]))
+            points = plan_load(experiment, workload, trace, bench.engines[0].config.model.max_model_len)
             course = Course(bench, workload, journal, decide)
             with TurnProgress(course.num_left()) as progress:
                 measure(course, progress.begin, limit)
+            load = LoadCourse(bench, workload, points, journal, course.failures)
+            load_report = _measure_load(experiment, load, limit)
+            course.failures |= load.failures
             measured = course.measured()
-            report = _report(experiment, setup, bench, data, workload, resident, measured)
+            report = replace(_report(experiment, setup, bench, data, workload, resident, measured), load=load_report)
         if experiment.sampling.temperature == 0:
             return report
         return replace(report, equality=_watch(experiment, setup, workload, measured))
@@ -95,6 +103,17 @@ def _journal(procedure: Procedure, of: Mapping[str, Any]) -> AbstractContextMana
     if procedure.journal is None:
         return nullcontext(Journal())
     return open_journal(procedure.journal, of, resume=procedure.resume)
+
+
+def _measure_load(experiment: Experiment, course: LoadCourse, limit: TimeLimit) -> LoadReport | None:
+    if experiment.load is None:
+        return None
+    with TurnProgress(course.num_left()) as progress:
+        course.measure(progress.begin, limit)
+    records = course.records()
+    if not records:
+        return None
+    return describe_load(records, experiment.load.slo, Resampler(experiment.seed), course.num_planned())
 
 
 def _report(

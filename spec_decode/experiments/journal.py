@@ -23,6 +23,7 @@ from dovetail.commands.machine import Span
 from dovetail.commands.saved import differences
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.columns import from_columns, plain, to_columns
+from dovetail.spec_decode.experiments.load_records import FinishedSegment, LoadRecord, SegmentKey
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 
 FORMAT = 1
@@ -64,6 +65,8 @@ class Journal:
     def __init__(self, file: BufferedRandom | None = None, sessions: Sequence[Mapping[str, Any]] = ()):
         self.turns: dict[TurnKey, FinishedTurn] = {}
         """What has finished, in the order in which it ran; in earlier sessions too."""
+        self.segments: dict[SegmentKey, FinishedSegment] = {}
+        """Likewise, of an open-loop load."""
         self._file = file
         self._sessions = list(sessions)
 
@@ -84,6 +87,12 @@ class Journal:
         """Writes a turn; it is on disk afterwards. Raises `ConfigError` where it cannot be written."""
         self.turns[turn.key] = turn
         self._write({"turn": _encode(turn)})
+
+    def append_segment(self, segment: FinishedSegment) -> None:
+        """Does what `append` does, for a segment of an open-loop load."""
+        self.segments[segment.key] = segment
+        bare: dict[str, Any] = plain(replace(segment, requests=()))
+        self._write({"segment": bare | {"requests": to_columns(segment.requests)}})
 
     def write_header(self, identity: Mapping[str, Any]) -> None:
         """Starts the file anew."""
@@ -160,6 +169,8 @@ def _read(path: Path, file: BufferedRandom, identity: Mapping[str, Any], *, resu
     file.seek(len(whole))
     journal = Journal(file, [line["session"] for line in lines if "session" in line])
     journal.turns = {turn.key: turn for turn in turns}
+    segments = [_decode_segment(path, i, line["segment"]) for i, line in enumerate(lines, 1) if "segment" in line]
+    journal.segments = {segment.key: segment for segment in segments}
     return journal
 
 
@@ -186,3 +197,10 @@ def _decode(path: Path, number: int, data: Mapping[str, Any]) -> FinishedTurn:
         return FinishedTurn(**{**data, "requests": requests, "steps": steps, "span": span})
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"{path}:{number}: no turn as this version writes it ({error}): {_REMEDY}") from error
+
+
+def _decode_segment(path: Path, number: int, data: Mapping[str, Any]) -> FinishedSegment:
+    try:
+        return FinishedSegment(**{**data, "requests": from_columns(LoadRecord, data["requests"])})
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}:{number}: no segment as this version writes it ({error}): {_REMEDY}") from error

@@ -12,6 +12,8 @@ from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
 from dovetail.spec_decode.experiments.columns import plain, to_columns
 from dovetail.spec_decode.experiments.cost import CostModel, Crossover, GridCell, StepCost
 from dovetail.spec_decode.experiments.equality import Equality
+from dovetail.spec_decode.experiments.load_results import LoadReport
+from dovetail.spec_decode.experiments.load_rows import load_rows
 from dovetail.spec_decode.experiments.provenance import Provenance
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows
@@ -46,10 +48,16 @@ class Report:
     """Of tokens/s, every variant against every other one but the baseline."""
     baseline: VariantKey = PLAIN
     """What speed is compared with."""
+    load: LoadReport | None = None
+    """Where the experiment has one."""
 
     def rows(self) -> list[Row]:
         """What `--fail-if` judges; see `dovetail.spec_decode.experiments.results`."""
         return result_rows(self.equality, self.speed, self.acceptance, self.status, self.requests, self.label)
+
+    def load_rows(self) -> list[Row]:
+        """Likewise, of an open-loop load: for conditions that name `load.`."""
+        return load_rows(self.load, self.label) if self.load is not None else []
 
     def label(self, arm: str, length: int | None) -> str:
         """A variant's name in tables."""
@@ -67,7 +75,7 @@ def as_data(report: Report) -> dict[str, Any]:
         value = getattr(report, section.name)
         found[section.name] = to_columns(value) if section.name in _COLUMNS else plain(value)
     found["definitions"] = {"acceptance": dict(DEFINITIONS), "speed": dict(METRICS)}
-    found["results"] = [{"label": row.label, **plain(row.values)} for row in report.rows()]
+    found["results"] = [{"label": row.label, **plain(row.values)} for row in (*report.rows(), *report.load_rows())]
     return found
 
 

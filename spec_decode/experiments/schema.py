@@ -19,6 +19,7 @@ CONTROL = "plain-again"
 """The baseline a second time, as an arm of its own: what differs between the two is noise."""
 
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
 ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
@@ -104,6 +105,56 @@ class GridSection(_Section):
         return tuple(dict.fromkeys(value))
 
 
+class LevelsSection(_Section):
+    """Limits in milliseconds that a request must keep to count as served well."""
+
+    ttft: Positive | None = None
+    """From its arrival to its first token."""
+    itl: Positive | None = None
+    """Mean time per token after the first."""
+    e2e: Positive | None = None
+    """From its arrival to its last token."""
+
+
+class LoadSection(_Section):
+    """Open-loop load: requests that come at times of their own, whether earlier ones have finished or not."""
+
+    rates: tuple[Positive, ...] = ()
+    """Requests per second; each is measured."""
+    arrivals: Literal["poisson", "gamma", "constant"] = "poisson"
+    """Gaps between requests: exponential, gamma with shape `burstiness`, or all equal."""
+    burstiness: Positive | None = None
+    """Shape of gamma gaps: less than 1 comes in bursts, more is steadier than Poisson."""
+    trace: str | None = None
+    """In place of rates: a file of arrivals, prompt and output lengths (CSV as Azure's, or Mooncake's JSONL), from the
+    experiment file's folder."""
+    speeds: tuple[Positive, ...] = (1.0,)
+    """How many times as fast the trace comes; each is measured."""
+    requests: int = Field(default=16, ge=8)
+    """Of a segment: it starts with an idle engine and ends with its last request."""
+    segments: Count = 6
+    """With other prompts and arrivals each, the same in every arm and repetition. Intervals are over segments."""
+    slo: LevelsSection = LevelsSection()
+    """What goodput asks for; empty: no goodput."""
+
+    @field_validator("rates", "speeds")
+    @classmethod
+    def _once(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _one_source(self) -> LoadSection:
+        if bool(self.rates) == (self.trace is not None):
+            raise ValueError("give either rates, in requests per second, or a trace")
+        if self.trace is None and "speeds" in self.model_fields_set:
+            raise ValueError("speeds belong to a trace: give rates alone")
+        if self.trace is not None and "arrivals" in self.model_fields_set:
+            raise ValueError("the trace says when requests arrive: leave arrivals out")
+        if (self.arrivals == "gamma") != (self.burstiness is not None):
+            raise ValueError("burstiness is the shape of gamma gaps: give it with arrivals: gamma, and there alone")
+        return self
+
+
 class Experiment(_Section):
     """An experiment file."""
 
@@ -114,6 +165,8 @@ class Experiment(_Section):
     workload: WorkloadSection = WorkloadSection()
     sampling: SamplingSection = SamplingSection()
     grid: GridSection = GridSection()
+    load: LoadSection | None = None
+    """Measured after the grid, in the same engines; left out: nothing of the kind."""
     repetitions: Count = 3
     rerun_disturbed: int = Field(default=4, ge=0)
     """Rounds in which other processes took more than 10% of the machine run again at the end of their repetition at

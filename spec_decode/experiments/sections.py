@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
+from dovetail.spec_decode.experiments.load_section import load_sections
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.result_sections import (
     acceptance_section,
@@ -31,6 +32,7 @@ def all_sections(report: Report) -> list[Section]:
         equality_section(report),
         acceptance_section(report),
         speed_section(Compared(report.baseline, report.speed, report.pairs), report.label),
+        *load_sections(report),
         *spec_bench_sections(report),
         grid_section(report),
         steps_section(report),

@@ -117,9 +117,9 @@ def print_comparison(comparison: Comparison) -> None:
 def print_setup(experiment: Experiment, setup: Setup, data: DataSet) -> None:
     """Prints what would run."""
     console = create_console()
-    console.print(f"{data.name}: {len(data.prompts)} prompts ({data.format})")
+    console.print(f"{data.name}: {data.num_requests} prompts ({data.format})")
     num_variants = sum(len(engine.variants) for engine in setup.engines)
-    turns = num_turns(experiment, num_variants, len(data.prompts))
+    turns = num_turns(experiment, num_variants, data.num_requests)
     console.print(f"{turns} groups will run, warm-up included, of {num_variants} arms and lengths")
     for index, engine in enumerate(setup.engines):
         console.print(f"engine {index + 1}: {', '.join(variant.label for variant in engine.variants)}")

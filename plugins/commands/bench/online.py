@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import AsyncLLMEngine, LLMEngine
+from dovetail.commands.arrivals import check_burstiness, draw_arrivals, parse_rate, read_trace
 from dovetail.commands.checks import require_at_least
 from dovetail.commands.machine import Span, Watch
 from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.plugins.commands.bench.arrivals import check_burstiness, draw_arrivals, parse_rate, read_trace
 from dovetail.plugins.commands.bench.corpus import read_corpus
 from dovetail.plugins.commands.bench.neighbours import neighbours
 from dovetail.plugins.commands.bench.result import Result, now

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dovetail.commands.arrivals import BLOCK_TOKENS, TracedRequest
 from dovetail.commands.checks import nearest, require
-from dovetail.plugins.commands.bench.arrivals import BLOCK_TOKENS, TracedRequest
 
 _OWN_TOKENS = 8
 """Tokens at the begin of a trace's block that are drawn for it."""

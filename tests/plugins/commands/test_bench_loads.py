@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.commands.arrivals import TracedRequest, draw_arrivals, parse_rate, read_trace
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.arrivals import TracedRequest, draw_arrivals, parse_rate, read_trace
 from dovetail.plugins.commands.bench.corpus import prose
 from dovetail.plugins.commands.bench.selection import SizeOptions, choose_load, sized_workload
 from dovetail.plugins.commands.bench.workloads import NAMED, create_load, cut_prompts, find_workload, trace_prompts

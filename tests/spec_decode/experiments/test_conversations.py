@@ -11,7 +11,8 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.datasets import load_prompts
-from dovetail.spec_decode.experiments.experiment import run_experiment
+from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
+from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import WorkloadSection, parse_experiment
 from dovetail.testing.chat_models import FAMILIES, save_chat_model
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -54,8 +55,13 @@ def experiment(**workload: Any) -> dict[str, Any]:
     }
 
 
+def run(data: dict[str, Any], folder: Path) -> Report:
+    journal = folder / f"{len(list(folder.glob('*.ab.jsonl')))}.ab.jsonl"
+    return run_experiment(parse_experiment(data, "test"), folder, Procedure(journal), allow=False)
+
+
 def test_later_turns_are_what_a_chat_would_be(folder: Path) -> None:
-    report = run_experiment(parse_experiment(experiment(), "test"), folder, allow=False)
+    report = run(experiment(), folder)
     found = {arm: {(r.conversation, r.turn): r for r in report.requests if r.arm == arm} for arm in ("plain", "lookup")}
     turns = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
     assert sorted(found["plain"]) == sorted(found["lookup"]) == turns
@@ -74,7 +80,7 @@ def test_later_turns_are_what_a_chat_would_be(folder: Path) -> None:
 
 
 def test_turns_of_a_conversation_are_one_cluster(folder: Path) -> None:
-    report = run_experiment(parse_experiment(experiment(), "test"), folder, allow=False)
+    report = run(experiment(), folder)
     (found,) = [a for a in report.acceptance if a.category is None]
     # Six prompts of three conversations: too few for an interval.
     assert found.accepted_length is not None
@@ -86,7 +92,7 @@ def test_turns_that_do_not_fit_are_left_out_with_those_behind_them(folder: Path)
     first = load_prompts(WorkloadSection(data="set.jsonl"), folder)
     assert first.num_requests == 3
     data["config"]["model"]["max_model_len"] = 64
-    report = run_experiment(parse_experiment(data, "test"), folder, allow=False)
+    report = run(data, folder)
     turns = {(r.conversation, r.turn) for r in report.requests}
     assert (0, 0) in turns
     assert (0, 2) not in turns
@@ -104,4 +110,4 @@ def test_without_a_chat_template_it_is_refused(tmp_path: Path, folder: Path) -> 
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "set.jsonl").write_text((folder / "set.jsonl").read_text())
     with pytest.raises(ConfigError, match="needs a chat template"):
-        run_experiment(parse_experiment(experiment(), "test"), tmp_path, allow=False)
+        run(experiment(), tmp_path)

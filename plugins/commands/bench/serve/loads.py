@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dovetail.commands.arrivals import read_trace
 from dovetail.commands.checks import nearest, read_text, require, require_at_least
 from dovetail.commands.datasets import read_prompts
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.arrivals import read_trace
 from dovetail.plugins.commands.bench.serve.client import Ask
 from dovetail.plugins.commands.bench.serve.tokens import Tokenizer, corpus_of, needed, plain_ids
 from dovetail.plugins.commands.bench.workloads import cut_prompts, trace_prompts

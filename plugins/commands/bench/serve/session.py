@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import httpx
 
+from dovetail.commands.arrivals import draw_arrivals
 from dovetail.commands.http import create_client, error_message, transport_failure, without_password
 from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import DovetailError
-from dovetail.plugins.commands.bench.arrivals import draw_arrivals
 from dovetail.plugins.commands.bench.serve.client import (
     STREAM_OPTIONS,
     Ask,

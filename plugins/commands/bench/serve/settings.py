@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from dovetail.commands.arrivals import check_burstiness, parse_rate
 from dovetail.commands.checks import require, require_at_least
 from dovetail.commands.http import parse_base_url, without_password
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.commands.bench.arrivals import check_burstiness, parse_rate
 from dovetail.plugins.commands.bench.serve.client import Form
 from dovetail.plugins.commands.bench.slo import ServiceLevels
 

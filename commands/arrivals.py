@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,10 @@ def check_burstiness(burstiness: float) -> None:
 
 
 def read_trace(
-    path: Path, *, limit: int | None = None, speed: float = 1.0, option: str = "--trace"
+    path: Path, *, limit: int | None = None, speed: float = 1.0, option: str = "--trace", in_order: bool = False
 ) -> list[TracedRequest]:
-    """Requests of a CSV or JSONL file in order of arrival; `speed` 2 makes them come twice as fast.
+    """Requests of a CSV or JSONL file in order of arrival; `speed` 2 makes them come twice as fast. `in_order` refuses
+    a file whose own order is another.
 
     Columns: the arrival in seconds or as a date (TIMESTAMP, arrival), input tokens (ContextTokens, input_tokens) and
     output tokens (GeneratedTokens, output_tokens), in any case and order. A line with hash_ids is of Mooncake's format:
@@ -90,6 +92,11 @@ def read_trace(
     rows = _json_rows(text, f"{option} {path}") if path.suffix.lower() in (".jsonl", ".ndjson") else _csv_rows(text)
     found = [_parse(row, f"{option} {path}:{number}") for number, row in rows]
     require(bool(found), f"{option} {path} has no requests: give a CSV file with a header, or JSON lines in *.jsonl")
+    if in_order:
+        back = next((i for i, (one, after) in enumerate(pairwise(found), 1) if after.arrival < one.arrival), None)
+        require(
+            back is None, f"{option} {path}: request {(back or 0) + 1} arrives before the one above it: sort the lines"
+        )
     found.sort(key=lambda request: request.arrival)
     start = found[0].arrival
     return [replace(request, arrival=(request.arrival - start) / speed) for request in found[:limit]]

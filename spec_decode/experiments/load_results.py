@@ -1,0 +1,259 @@
+"""Open-loop load: how arms compare with the baseline, segment by segment, and whether the queue grows without end.
+
+A ratio compares one segment in an arm with the same segment in the baseline, in the same repetition: the same prompts
+at the same times. Logarithms are averaged over repetitions, and segments are what the bootstrap draws. Goodput is a
+share of requests, so it is compared by differences.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, holm
+from dovetail.spec_decode.experiments.load_records import LoadKey, LoadRecord, by_load_key
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, LevelsSection
+from dovetail.spec_decode.experiments.speed import Decision, Verdict, decide, exponential, geometric_mean, log_ratios
+
+LOAD_METRICS: Mapping[str, str] = {
+    "ttft": "seconds from a request's arrival to its first token, mean over the segment",
+    "itl": "seconds per token after the first, mean over the segment's requests",
+    "e2e": "seconds from a request's arrival to its last token, mean over the segment",
+    "tokens/s": "output tokens of a segment / seconds from its first arrival to its last token; at a load that is kept"
+    " up with, this is what was asked for",
+}
+_SETTLED = 0.25
+"""Share of a segment within which the first requests must be through, for growth to be no start-up."""
+_GROWS = 0.05
+"""Share of the arriving requests that stay behind, from which the queue counts as growing."""
+_STEADY = 0.1
+"""Likewise: it grows by less than this for certain where the load counts as kept up with."""
+
+Queue = Literal["keeps up", "overloaded", "not shown", "too short", "too few segments"]
+
+
+@dataclass(frozen=True)
+class LoadSpeed:
+    """One metric of one variant at one point, compared with the baseline."""
+
+    metric: str
+    point: str
+    rate: float
+    arm: str
+    length: int | None
+    baseline: float
+    """Geometric mean over segments and repetitions."""
+    own: float
+    ratio: Estimate
+    """More than 1 is better; `error` is that of the logarithm, `groups` are segments."""
+    adjusted_p: float | None = None
+    """After Holm, over all variants and points of this metric but the control."""
+    verdict: Verdict = "undecided"
+    detectable: float | None = None
+    """The smallest effect that as many segments would decide, with 80% power: 0.03 for 3%."""
+
+
+@dataclass(frozen=True)
+class LoadState:
+    """How one variant bore one point; the baseline too."""
+
+    point: str
+    rate: float
+    arm: str
+    length: int | None
+    requests: int
+    queued: float
+    """Mean seconds from arrival until a request was first scheduled."""
+    ttft_p90: float
+    e2e_p90: float
+    growth: Estimate
+    """Requests that stay behind, as a share of those that arrive."""
+    queue: Queue
+    capacity: float | None
+    """Where it is overloaded: about how many requests per second it serves."""
+    goodput: float | None
+    """Share of requests within the service levels; None without any."""
+    goodput_gain: Estimate | None
+    """The share less the baseline's, paired by segments."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """All that is said about a load."""
+
+    slo_ms: Mapping[str, float]
+    speed: Sequence[LoadSpeed]
+    states: Sequence[LoadState]
+    requests: Sequence[LoadRecord]
+    planned: int
+    """Segments of all arms and repetitions."""
+    measured: int
+
+
+def describe_load(
+    records: Sequence[LoadRecord], levels: LevelsSection, resampler: Resampler, planned: int
+) -> LoadReport:
+    """Compares every variant with the baseline at every point."""
+    found = by_load_key(records)
+    limits = {name: value for name, value in levels.model_dump().items() if value is not None}
+    speeds: list[LoadSpeed] = []
+    for metric in LOAD_METRICS:
+        speeds += _correct([_compare(metric, key, found, resampler) for key in found if key[1] != BASELINE])
+    return LoadReport(
+        limits,
+        speeds,
+        [_state(key, found, limits, resampler) for key in found],
+        records,
+        planned,
+        len({(r.point, r.arm, r.length, r.repetition, r.segment) for r in records}),
+    )
+
+
+_Turns = dict[tuple[int, int], list[LoadRecord]]
+"""Records by (segment, repetition)."""
+
+
+def _by_turn(records: Sequence[LoadRecord]) -> _Turns:
+    turns: _Turns = {}
+    for record in records:
+        turns.setdefault((record.segment, record.repetition), []).append(record)
+    return turns
+
+
+def _mean_itl(records: Sequence[LoadRecord]) -> float | None:
+    itls = [itl for record in records if (itl := record.itl) is not None]
+    return statistics.mean(itls) if itls else None
+
+
+_VALUES: Mapping[str, Callable[[Sequence[LoadRecord]], float | None]] = {
+    "ttft": lambda records: statistics.mean(r.ttft for r in records),
+    "itl": _mean_itl,
+    "e2e": lambda records: statistics.mean(r.e2e for r in records),
+    "tokens/s": lambda records: sum(r.tokens for r in records) / max(r.finished for r in records),
+}
+
+
+def _values(records: Sequence[LoadRecord], metric: str) -> dict[tuple[int, int], float]:
+    values = {turn: _VALUES[metric](own) for turn, own in _by_turn(records).items()}
+    return {turn: value for turn, value in values.items() if value is not None and value > 0}
+
+
+def _compare(
+    metric: str, key: LoadKey, found: Mapping[LoadKey, Sequence[LoadRecord]], resampler: Resampler
+) -> LoadSpeed:
+    point, arm, length = key
+    base, own = _values(found[point, BASELINE, None], metric), _values(found[key], metric)
+    logs = log_ratios(base, own, is_rate=metric == "tokens/s")
+    rate = found[key][0].rate
+    if not logs:
+        nan = float("nan")
+        return LoadSpeed(metric, point, rate, arm, length, nan, nan, Estimate(nan, None, None, 0))
+    ratio = exponential(resampler.mean(list(logs.values())))
+    means = geometric_mean(list(base.values())), geometric_mean(list(own.values()))
+    return LoadSpeed(metric, point, rate, arm, length, *means, ratio)
+
+
+def _correct(speeds: Sequence[LoadSpeed]) -> list[LoadSpeed]:
+    p_values = {i: s.ratio.p for i, s in enumerate(speeds) if s.ratio.p is not None and s.arm != CONTROL}
+    adjusted = holm(p_values)
+    decided = []
+    for i, speed in enumerate(speeds):
+        decision: Decision = decide(speed.ratio, adjusted.get(i, speed.ratio.p), max(1, len(p_values)))
+        decided.append(
+            replace(
+                speed,
+                adjusted_p=decision.adjusted_p,
+                verdict=decision.verdict,
+                detectable=decision.detectable,
+            )
+        )
+    return decided
+
+
+def _state(
+    key: LoadKey, found: Mapping[LoadKey, Sequence[LoadRecord]], limits: Mapping[str, float], resampler: Resampler
+) -> LoadState:
+    point, arm, length = key
+    own = found[key]
+    growth = queue_growth(own, resampler)
+    queue = judge_queue(own, growth)
+    rate = own[0].rate
+    gain = None
+    if limits and arm != BASELINE:
+        gain = _goodput_gain(own, found[point, BASELINE, None], limits, resampler)
+    return LoadState(
+        point,
+        rate,
+        arm,
+        length,
+        len(own),
+        queued=statistics.mean(r.queued for r in own),
+        ttft_p90=float(np.quantile([r.ttft for r in own], 0.9)),
+        e2e_p90=float(np.quantile([r.e2e for r in own], 0.9)),
+        growth=growth,
+        queue=queue,
+        capacity=rate * (1 - growth.value) if queue == "overloaded" else None,
+        goodput=_share_met(own, limits) if limits else None,
+        goodput_gain=gain,
+    )
+
+
+def queue_growth(records: Sequence[LoadRecord], resampler: Resampler) -> Estimate:
+    """Of each request that arrives, the share that adds to those under way for good: from the second quarter of the
+    segments' arrivals to the last, over segments."""
+    by_segment: dict[int, list[float]] = {}
+    for (segment, _), own in _by_turn(records).items():
+        by_segment.setdefault(segment, []).append(_growth(own))
+    return resampler.mean([statistics.mean(values) for values in by_segment.values()])
+
+
+def _growth(records: Sequence[LoadRecord]) -> float:
+    own = sorted(records, key=lambda record: record.arrival)
+    under_way = [sum(other.finished > one.arrival for other in own[:i]) for i, one in enumerate(own)]
+    quarter = len(own) // 4
+    before, after = under_way[quarter : 2 * quarter], under_way[-quarter:]
+    arrived = (len(own) - 1 - (quarter - 1) / 2) - (quarter + (quarter - 1) / 2)
+    return (statistics.mean(after) - statistics.mean(before)) / arrived
+
+
+def judge_queue(records: Sequence[LoadRecord], growth: Estimate) -> Queue:
+    """Whether a variant serves what arrives."""
+    if growth.low is None or growth.high is None:
+        return "too few segments"
+    turns = _by_turn(records).values()
+    first = statistics.median(min(own, key=lambda r: r.arrival).e2e for own in turns)
+    lasts = statistics.median(max(r.arrival for r in own) for own in turns)
+    if growth.high < _STEADY:
+        return "keeps up"
+    if first > _SETTLED * lasts:
+        return "too short"
+    return "overloaded" if growth.low > 0 and growth.value >= _GROWS else "not shown"
+
+
+def _is_met(record: LoadRecord, limits: Mapping[str, float]) -> bool:
+    values = {"ttft": record.ttft, "itl": record.itl or 0.0, "e2e": record.e2e}
+    return all(1e3 * values[name] <= limit for name, limit in limits.items())
+
+
+def _share_met(records: Sequence[LoadRecord], limits: Mapping[str, float]) -> float:
+    return statistics.mean(_is_met(record, limits) for record in records)
+
+
+def _goodput_gain(
+    own: Sequence[LoadRecord], base: Sequence[LoadRecord], limits: Mapping[str, float], resampler: Resampler
+) -> Estimate:
+    """Ends within what can be."""
+    pair = _by_turn(own), _by_turn(base)
+    by_segment: dict[int, list[float]] = {}
+    for turn in pair[0]:
+        if turn in pair[1]:
+            difference = _share_met(pair[0][turn], limits) - _share_met(pair[1][turn], limits)
+            by_segment.setdefault(turn[0], []).append(difference)
+    found = resampler.mean([statistics.mean(values) for values in by_segment.values()])
+    if found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
