@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dovetail.spec_decode.experiments.cost import CostModel, expected_length
-from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
+from dovetail.spec_decode.experiments.experiment import run_experiment
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import Experiment, parse_experiment
 
@@ -96,9 +96,7 @@ def main() -> None:
     if arguments.fit not in arguments.rates:
         parser.error(f"--fit {arguments.fit} is not among --rates")
     with tempfile.TemporaryDirectory() as folder:
-        procedure = Procedure(Path(folder) / "journal.jsonl")
-        report = run_experiment(experiment(arguments), Path(folder), procedure, allow=False)
-    print("\n".join(rows(report, arguments)))
+        print("\n".join(rows(run_experiment(experiment(arguments), Path(folder), allow=False), arguments)))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
     if procedure.until_decided:
         experiment = experiment.model_copy(update={"repetitions": 1, "rerun_disturbed": 0})
         decide = partial(is_decided, comparisons=num_comparisons(setup, experiment), baseline=baseline)
-    of = identity(experiment, setup, data, until_decided=procedure.until_decided)
+    of = identity(experiment, setup, data, until_decided=procedure.until_decided) | {"trace": sha256_of(trace)}
     with _journal(procedure, of) as journal:
         with Bench(setup, experiment) as bench:
             resident = [psutil.Process().memory_info().rss] * len(bench.engines)

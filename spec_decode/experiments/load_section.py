@@ -67,13 +67,13 @@ def _state_table(report: Report, found: LoadReport) -> TableData:
         "goodput",
         "gain [95%]",
         "grows [95%]",
+        "serves about",
         "queue",
     ]
     return TableData(header, [_state_row(report, state) for state in found.states], "How the load was borne")
 
 
 def _state_row(report: Report, state: LoadState) -> list[str]:
-    queue = state.queue if state.capacity is None else f"{state.queue}, serves about {state.capacity:.3g}/s"
     return [
         report.label(state.arm, state.length),
         state.point,
@@ -84,5 +84,6 @@ def _state_row(report: Report, state: LoadState) -> list[str]:
         "-" if state.goodput is None else f"{100 * state.goodput:.0f}%",
         format_estimate(state.goodput_gain, "{:+.2f}"),
         format_estimate(state.growth, "{:.2f}"),
-        queue,
+        "-" if state.capacity is None else f"{state.capacity:.3g}/s",
+        state.queue,
     ]

@@ -11,7 +11,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.datasets import load_prompts
-from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
+from dovetail.spec_decode.experiments.experiment import run_experiment
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import WorkloadSection, parse_experiment
 from dovetail.testing.chat_models import FAMILIES, save_chat_model
@@ -56,8 +56,7 @@ def experiment(**workload: Any) -> dict[str, Any]:
 
 
 def run(data: dict[str, Any], folder: Path) -> Report:
-    journal = folder / f"{len(list(folder.glob('*.ab.jsonl')))}.ab.jsonl"
-    return run_experiment(parse_experiment(data, "test"), folder, Procedure(journal), allow=False)
+    return run_experiment(parse_experiment(data, "test"), folder, allow=False)
 
 
 def test_later_turns_are_what_a_chat_would_be(folder: Path) -> None:
