@@ -84,7 +84,7 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
             with TurnProgress(course.num_left()) as progress:
                 measure(course, progress.begin, limit)
             load = LoadCourse(bench, workload, points, journal, course.failures)
-            load_report = _measure_load(experiment, load, limit)
+            load_report = _measure_load(experiment, load, limit, baseline)
             course.failures |= load.failures
             measured = course.measured()
             report = replace(_report(experiment, setup, bench, data, workload, resident, measured), load=load_report)
@@ -105,7 +105,9 @@ def _journal(procedure: Procedure, of: Mapping[str, Any]) -> AbstractContextMana
     return open_journal(procedure.journal, of, resume=procedure.resume)
 
 
-def _measure_load(experiment: Experiment, course: LoadCourse, limit: TimeLimit) -> LoadReport | None:
+def _measure_load(
+    experiment: Experiment, course: LoadCourse, limit: TimeLimit, baseline: VariantKey
+) -> LoadReport | None:
     if experiment.load is None:
         return None
     with TurnProgress(course.num_left()) as progress:
@@ -113,7 +115,8 @@ def _measure_load(experiment: Experiment, course: LoadCourse, limit: TimeLimit) 
     records = course.records()
     if not records:
         return None
-    return describe_load(records, experiment.load.slo, Resampler(experiment.seed), course.num_planned())
+    resampler = Resampler(experiment.seed)
+    return describe_load(records, experiment.load.slo, resampler, course.num_planned(), baseline)
 
 
 def _report(

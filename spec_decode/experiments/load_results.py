@@ -10,14 +10,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, holm
+from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler
+from dovetail.spec_decode.experiments.families import (
+    Ask,
+    Judged,
+    Verdict,
+    judge_together,
+    not_judged,
+    smallest_alpha,
+)
 from dovetail.spec_decode.experiments.load_records import LoadKey, LoadRecord, by_load_key
-from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, LevelsSection
-from dovetail.spec_decode.experiments.speed import Decision, Verdict, decide, exponential, geometric_mean, log_ratios
+from dovetail.spec_decode.experiments.schema import CONTROL, LevelsSection
+from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, geometric_mean, log_ratios
 
 LOAD_METRICS: Mapping[str, str] = {
     "ttft": "seconds from a request's arrival to its first token, mean over the segment",
@@ -26,6 +35,7 @@ LOAD_METRICS: Mapping[str, str] = {
     "tokens/s": "output tokens of a segment / seconds from its first arrival to its last token; at a load that is kept"
     " up with, this is what was asked for",
 }
+PRIMARY = "e2e"
 _SETTLED = 0.25
 """Share of a segment within which the first requests must be through, for growth to be no start-up."""
 _GROWS = 0.05
@@ -49,11 +59,12 @@ class LoadSpeed:
     """Geometric mean over segments and repetitions."""
     own: float
     ratio: Estimate
-    """More than 1 is better; `error` is that of the logarithm, `groups` are segments."""
-    adjusted_p: float | None = None
-    """After Holm, over all variants and points of this metric but the control."""
-    verdict: Verdict = "undecided"
-    detectable: float | None = None
+    """More than 1 is better; `error` is that of the logarithm, `groups` are segments. The interval leaves 1 out if and
+    only if the verdict is faster or slower; the control's, which is not judged, is a 95% interval."""
+    adjusted_p: float | None
+    """After Holm, over all ratios of the load that are judged."""
+    verdict: Verdict
+    detectable: float | None
     """The smallest effect that as many segments would decide, with 80% power: 0.03 for 3%."""
 
 
@@ -86,6 +97,8 @@ class LoadReport:
     """All that is said about a load."""
 
     slo_ms: Mapping[str, float]
+    baseline: VariantKey
+    """What others are compared with; the control is compared with plain."""
     speed: Sequence[LoadSpeed]
     states: Sequence[LoadState]
     requests: Sequence[LoadRecord]
@@ -95,18 +108,22 @@ class LoadReport:
 
 
 def describe_load(
-    records: Sequence[LoadRecord], levels: LevelsSection, resampler: Resampler, planned: int
+    records: Sequence[LoadRecord],
+    levels: LevelsSection,
+    resampler: Resampler,
+    planned: int,
+    baseline: VariantKey = PLAIN,
 ) -> LoadReport:
-    """Compares every variant with the baseline at every point."""
+    """Compares every variant with the baseline (the control with plain) at every point. All ratios of the load but the
+    control's are one family: half of its 5% goes to `PRIMARY`, the rest in equal parts to the other metrics."""
     found = by_load_key(records)
     limits = {name: value for name, value in levels.model_dump().items() if value is not None}
-    speeds: list[LoadSpeed] = []
-    for metric in LOAD_METRICS:
-        speeds += _correct([_compare(metric, key, found, resampler) for key in found if key[1] != BASELINE])
+    pairs = {key: (key[0], *(PLAIN if key[1] == CONTROL else baseline)) for key in found}
     return LoadReport(
         limits,
-        speeds,
-        [_state(key, found, limits, resampler) for key in found],
+        baseline,
+        _speeds({key: against for key, against in pairs.items() if key != against}, found, resampler),
+        [_state(key, pairs[key], found, limits, resampler) for key in found],
         records,
         planned,
         len({(r.point, r.arm, r.length, r.repetition, r.segment) for r in records}),
@@ -142,40 +159,61 @@ def _values(records: Sequence[LoadRecord], metric: str) -> dict[tuple[int, int],
     return {turn: value for turn, value in values.items() if value is not None and value > 0}
 
 
-def _compare(
-    metric: str, key: LoadKey, found: Mapping[LoadKey, Sequence[LoadRecord]], resampler: Resampler
+_Question = tuple[str, LoadKey]
+
+
+def _speeds(
+    pairs: Mapping[LoadKey, LoadKey], found: Mapping[LoadKey, Sequence[LoadRecord]], resampler: Resampler
+) -> list[LoadSpeed]:
+    logs: dict[_Question, tuple[float, ...]] = {}
+    for metric in LOAD_METRICS:
+        for key, against in pairs.items():
+            sides = (_values(found.get(one, ()), metric) for one in (against, key))
+            logs[metric, key] = tuple(log_ratios(*sides, is_rate=metric == "tokens/s").values())
+    groups = {question: question[0] for question, own in logs.items() if own and question[1][1] != CONTROL}
+    finest = resampler.finest(smallest_alpha(groups, PRIMARY))
+    asks: dict[_Question, Ask] = {question: partial(_ask, finest, logs[question]) for question in groups}
+    judged = judge_together(asks, groups, PRIMARY)
+    judged |= {q: not_judged(partial(_ask, resampler, own)) for q, own in logs.items() if own and q not in groups}
+    return [
+        _speed(metric, key, against, found, judged[metric, key])
+        for metric in LOAD_METRICS
+        for key, against in pairs.items()
+        if (metric, key) in judged
+    ]
+
+
+def _ask(resampler: Resampler, logs: Sequence[float], level: float) -> Estimate:
+    return resampler.mean(logs, level=level)
+
+
+def _speed(
+    metric: str, key: LoadKey, against: LoadKey, found: Mapping[LoadKey, Sequence[LoadRecord]], judged: Judged
 ) -> LoadSpeed:
     point, arm, length = key
-    base, own = _values(found[point, BASELINE, None], metric), _values(found[key], metric)
-    logs = log_ratios(base, own, is_rate=metric == "tokens/s")
-    rate = found[key][0].rate
-    if not logs:
-        nan = float("nan")
-        return LoadSpeed(metric, point, rate, arm, length, nan, nan, Estimate(nan, None, None, 0))
-    ratio = exponential(resampler.mean(list(logs.values())))
-    means = geometric_mean(list(base.values())), geometric_mean(list(own.values()))
-    return LoadSpeed(metric, point, rate, arm, length, *means, ratio)
-
-
-def _correct(speeds: Sequence[LoadSpeed]) -> list[LoadSpeed]:
-    p_values = {i: s.ratio.p for i, s in enumerate(speeds) if s.ratio.p is not None and s.arm != CONTROL}
-    adjusted = holm(p_values)
-    decided = []
-    for i, speed in enumerate(speeds):
-        decision: Decision = decide(speed.ratio, adjusted.get(i, speed.ratio.p), max(1, len(p_values)))
-        decided.append(
-            replace(
-                speed,
-                adjusted_p=decision.adjusted_p,
-                verdict=decision.verdict,
-                detectable=decision.detectable,
-            )
-        )
-    return decided
+    base, own = (geometric_mean(list(_values(found[one], metric).values())) for one in (against, key))
+    decision = judged.decision
+    return LoadSpeed(
+        metric,
+        point,
+        found[key][0].rate,
+        arm,
+        length,
+        base,
+        own,
+        judged.ratio,
+        adjusted_p=decision.adjusted_p,
+        verdict=decision.verdict,
+        detectable=decision.detectable,
+    )
 
 
 def _state(
-    key: LoadKey, found: Mapping[LoadKey, Sequence[LoadRecord]], limits: Mapping[str, float], resampler: Resampler
+    key: LoadKey,
+    against: LoadKey,
+    found: Mapping[LoadKey, Sequence[LoadRecord]],
+    limits: Mapping[str, float],
+    resampler: Resampler,
 ) -> LoadState:
     point, arm, length = key
     own = found[key]
@@ -183,8 +221,8 @@ def _state(
     queue = judge_queue(own, growth)
     rate = own[0].rate
     gain = None
-    if limits and arm != BASELINE:
-        gain = _goodput_gain(own, found[point, BASELINE, None], limits, resampler)
+    if limits and key != against and against in found:
+        gain = _goodput_gain(own, found[against], limits, resampler)
     return LoadState(
         point,
         rate,

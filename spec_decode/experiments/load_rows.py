@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from dovetail.spec_decode.experiments.load_results import LOAD_METRICS, LoadReport, LoadSpeed, LoadState
 from dovetail.spec_decode.experiments.results import Row
-from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.schema import CONTROL
 
 PREFIX = "load."
 _PARTS = ("", ".low", ".high", ".verdict", ".p", ".detectable")
-_NEED_INTERVAL = frozenset({".low", ".high", ".p", ".detectable"})
+_NEED_INTERVAL = (".low", ".high", ".p", ".detectable")
 _OWN = ("load.point", "load.rate", "load.queue", "load.capacity", "load.goodput")
 _GAIN = ("load.goodput.gain", "load.goodput.gain.low", "load.goodput.gain.high")
 
@@ -27,19 +26,22 @@ def _name(metric: str, part: str) -> str:
 
 
 def load_rows(found: LoadReport, label: Callable[[str, int | None], str]) -> list[Row]:
-    """Every variant at every point but the baseline and its control."""
+    """Every variant at every point but the baseline and the control."""
     speeds = {(s.point, s.arm, s.length, s.metric): s for s in found.speed}
     rows = []
     for state in found.states:
-        if state.arm in (BASELINE, CONTROL):
+        if state.arm == CONTROL or (state.arm, state.length) == found.baseline:
             continue
         values, unmeasured = _state_values(state)
         for metric in LOAD_METRICS:
-            values |= _speed_values(speeds[state.point, state.arm, state.length, metric])
+            speed = speeds.get((state.point, state.arm, state.length, metric))
+            values |= _speed_values(metric, speed)
+            if speed is None:
+                unmeasured |= {_name(metric, part): f"no request has {LOAD_METRICS[metric]}" for part in _PARTS}
         few = f"{state.growth.groups} segments: load.segments needs more"
-        unmeasured |= {
-            name: few for name, value in values.items() if value is None and name.endswith(tuple(_NEED_INTERVAL))
-        }
+        for name, value in values.items():
+            if value is None and name.endswith(_NEED_INTERVAL):
+                unmeasured.setdefault(name, few)
         rows.append(Row(f"{label(state.arm, state.length)}, {state.point}", values, unmeasured))
     return rows
 
@@ -63,10 +65,9 @@ def _state_values(state: LoadState) -> tuple[dict[str, Any], dict[str, str]]:
     return values, {name: none for name in names if state.goodput is None}
 
 
-def _speed_values(speed: LoadSpeed) -> dict[str, Any]:
+def _speed_values(metric: str, speed: LoadSpeed | None) -> dict[str, Any]:
+    if speed is None:
+        return {_name(metric, part): None for part in _PARTS}
     ratio = speed.ratio
     values = (ratio.value, ratio.low, ratio.high, speed.verdict, speed.adjusted_p, speed.detectable)
-    return {
-        _name(speed.metric, part): None if isinstance(value, float) and math.isnan(value) else value
-        for part, value in zip(_PARTS, values, strict=True)
-    }
+    return {_name(metric, part): value for part, value in zip(_PARTS, values, strict=True)}

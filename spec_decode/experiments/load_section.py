@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dovetail.spec_decode.experiments.load_results import LOAD_METRICS, LoadReport, LoadSpeed, LoadState
 from dovetail.spec_decode.experiments.report import Report
-from dovetail.spec_decode.experiments.schema import BASELINE
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 
 
@@ -13,14 +12,21 @@ def load_sections(report: Report) -> list[Section]:
     found = report.load
     if found is None:
         return []
-    return [Section("Open-loop load", _notes(found), [_speed_table(report, found), _state_table(report, found)])]
+    return [
+        Section(
+            "Open-loop load",
+            _notes(found, report.label(*found.baseline)),
+            [_speed_table(report, found), _state_table(report, found)],
+        )
+    ]
 
 
-def _notes(found: LoadReport) -> list[str]:
+def _notes(found: LoadReport, baseline: str) -> list[str]:
     notes = [
-        f"Requests come at times of their own, the same in every arm. Ratios to {BASELINE} are paired by segments, more"
-        " than 1 is better; verdicts are Holm-corrected over arms and rates of a metric, intervals are each 95% by"
-        " themselves. " + "; ".join(f"{name}: {text}" for name, text in LOAD_METRICS.items()) + ".",
+        f"Requests come at times of their own, the same in every arm. Ratios to {baseline} are paired by segments, more"
+        " than 1 is better; all of this section are one family, Holm-corrected, and intervals agree with the verdicts. "
+        + "; ".join(f"{name}: {text}" for name, text in LOAD_METRICS.items())
+        + ".",
         "grows: share of the arriving requests that add to those under way for good, from the second quarter of a"
         " segment to its last. Where an arm is overloaded, its queue grows without end, and its times are those of a"
         " segment of this length, no others. too short: the first requests take longer than a quarter of a segment, so"
@@ -29,7 +35,7 @@ def _notes(found: LoadReport) -> list[str]:
     if found.slo_ms:
         limits = ", ".join(f"{name} up to {limit:g} ms" for name, limit in found.slo_ms.items())
         notes.append(
-            f"goodput: share of requests with {limits} (itl: the request's mean); gain: that less {BASELINE}'s."
+            f"goodput: share of requests with {limits} (itl: the request's mean); gain: that less {baseline}'s."
         )
     if found.measured < found.planned:
         notes.append(f"{found.measured} of {found.planned} segments were measured.")
@@ -37,7 +43,17 @@ def _notes(found: LoadReport) -> list[str]:
 
 
 def _speed_table(report: Report, found: LoadReport) -> TableData:
-    header = ["arm", "load", "metric", BASELINE, "arm's", "ratio [95%]", "segments", "p", "verdict"]
+    header = [
+        "arm",
+        "load",
+        "metric",
+        report.label(*found.baseline),
+        "arm's",
+        "ratio [95%]",
+        "segments",
+        "p",
+        "verdict",
+    ]
     return TableData(header, [_speed_row(report, speed) for speed in found.speed])
 
 
