@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from dovetail.commands.checks import check_writable, require, write_text
+from dovetail.commands.checks import check_writable, nearest, require, write_text
 
 
 def _is_file(word: str) -> bool:
@@ -40,6 +42,10 @@ app = typer.Typer(
 
 JSONFile = Annotated[Path | None, typer.Option("--json", help="Write every sample and result to this file.")]
 HTMLFile = Annotated[Path | None, typer.Option("--html", help="Write one page with plots, readable offline.")]
+CSVFolder = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="DIR", help="Write requests.csv, steps.csv and results.csv to this folder."),
+]
 FailIf = Annotated[
     str | None,
     typer.Option(
@@ -55,6 +61,7 @@ def run(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare; see `ab init`.")],
     json_file: JSONFile = None,
     html_file: HTMLFile = None,
+    csv_folder: CSVFolder = None,
     fail_if: FailIf = None,
     allow: Annotated[
         bool,
@@ -100,6 +107,8 @@ def run(
     check_writable("--json", json_file)
     check_writable("--html", html_file)
     check_writable("--journal", journal)
+    if csv_folder is not None:
+        check_writable("--csv", csv_folder / "results.csv")
     require(max_minutes is None or max_minutes > 0, f"--max-minutes is {max_minutes}: give more than 0")
     from dovetail.spec_decode.experiments.fail_if import Condition
     from dovetail.spec_decode.experiments.load_rows import PREFIX, load_names
@@ -119,9 +128,10 @@ def run(
         _print_setup(parsed, folder, allow)
         return
     from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
+    from dovetail.spec_decode.experiments.export import write_tables
     from dovetail.spec_decode.experiments.journal import default_journal
     from dovetail.spec_decode.experiments.page import report_page
-    from dovetail.spec_decode.experiments.report import write_json
+    from dovetail.spec_decode.experiments.report import as_data, write_json
     from dovetail.spec_decode.experiments.terminal import print_report
 
     procedure = Procedure(journal or default_journal(experiment), resume, max_minutes, until_decided)
@@ -130,6 +140,8 @@ def run(
         write_text("--json", json_file, write_json(report))
     if html_file is not None:
         write_text("--html", html_file, report_page(report))
+    if csv_folder is not None:
+        write_tables(as_data(report), csv_folder)
     print_report(report)
     rows = report.load_rows() if is_of_load else report.rows()
     if condition is not None and (failures := condition.failures(rows)):
@@ -160,6 +172,46 @@ def compare(
     if fail_on_regression and (worse := [change for change in found.changes if change.verdict == "worse"]):
         typer.echo(f"worse: {', '.join(f'{change.label} {change.what}' for change in worse)}", err=True)
         raise typer.Exit(1)
+
+
+@app.command("merge")
+def merge(
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT.json...", help="Reports of one experiment.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the result to this file, as JSON.")
+    ] = None,
+    html_file: HTMLFile = None,
+) -> None:
+    """Put reports of one experiment from several machines together; ratios are paired within each."""
+    check_writable("--output", output)
+    check_writable("--html", html_file)
+    from dovetail.commands import create_console, page
+    from dovetail.spec_decode.experiments.compare import read_report
+    from dovetail.spec_decode.experiments.merge import merge_reports, merged_json, merged_sections
+    from dovetail.spec_decode.experiments.page import section_parts
+    from dovetail.spec_decode.experiments.terminal import print_sections
+
+    merged = merge_reports({str(path): read_report(path) for path in reports})
+    sections = merged_sections(merged)
+    if output is not None:
+        write_text("--output", output, merged_json(merged))
+    if html_file is not None:
+        title = f"dovetail ab: {merged.name}, {len(merged.runs)} runs"
+        parts = [part for section in sections for part in section_parts(section)]
+        write_text("--html", html_file, page.whole_page(title, [f"<h1>{escape(title)}</h1>", *parts]))
+    print_sections(create_console(), sections)
+
+
+@app.command("table")
+def table(
+    report: Annotated[Path, typer.Argument(metavar="REPORT.json", help="What --json wrote.")],
+    name: Annotated[str, typer.Option("--table", help="requests, steps or results.", metavar="NAME")] = "results",
+) -> None:
+    """Print one table of a report as CSV."""
+    from dovetail.spec_decode.experiments.export import TABLES, read_tables, write_table
+
+    require(name in TABLES, f"--table {name!r} is no table; {nearest(name, TABLES)}")
+    write_table(read_tables(report), name, sys.stdout)
 
 
 @app.command("live")

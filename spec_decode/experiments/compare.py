@@ -30,17 +30,19 @@ Verdict = Literal["better", "worse", "same", "undecided"]
 
 _COMPARABLE = ("experiment", "model", "workload")
 """Parts of the provenance that must be equal."""
-_PASSED_OVER = (
-    "name",
-    "baseline",
-    "arms",
-    "repetitions",
-    "rerun_disturbed",
-    "warmup",
-    "order",
-    "compatibility",
-    "keep_going",
-    "config",
+_PASSED_OVER = frozenset(
+    {
+        "name",
+        "baseline",
+        "arms",
+        "repetitions",
+        "rerun_disturbed",
+        "warmup",
+        "order",
+        "compatibility",
+        "keep_going",
+        "config",
+    }
 )
 """Keys of the experiment that may differ: what is under test, or how often it was measured."""
 
@@ -54,6 +56,8 @@ class _Provenance(BaseModel):
     workload: dict[str, Any]
     machine: dict[str, Any]
     arms: dict[str, dict[str, Any]]
+    extent: dict[str, Any] = {}
+    """Missing in older reports."""
 
 
 class _Requests(BaseModel):
@@ -146,7 +150,7 @@ def comparison_json(comparison: Comparison) -> str:
 
 def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], *, allow: bool) -> Comparison:
     """Compares two reports. Raises `ConfigError` where the experiments differ, unless `allow` is set."""
-    differing = list(_differences(old.provenance, new.provenance))
+    differing = list(experiment_differences(old, new, _PASSED_OVER))
     if differing and not allow:
         raise ConfigError(
             f"{names[0]} and {names[1]} are not of one experiment: {'; '.join(differing)}. Measure the same, or compare"
@@ -334,12 +338,14 @@ def _drafter_changes(common: Sequence[Key], old: Records, new: Records, label: L
             yield Change(label(key), "drafter", before or "ran", after or "ran", None, verdict)
 
 
-def _differences(old: _Provenance, new: _Provenance) -> Iterator[str]:
-    passed_over = _places(old, new)
+def experiment_differences(old: SavedReport, new: SavedReport, allowed: Set[str]) -> Iterator[str]:
+    """In what two reports' experiments, models and prompts differ, files of equal contents aside. `allowed`: keys of
+    the experiment that may."""
+    passed_over = _places(old.provenance, new.provenance)
     for part in _COMPARABLE:
-        one, other = old.model_dump()[part], new.model_dump()[part]
+        one, other = old.provenance.model_dump()[part], new.provenance.model_dump()[part]
         for key in dict.fromkeys([*one, *other]):
-            if (part, key) in passed_over or (part == "experiment" and key in _PASSED_OVER):
+            if (part, key) in passed_over or (part == "experiment" and key in allowed):
                 continue
             before, after = _without_data(one, key, passed_over), _without_data(other, key, passed_over)
             if before != after:

@@ -39,7 +39,7 @@ class Extent:
     disturbed: int
     """Rounds in which other processes took more than `NOISE_LIMIT` of the machine in some turn."""
     run_again: int
-    """Rounds that ran again for that reason, each time counted. Of several times the least disturbed counts."""
+    """Rounds that ran again for that reason. Of both times the less disturbed counts."""
     decided: Sequence[int] | None
     """Batch sizes that ended since they were decided; None where the run did not look."""
 
@@ -140,17 +140,12 @@ class Course:
         return self._decide([record for turn in self._counted() if turn.batch == batch for record in turn.requests])
 
     def _again(self, rounds: Sequence[Round]) -> Iterator[Round]:
-        """Those that other processes disturbed, as a whole, since arms are paired; one that was disturbed again comes
-        behind the others. What was measured has no say in it: leaving out slow turns would make arms faster."""
-        queue = [one for one in rounds if self._taken(one) > NOISE_LIMIT]
-        for _ in range(self._bench.experiment.rerun_disturbed):
-            if not queue:
-                return
-            again = replace(queue[0], attempt=queue.pop(0).attempt + 1)
+        """Those that other processes disturbed, as a whole, since arms are paired. What was measured has no say in it:
+        leaving out slow turns would make arms faster."""
+        disturbed = [one for one in rounds if self._taken(one) > NOISE_LIMIT]
+        for round_ in disturbed[: self._bench.experiment.rerun_disturbed]:
             self._bench.forget_finished()
-            yield again
-            if self._taken(again) > NOISE_LIMIT:
-                queue.append(again)
+            yield replace(round_, attempt=1)
 
     def _taken(self, round_: Round) -> float:
         """The share of the machine that other processes took in the worst of its turns; 0 of those that are too short
@@ -231,7 +226,7 @@ class Course:
         )
 
     def _counted(self) -> list[FinishedTurn]:
-        """In the order in which they ran: of each round the least disturbed time, variants that failed left out."""
+        """In the order in which they ran: of each round the less disturbed time, variants that failed left out."""
         failed = {(variant.arm, variant.length) for variant in self.failures}
         keys = {turn.key for one in self._all() for turn in self._finished(min(self._times(one), key=self._taken))}
         turns = self._journal.turns
@@ -241,11 +236,9 @@ class Course:
         return (one for planned in self._planned.values() for own in planned for one in own)
 
     def _times(self, round_: Round) -> list[Round]:
-        """Each time that a round has run as a whole; at least its first."""
-        times = [round_]
-        while self._finished(again := replace(round_, attempt=len(times))) and not self.missing(again):
-            times.append(again)
-        return times
+        """The times that a round has run as a whole; at least its first."""
+        again = replace(round_, attempt=1)
+        return [round_, again] if self._finished(again) and not self.missing(again) else [round_]
 
     def _extent(self) -> Extent:
         planned = {batch: sum(len(one.turns) for own in p for one in own) for batch, p in self._planned.items()}

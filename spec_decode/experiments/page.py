@@ -61,7 +61,7 @@ def report_page(report: Report) -> str:
         "Cost per step": "".join(step_plots(report)),
     }
     for section in all_sections(report):
-        parts += _section(section, plots.get(section.title, ""))
+        parts += section_parts(section, plots.get(section.title, ""))
     parts.append(f"<details><summary>Experiment</summary>{page.plain_data(found.experiment)}</details>")
     parts.append(f"<details><summary>Resolved configs of the arms</summary>{page.plain_data(found.arms)}</details>")
     return page.whole_page(f"dovetail ab: {found.name}", parts)
@@ -71,7 +71,8 @@ def _warnings(report: Report) -> list[str]:
     return [*([report.provenance.noise] if report.provenance.noise else []), *report.warnings]
 
 
-def _section(section: Section, plots: str) -> Iterator[str]:
+def section_parts(section: Section, plots: str = "") -> Iterator[str]:
+    """A section in HTML."""
     yield f"<h2>{escape(section.title)}</h2>"
     if plots:
         yield f'<div class="plots">{plots}</div>'

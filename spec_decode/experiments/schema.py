@@ -169,8 +169,8 @@ class Experiment(_Section):
     """Measured after the grid, in the same engines; left out: nothing of the kind."""
     repetitions: Count = 3
     rerun_disturbed: int = Field(default=4, ge=0)
-    """Rounds in which other processes took more than 10% of the machine run again at the end of their repetition at
-    that batch size, at most so many in each."""
+    """Rounds in which other processes took more than 10% of the machine run once more at the end of their repetition
+    at that batch size, at most so many in each."""
     warmup: int = Field(default=1, ge=0)
     """Groups per arm and batch size that run before, on prompts of their own, and are dropped."""
     baseline: str = BASELINE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import signal
@@ -70,6 +72,7 @@ def write(folder: Path, **changes: Any) -> Path:
         "sampling": {"max_tokens": 5, "ignore_eos": True},
         "grid": {"batch_sizes": [1, 2]},
         "repetitions": 2,
+        "rerun_disturbed": 0,
         "warmup": 0,
         "compatibility": False,
     } | changes
@@ -156,6 +159,33 @@ def test_a_time_limit_ends_the_run_at_a_whole_round_and_the_report_says_how_to_g
     second = report(path, "--resume", "--max-minutes", "1e-9")
     assert len(turns(second)) == 6
     assert turns(report(path, "--resume")) == uninterrupted
+
+
+def test_tables_are_what_the_report_has(folder: Path) -> None:
+    path, tables = write(folder, name="tables", repetitions=1), folder / "tables"
+    tables.mkdir()
+    found = report(path, "--journal", str(folder / "tables.jsonl"), "--csv", str(tables))
+    rows = {
+        name: list(csv.DictReader(io.StringIO((tables / f"{name}.csv").read_text())))
+        for name in ("requests", "steps", "results")
+    }
+    columns = found["requests"]
+    assert [row["arm"] for row in rows["requests"]] == columns["arm"]
+    assert [float(row["e2e_s"]) for row in rows["requests"]] == [times[-1] for times in columns["times"]]
+    assert [int(row["accepted"]) for row in rows["requests"]] == columns["accepted"]
+    assert {row["length"] for row in rows["requests"] if row["arm"] == "plain"} == {""}
+    steps = found["step_samples"]
+    assert [float(row["total_ms"]) for row in rows["steps"]] == steps["total"]
+    assert [row["label"] for row in rows["results"]] == [item["label"] for item in found["results"]]
+    documented = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text()
+    for name in ("requests", "steps"):
+        assert all(f"`{column}`" in documented for column in rows[name][0])
+    # The same from the file, for reports that were written before.
+    for name in rows:
+        printed = CliRunner().invoke(app, ["table", str(path.with_suffix(".json")), "--table", name])
+        assert printed.stdout == (tables / f"{name}.csv").read_text()
+    refused = CliRunner().invoke(app, ["table", str(path.with_suffix(".json")), "--table", "request"])
+    assert "did you mean 'requests'" in str(refused.exception)
 
 
 def test_journals_of_something_else_are_refused_with_what_differs(folder: Path) -> None:

@@ -107,6 +107,7 @@ def experiment(**changes: Any) -> dict[str, Any]:
         "workload": {"data": "set.jsonl"},
         "sampling": {"max_tokens": 12, "ignore_eos": True},
         "repetitions": 1,
+        "rerun_disturbed": 0,
         "warmup": 1,
         "compatibility": False,
     } | changes
