@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dovetail.attention_backends.sdpa_shared import shared_prefixes
+from dovetail.attention_backends.sdpa_shared import MIN_REQUESTS, MIN_TOKENS
+from dovetail.attention_backends.shared_prefix import shared_prefixes
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionSetup, Reach
 
 MAX_SHORT_QUERY = 16
@@ -237,11 +238,11 @@ class Planner:
         for query_len in map(int, np.unique(query_lens[is_short])):
             requests = np.flatnonzero(is_short & (query_lens == query_len))
             if self.kind.sees_all:
-                for cluster, num_blocks in list(shared_prefixes(batch, requests, query_len, self.block_size)):
-                    requests = np.setdiff1d(requests, cluster, assume_unique=True)
-                    prefix = self._prefix(batch.block_table[cluster[0], :num_blocks], gathered)
-                    starts = np.full(len(query_lens), num_blocks * self.block_size)
-                    rests = self._short_calls(batch, cluster, starts, query_len, gathered)
+                for shared in shared_prefixes(batch, requests, self.block_size, MIN_REQUESTS, MIN_TOKENS):
+                    requests = np.setdiff1d(requests, shared.members, assume_unique=True)
+                    prefix = self._prefix(batch.block_table[shared.members[0], : shared.num_blocks], gathered)
+                    starts = np.full(len(query_lens), shared.num_blocks * self.block_size)
+                    rests = self._short_calls(batch, shared.members, starts, query_len, gathered)
                     shared_calls += [SharedCall(prefix, rest) for rest in rests]
             short_calls += self._short_calls(batch, requests, first_keys, query_len, gathered)
         long_requests = [

@@ -6,13 +6,11 @@ Attention over prefix and rest is computed apart and put together by the log-sum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from dovetail.contracts.attention import AttentionBatch, AttentionLayer
+from dovetail.contracts.attention import AttentionLayer
 
 if TYPE_CHECKING:
     from dovetail.attention_backends.sdpa_plan import SharedCall
@@ -20,23 +18,6 @@ if TYPE_CHECKING:
 MIN_REQUESTS = 4
 MIN_TOKENS = 128
 """Below these, another call costs more than it saves."""
-
-
-def shared_prefixes(
-    batch: AttentionBatch, requests: np.ndarray, query_len: int, block_size: int
-) -> Iterator[tuple[np.ndarray, int]]:
-    """Clusters of `requests` whose tables begin with the same blocks, and how many blocks that are; only whole blocks
-    that lie before the query tokens of all of them count."""
-    tables = batch.block_table[requests]
-    for block in np.unique(tables[:, 0]):
-        members = np.flatnonzero(tables[:, 0] == block)
-        if len(members) < MIN_REQUESTS:
-            continue
-        most = int(batch.seq_lens[requests[members]].min() - query_len) // block_size
-        is_common = (tables[members, :most] == tables[members[0], :most]).all(axis=0)
-        num_blocks = most if is_common.all() else int(is_common.argmin())
-        if num_blocks * block_size >= MIN_TOKENS:
-            yield requests[members], num_blocks
 
 
 def attend_shared(layer: AttentionLayer, call: SharedCall, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ def rows(variant: Variant, arch: int) -> Iterator[tuple[str, str, KernelResource
         text = f"{config.block_m}x{config.block_n} warps={config.num_warps} stages={config.num_stages}"
         yield f"attend {kind}", text, compile_launch(attend_launch(variant, config), arch)
         if kind == "verify":
-            yield "merge_parts", "", compile_launch(merge_launch(variant, config), arch)
+            yield "merge_parts", "", compile_launch(merge_launch(variant), arch)
     yield "write_pages", "", compile_launch(write_launch(variant), arch)
     yield "write_pages", "rotates", compile_launch(write_launch(variant, rotary=variant.head_size), arch)
 

@@ -135,6 +135,7 @@ class GPUKernels:
             blocks=self._sent(lists.blocks),
             partials=device["tokens"],
             sums=device["tokens"],
+            members=device["tokens"],
         )
         return _Step(config, len(items), arrays)
 

@@ -110,21 +110,27 @@ class FlashBackend(AttentionBackend):
         return self._attention.attend(layer, query, keys, values, self._lengths[layer.window])
 
     def _create_attention(self, options: FlashOptions, setup: AttentionSetup) -> Attention:
-        need = AttentionNeed(
-            device_type=self._device.type,
-            dtype=setup.dtype,
-            block_size=setup.block_size,
-            head_sizes=frozenset({setup.spec.head_size}),
-            soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
-        )
-        devices = (_device_info(self._device),)
-        reasons = []
-        for library in asked(options):
-            found = library.against(need, devices)
-            if not found:
-                return library.create(setup)
-            reasons += found
-        raise ConfigError(f"flash finds no library that serves this model: {'; '.join(reasons)}.")
+        return create_attention(options, setup)
+
+
+def create_attention(options: FlashOptions, setup: AttentionSetup) -> Attention:
+    """The first library asked for that serves the setup. Raises `ConfigError` where there is none."""
+    device = torch.device(setup.device)
+    need = AttentionNeed(
+        device_type=device.type,
+        dtype=setup.dtype,
+        block_size=setup.block_size,
+        head_sizes=frozenset({setup.spec.head_size}),
+        soft_cap=any(layer.soft_cap is not None for layer in setup.layers),
+    )
+    devices = (_device_info(device),)
+    reasons = []
+    for library in asked(options):
+        found = library.against(need, devices)
+        if not found:
+            return library.create(setup)
+        reasons += found
+    raise ConfigError(f"flash finds no library that serves this model: {'; '.join(reasons)}.")
 
 
 def _device_info(device: torch.device) -> DeviceInfo:

@@ -13,7 +13,7 @@ import torch
 
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
 from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts
-from dovetail.attention_backends.paged_triton.launch import MERGE_OPTIONS, WRITE_OPTIONS, Launcher, attend_options
+from dovetail.attention_backends.paged_triton.launch import WRITE_OPTIONS, Launcher, attend_options, merge_options
 from dovetail.attention_backends.paged_triton.writing import write_pages
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
 from dovetail.contracts.kv import KVSpec
@@ -35,6 +35,7 @@ _POINTERS = {
     "visits": "i32",
     "blocks": "i32",
     "merges": "i32",
+    "members": "i32",
     "shifts": "i32",
     "partials": "fp32",
     "sums": "fp32",
@@ -58,6 +59,8 @@ class Variant:
     features: frozenset[str] = frozenset()
     """Of "window", "cap", "slopes", "sinks"."""
     sparse: int = 0
+    is_invariant: bool = False
+    """As `AttentionSetup.batch_invariant`."""
 
     @property
     def layer(self) -> AttentionLayer:
@@ -78,13 +81,16 @@ class Variant:
     def launcher(self) -> Launcher:
         """On the CPU, to ask for constants."""
         spec = KVSpec(num_kv_heads=self.num_kv_heads, head_size=self.head_size, dtype=self.kv_dtype)
-        return Launcher(AttentionSetup((self.layer,), spec, self.block_size, self.dtype, "cpu", 1, 1, 1), 80)
+        setup = AttentionSetup(
+            (self.layer,), spec, self.block_size, self.dtype, "cpu", 1, 1, 1, batch_invariant=self.is_invariant
+        )
+        return Launcher(setup, 80)
 
 
 def attend_launch(variant: Variant, config: KernelConfig) -> Launch:
     """The attention kernel."""
     constants = variant.launcher().attend_constants(variant.layer, config, variant.sparse)
-    return _launch(f"attend {config.kind}", attend, variant, constants, attend_options(config))
+    return _launch(f"attend {config.kind}", attend, variant, constants, attend_options(config, variant.is_invariant))
 
 
 def write_launch(variant: Variant, rotary: int = 0) -> Launch:
@@ -93,10 +99,10 @@ def write_launch(variant: Variant, rotary: int = 0) -> Launch:
     return _launch("write_pages", write_pages, variant, constants, WRITE_OPTIONS)
 
 
-def merge_launch(variant: Variant, config: KernelConfig) -> Launch:
+def merge_launch(variant: Variant) -> Launch:
     """The kernel that puts the parts of tiles together."""
-    constants = variant.launcher().merge_constants(variant.layer, config)
-    return _launch("merge_parts", merge_parts, variant, constants, MERGE_OPTIONS)
+    constants = variant.launcher().merge_constants(variant.layer)
+    return _launch("merge_parts", merge_parts, variant, constants, merge_options(variant.is_invariant))
 
 
 def _launch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ from dovetail.attention_backends.paged_triton.buffers import StepArrays
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
 from dovetail.attention_backends.paged_triton.plan import (
     MIN_SPLIT,
+    Items,
     Rows,
     create_items,
     create_tiles,
@@ -20,6 +22,8 @@ from dovetail.attention_backends.paged_triton.plan import (
     token_records,
     written_ends,
 )
+from dovetail.attention_backends.paged_triton.sharing import find_groups, share
+from dovetail.attention_backends.shared_prefix import SharedPrefix
 from dovetail.contracts.attention import (
     AttentionBatch,
     AttentionCapabilities,
@@ -44,45 +48,64 @@ MAX_GROUP = 128
 MAX_HEAD = 256
 _DRAFT_ROOM = 256
 """Tokens that drafts may reach beyond `max_model_len`."""
+_SHARING_TOKENS = 4
+"""Query tokens for each request at most (`max_num_seqs` of them) that read shared keys together; sizes the buffer of
+their parts."""
 _ITEMS_PER_PROCESSOR = {"short": 4, "long": 2}
 """Items times key heads that each multiprocessor should find, so that all end at about the same time."""
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """Layers whose tiles and key ranges are the same."""
 
     group: int
     window: int | None
 
     @classmethod
-    def of(cls, layer: AttentionLayer) -> _Kind:
+    def of(cls, layer: AttentionLayer) -> Kind:
         return cls(layer.num_heads // layer.num_kv_heads, layer.window)
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """One launch of a step: the short or the long rows of one kind."""
+class Pass(ABC):
+    """The short or the long rows of one kind of layers in a step."""
 
+    @abstractmethod
+    def attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor) -> None:
+        """Fills the rows of `output` that are its own; new keys and values are in the pages already."""
+
+
+@dataclass(frozen=True)
+class TilePass(Pass):
+    """Rows that go through the kernels of this package."""
+
+    launcher: Launcher
     config: KernelConfig
     tokens_per_tile: int
     num_items: int
-    """Number of programs, of which some may have no work: a bound that does not depend on lengths."""
+    """In a step for a graph a bound that does not depend on lengths; some have nothing to do then."""
     num_merges: int
-    is_merged: bool
-    """Whether a tile is cut; in a step for a graph, whether one can be, since the graph serves steps of any lengths."""
+    """Likewise. 0: no launch, since no tile is in parts; in a step for a graph, since none can be in any."""
     arrays: Arrays
     merges: torch.Tensor
 
+    def attend(self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor) -> None:
+        """One launch, and one more where tiles are in parts."""
+        self.launcher.attend(layer, query, kv_cache, output, self.arrays, self.config, self.num_items)
+        if self.num_merges:
+            self.launcher.merge(layer, output, self.merges, self.arrays, self.tokens_per_tile, self.num_merges)
+
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """What all passes of a step are planned from."""
 
     batch: AttentionBatch
     table_width: int
     key_ends: np.ndarray
     """As `written_ends` has them."""
+    groups: list[tuple[SharedPrefix, int]]
+    """As `find_groups` has them: of short rows, for layers that see all keys."""
 
 
 class PagedTritonBackend(MovesSlots, RotatesAndWrites):
@@ -108,12 +131,16 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         alibi=True,
         trees=True,
         sinks=True,
+        batch_invariant=True,
         graph_capture=True,
     )
 
     @classmethod
     def check(cls, need: AttentionNeed, options: Any, environment: Environment) -> list[str]:
-        """Shapes, Triton, and a GPU that the kernels compile for."""
+        """Shapes, Triton, a GPU that the kernels compile for, and what goes with batch invariance."""
+        if need.batch_invariant and need.trees:
+            # Keys are summed in the order of their slots, which in a tree is not that of their positions.
+            return [f"{cls.__name__} has no batch-invariant mode for trees."]
         return against_shapes(cls.__name__, need) + against_machine(cls.__name__, need, environment)
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
@@ -126,11 +153,11 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
             name: max(1, count * num_processors // setup.spec.num_kv_heads)
             for name, count in _ITEMS_PER_PROCESSOR.items()
         }
-        self._kind_of = {layer.layer_id: _Kind.of(layer) for layer in setup.layers}
+        self._kind_of = {layer.layer_id: Kind.of(layer) for layer in setup.layers}
         self._kinds = tuple(dict.fromkeys(self._kind_of.values()))
         self._table_room = -(-(setup.max_model_len + _DRAFT_ROOM) // setup.block_size) * setup.max_num_seqs
         self._arrays = self._create_arrays(device)
-        self._passes: dict[_Kind, list[_Pass]] = {}
+        self._passes: dict[Kind, list[Pass]] = {}
         self._launched: set[tuple[str, KernelConfig]] = set()
         with torch.inference_mode(False):
             self._partials, self._sums = self._create_partials(device)
@@ -155,14 +182,15 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         size = len(batch.seq_lens) * width
         arrays.host("table")[:size] = batch.block_table[:, :width].reshape(-1)
         arrays.send("table", size)
-        step = _Step(batch, width, written_ends(batch, self.setup.block_size))
-        short, long = split_rows(batch, MAX_SHORT)
+        # All rows go through one kernel where their bits must not depend on which others are computed with them.
+        short, long = split_rows(batch, num_tokens if self.setup.batch_invariant else MAX_SHORT)
+        step = Step(batch, width, written_ends(batch, self.setup.block_size), self._find_groups(batch, short))
         for index, kind in enumerate(self._kinds):
-            passes = []
+            passes: list[Pass] = []
             if not short.is_empty:
                 passes.append(self._plan_pass(step, short, kind, f"short{index}"))
             if not long.is_empty:
-                passes.append(self._plan_pass(step, long, kind, f"long{index}"))
+                passes.append(self.plan_long(step, long, kind, f"long{index}"))
             self._passes[kind] = passes
         arrays.end()
 
@@ -196,13 +224,8 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if len(query) == 0:
             return output
-        launcher = self._launcher
-        for step in self._passes[self._kind_of[layer.layer_id]]:
-            launcher.attend(layer, query, kv_cache, output, step.arrays, step.config, step.num_items)
-            if step.is_merged:
-                launcher.merge(
-                    layer, output, step.merges, step.arrays, step.config, step.tokens_per_tile, step.num_merges
-                )
+        for rows in self._passes[self._kind_of[layer.layer_id]]:
+            rows.attend(layer, query, kv_cache, output)
         return output
 
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -214,53 +237,85 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
 
         return Launcher(setup, arch)
 
-    def _plan_pass(self, step: _Step, rows: Rows, kind: _Kind, name: str) -> _Pass:
-        batch = step.batch
-        is_long = name.startswith("long")
-        group = kind.group
-        if is_long:
-            config = self._launcher.config("prefill", 0, group)
-        elif batch.max_query_len == 1:
-            config = self._launcher.config("decode", group, group)
-        else:
-            config = self._launcher.config("verify", min(batch.max_query_len, MAX_SHORT) * group, group)
-        tokens_per_tile = config.block_m // group
+    def plan_long(self, step: Step, rows: Rows, kind: Kind, name: str) -> Pass:
+        """How prompts and long chunks are attended to; a backend that has them computed otherwise overrides it."""
+        return self._plan_pass(step, rows, kind, name)
+
+    def _plan_pass(self, step: Step, rows: Rows, kind: Kind, name: str) -> Pass:
+        batch, is_long = step.batch, name.startswith("long")
+        groups = step.groups if not is_long and kind.window is None else []
+        config = self._config(batch, kind, is_long=is_long, shares=bool(groups))
+        tokens_per_tile = config.block_m // kind.group
         most_extra = self._most_extra["long" if is_long else "short"]
-        num_tiles = max_tiles(rows, tokens_per_tile)
-        num_items, num_merges = num_tiles + most_extra, min(num_tiles, most_extra)
-        arrays = self._arrays
-        num_parts = create_items(
-            batch,
-            create_tiles(batch, rows, tokens_per_tile, kind.window, step.key_ends),
-            step.table_width,
-            most_extra,
-            arrays.host(f"items_{name}")[:num_items],
-            arrays.host(f"merges_{name}")[:num_merges],
+        tiles, sharing = create_tiles(batch, rows, tokens_per_tile, kind.window, step.key_ends), None
+        if groups:
+            members = self._arrays.host(f"members_{name}")
+            tiles, sharing = share(tiles, groups, tokens_per_tile, most_extra // 2, members)
+            if sharing is not None:
+                self._arrays.send(f"members_{name}", int(sharing.tiles.count.sum()))
+        found = create_items(
+            batch, tiles, step.table_width, most_extra, kind.group, sharing, in_runs=self.setup.batch_invariant
         )
-        arrays.send(f"items_{name}", num_items)
-        arrays.send(f"merges_{name}", num_merges)
+        num_items, num_merges = len(found.items), len(found.merges)
+        if batch.is_for_graph:
+            num_tiles = max_tiles(rows, tokens_per_tile)
+            num_items, num_merges = num_tiles + most_extra, self._most_merges(kind, num_tiles, tokens_per_tile, name)
         # The first launch compiles, which must not wait for the first long sequence that is served.
-        is_first = (name, config) not in self._launched
+        elif num_merges == 0 and (name, config) not in self._launched and self._can_cut(kind, tokens_per_tile):
+            num_merges = 1
         self._launched.add((name, config))
-        is_merged = num_parts > 0 or ((batch.is_for_graph or is_first) and self._can_cut(kind, tokens_per_tile))
-        return _Pass(
+        self._send_items(found, name, num_items, num_merges)
+        return TilePass(
+            self._launcher,
             config,
             tokens_per_tile,
             num_items,
             num_merges,
-            is_merged,
-            self._launch_arrays(f"items_{name}"),
-            arrays.device[f"merges_{name}"],
+            self._launch_arrays(name),
+            self._arrays.device[f"merges_{name}"],
         )
 
-    def _can_cut(self, kind: _Kind, tokens_per_tile: int) -> bool:
+    def _config(self, batch: AttentionBatch, kind: Kind, *, is_long: bool, shares: bool) -> KernelConfig:
+        """Tile sizes. Tiles over shared keys are large, except in graphs, which serve steps without any as well."""
+        group = kind.group
+        if is_long:
+            return self._launcher.config("prefill", 0, group)
+        if self.setup.batch_invariant or (shares and not batch.is_for_graph):
+            return self._launcher.config("verify", MAX_SHORT * group, group)
+        if batch.max_query_len == 1:
+            return self._launcher.config("decode", group, group)
+        return self._launcher.config("verify", min(batch.max_query_len, MAX_SHORT) * group, group)
+
+    def _find_groups(self, batch: AttentionBatch, short: Rows) -> list[tuple[SharedPrefix, int]]:
+        setup = self.setup
+        if not any(self._launcher.can_share(layer) for layer in setup.layers):
+            return []
+        return find_groups(batch, short.requests, setup.block_size, _SHARING_TOKENS * setup.max_num_seqs)
+
+    def _most_merges(self, kind: Kind, num_tiles: int, tokens_per_tile: int, name: str) -> int:
+        """A bound that does not depend on lengths: a tile that shares keys is one of two parts at least."""
+        if not self._can_cut(kind, tokens_per_tile):
+            return 0
+        if name.startswith("short") and kind.window is None and not self.setup.batch_invariant:
+            return num_tiles
+        return min(num_tiles, self._most_extra["short" if name.startswith("short") else "long"])
+
+    def _send_items(self, found: Items, name: str, num_items: int, num_merges: int) -> None:
+        """With rows of nothing behind the last, up to the sizes of the grids."""
+        for array, rows, count in (("items", found.items, num_items), ("merges", found.merges, num_merges)):
+            host = self._arrays.host(f"{array}_{name}")
+            host[: len(rows)] = rows
+            host[len(rows) : count] = 0
+            self._arrays.send(f"{array}_{name}", count)
+
+    def _can_cut(self, kind: Kind, tokens_per_tile: int) -> bool:
         """Whether a tile of some step without trees can see more keys than `create_items` leaves in one piece."""
         most_keys = self.setup.max_model_len + _DRAFT_ROOM
         if kind.window is not None:
             most_keys = min(most_keys, kind.window - 1 + tokens_per_tile)
         return most_keys > MIN_SPLIT
 
-    def _launch_arrays(self, items: str) -> Arrays:
+    def _launch_arrays(self, name: str) -> Arrays:
         from dovetail.attention_backends.paged_triton.launch import Arrays
 
         arrays = self._arrays.device
@@ -269,11 +324,12 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
             arrays["tokens"],
             arrays["table"],
             arrays["tree"],
-            arrays[items],
+            arrays[f"items_{name}"],
             nothing,
             nothing,
             self._partials,
             self._sums,
+            arrays.get(f"members_{name}", nothing),
         )
 
     def _create_arrays(self, device: torch.device) -> StepArrays:
@@ -287,24 +343,28 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
                 ("short", setup.max_num_batched_tokens),
                 ("long", setup.max_num_batched_tokens // self._tokens_per_long_tile(kind) + setup.max_num_seqs),
             ):
-                extra = self._most_extra[name]
-                arrays.add(f"items_{name}{index}", (most_tiles + extra, 8))
-                arrays.add(f"merges_{name}{index}", (extra, 4))
+                arrays.add(f"items_{name}{index}", (most_tiles + self._most_extra[name], 8))
+                arrays.add(f"merges_{name}{index}", (most_tiles, 8))
+            arrays.add(f"members_short{index}", (_SHARING_TOKENS * setup.max_num_seqs,))
         return arrays
 
-    def _tokens_per_long_tile(self, kind: _Kind) -> int:
+    def _tokens_per_long_tile(self, kind: Kind) -> int:
         return self._launcher.config("prefill", 0, kind.group).block_m // kind.group
 
     def _create_partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for parts, which all layers share, since they run one after another."""
-        launcher, heads = self._launcher, self.setup.spec.num_kv_heads
+        """Memory for parts, which all layers share, since they run one after another. Of cut tiles there are at most
+        two parts for each that they are more; of tiles that share keys one may be left in one piece, and one of the
+        shared keys."""
+        launcher, setup = self._launcher, self.setup
         rows = max(
             2 * self._most_extra[name] * launcher.config(kind_name, MAX_SHORT * kind.group, kind.group).block_m
+            + 2 * _SHARING_TOKENS * setup.max_num_seqs * kind.group
             for kind in self._kinds
             for name, kind_name in (("short", "verify"), ("long", "prefill"))
         )
-        partials = torch.empty(rows * heads, launcher.head_pad, dtype=torch.float32, device=device)
-        return partials, torch.empty(rows * heads, 2, dtype=torch.float32, device=device)
+        rows *= setup.spec.num_kv_heads
+        partials = torch.empty(rows, launcher.head_pad, dtype=torch.float32, device=device)
+        return partials, torch.empty(rows, 2, dtype=torch.float32, device=device)
 
     def _check_sizes(self, batch: AttentionBatch) -> None:
         """Buffers stay where they are, since graphs know their addresses: a step that is larger is refused."""

@@ -4,12 +4,18 @@ filled by the one in `writing.py`.
 Arrays that kernels share with `plan.py` (int32 unless said otherwise):
 
     tokens [T, 4]   slot, position, begin of its row in `tree` or -1, unused
+    members         token rows of requests that share a prefix, group by group
     table           block tables of all requests, flat
     items [n, 8]    first token row, tokens (0: nothing to do), begin in `table`, first key, end of keys (of those that
                     are written, which tokens that fill up a graph stand behind), keys before the query of the
-                    request, first token row of the request, part (-1: the only one)
+                    request, first token row of the request, part (-1: the only one). An item of several requests
+                    over keys that they share has its first row in `members`, SHARED and -1 in places 0, 5 and 6
     visits          block-sparse only: for each item and key head, [offset, count] of the key blocks in `blocks`
-    merges [n, 4]   first token row, tokens, first part, parts (0: nothing to do)
+    merges [n, 8]   first token row, tokens (0: nothing to do), first part, parts, first part over shared keys, parts
+                    of these, their tokens, place of the first token row among those
+
+A part is named by the rows of all parts before it, of one key head: part p of n rows lies, for key head h, at row
+p * NUM_KV_HEADS + h * n of `partials` and `sums`; parts of one tile follow each other.
 
 A page is [num_kv_heads, 2 (key, value), block_size, head_size]; in int8 each of the two is followed by one float16
 scale per token, and keys are turned (see `turning.py`). All kernels take the cache as it lies: only the stride between
@@ -144,6 +150,16 @@ def _attend_block(
 
 
 @triton.jit
+def _added(acc, highest, total, other_acc, other_highest, other_total):
+    """Sums over keys and over other keys, as sums over both: [rows, size], [rows], [rows]."""
+    new_highest = tl.maximum(highest, other_highest)
+    shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+    share, other_share = tl.exp2(highest - shift), tl.exp2(other_highest - shift)
+    new_acc = acc * share[:, None] + other_acc * other_share[:, None]
+    return new_acc, new_highest, total * share + other_total * other_share
+
+
+@triton.jit
 def _divisor(highest, total, sink, value_scale, HAS_SINKS: tl.constexpr):
     """What sums of weighted values are multiplied by. The sink joins the sum of the weights; it has no value."""
     if HAS_SINKS:
@@ -168,6 +184,7 @@ def attend(
     blocks,
     partials,
     sums,
+    members,
     alibi,
     sinks,
     shifts,
@@ -196,6 +213,8 @@ def attend(
     HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     TREES: tl.constexpr,
+    SHARES: tl.constexpr,
+    SPLIT: tl.constexpr,
     SPARSE: tl.constexpr,
 ):
     """Program item * NUM_KV_HEADS + head: the query heads of key head `head` over the keys of one item. One dimension,
@@ -203,7 +222,11 @@ def attend(
 
     Row m of a tile is query head m % GROUP of token m // GROUP. Scores are powers of 2: `factor` is the scale times
     log2(e), and `cap` the soft cap times it; with a cap `factor` is what the tanh is taken of, doubled, as a power of
-    2. SPARSE: tokens of a key block of the pattern, 0 for all keys. FlashAttention's online softmax (Dao et al. 2022), with split key ranges as in Flash-Decoding.
+    2. SHARES: items of several requests may occur. SPLIT: keys are summed in runs of SPLIT, from position 0 on, and
+    runs added in order, whatever the items and the rest of the step; 0: in one run. SPARSE: tokens of a key block of
+    the pattern, 0 for all keys.
+
+    FlashAttention's online softmax (Dao et al. 2022), with split key ranges as in Flash-Decoding.
     """
     index = tl.program_id(0) // NUM_KV_HEADS
     head = tl.program_id(0) % NUM_KV_HEADS
@@ -218,8 +241,13 @@ def attend(
     dims = tl.arange(0, HEAD_PAD)
     is_row = rows < count * GROUP
     row_tokens = (first_token + rows // GROUP).to(tl.int64)
+    read_tokens = row_tokens
+    if SHARES:
+        is_member = rows < tl.where(own_first < 0, count * GROUP, 0)
+        member = tl.load(members + row_tokens, mask=is_member, other=0).to(tl.int64)
+        read_tokens = tl.where(is_member, member, row_tokens)
     row_heads = head * GROUP + rows % GROUP
-    q_places = row_tokens[:, None] * query_stride_t + row_heads[:, None] * query_stride_h + dims[None, :]
+    q_places = read_tokens[:, None] * query_stride_t + row_heads[:, None] * query_stride_h + dims[None, :]
     cells = is_row[:, None] & (dims[None, :] < HEAD)
     q = tl.load(query + q_places, mask=cells, other=0.0)
     if IS_INT8:
@@ -229,9 +257,10 @@ def attend(
     positions = slots
     tree_rows = slots
     full_end = num_cached + first_token - own_first + 1
+    if TREES or (SHARES and HAS_SLOPES):
+        positions = tl.load(tokens + read_tokens * 4 + 1, mask=is_row, other=0)
     if TREES:
-        positions = tl.load(tokens + row_tokens * 4 + 1, mask=is_row, other=0)
-        tree_rows = tl.load(tokens + row_tokens * 4 + 2, mask=is_row, other=-1)
+        tree_rows = tl.load(tokens + read_tokens * 4 + 2, mask=is_row, other=-1)
         full_end = num_cached
     slopes = tl.zeros([BLOCK_M], dtype=tl.float32)
     if HAS_SLOPES:
@@ -258,6 +287,20 @@ def attend(
                 cap, window, stride_blocks, local_blocks, sink_blocks, HEAD, HEAD_PAD, PAGE, BLOCK_N, COMPUTE,
                 PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES, SPARSE, True,
             )  # fmt: skip
+    elif SPLIT > 0:
+        for run in range(first_key // SPLIT * SPLIT, end_key, SPLIT):
+            run_acc = tl.zeros([BLOCK_M, HEAD_PAD], dtype=tl.float32)
+            run_highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+            run_total = tl.zeros([BLOCK_M], dtype=tl.float32)
+            for start in range(tl.maximum(run, low), tl.minimum(run + SPLIT, end_key), BLOCK_N):
+                run_acc, run_highest, run_total = _attend_block(
+                    run_acc, run_highest, run_total, q, start, first_key, end_key, num_cached, own_first, positions,
+                    slots, tree_rows, slopes, is_row, row_shift, kv_cache, scales, tokens, own_table, tree,
+                    page_stride, head_base, factor, cap, window, stride_blocks, local_blocks, sink_blocks, HEAD,
+                    HEAD_PAD, PAGE, BLOCK_N, COMPUTE, PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES,
+                    SPARSE, True,
+                )  # fmt: skip
+            acc, highest, total = _added(acc, highest, total, run_acc, run_highest, run_total)
     else:
         middle = low
         if not HAS_WINDOW:
@@ -278,6 +321,7 @@ def attend(
                 PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES, SPARSE, True,
             )  # fmt: skip
     if part < 0:
+        # Never of several requests: what they share is a part of what each of them sees.
         sink = tl.zeros([BLOCK_M], dtype=tl.float32)
         if HAS_SINKS:
             sink = tl.load(sinks + row_heads, mask=is_row, other=0.0) * LOG2_E
@@ -285,10 +329,18 @@ def attend(
         target = row_tokens[:, None] * (NUM_KV_HEADS * GROUP * HEAD) + row_heads[:, None] * HEAD + dims[None, :]
         tl.store(output + target, result.to(output.dtype.element_ty), mask=cells)
     else:
-        lane = (part * NUM_KV_HEADS + head).to(tl.int64) * BLOCK_M + rows
+        lane = part.to(tl.int64) * NUM_KV_HEADS + head * count * GROUP + rows
         tl.store(partials + lane[:, None] * HEAD_PAD + dims[None, :], acc, mask=is_row[:, None])
         tl.store(sums + lane * 2, highest, mask=is_row)
         tl.store(sums + lane * 2 + 1, total, mask=is_row)
+
+
+@triton.jit
+def _part_lanes(index, first, num_own, own_rows, own_row, shared_first, shared_rows, shared_row):
+    """Rows of `partials` with the parts `index`: first those of the tile's own keys, then those of shared ones."""
+    own = first + index.to(tl.int64) * own_rows + own_row
+    shared = shared_first + (index - num_own).to(tl.int64) * shared_rows + shared_row
+    return tl.where(index < num_own, own, shared)
 
 
 @triton.jit
@@ -303,40 +355,52 @@ def merge_parts(
     NUM_KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     HEAD_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_P: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Program (row, head, merge): one row of a tile whose keys were split, from its parts. The sink joins here, once."""
-    merge = merges + tl.program_id(2) * 4
+    """Program (row, head, merge): one row of a tile whose keys were split, from its parts. The sink joins here, once.
+
+    BLOCK_P: parts that are read at once; 1: they are added one by one, as `attend` adds its runs.
+    """
+    merge = merges + tl.program_id(2) * 8
     row, head = tl.program_id(0), tl.program_id(1)
     first_token, count = tl.load(merge), tl.load(merge + 1)
-    first_part, num_parts = tl.load(merge + 2), tl.load(merge + 3)
     if row >= count * GROUP:
         return
+    num_own, num_shared = tl.load(merge + 3), tl.load(merge + 5)
+    own_rows = count * GROUP
+    shared_rows = tl.load(merge + 6) * GROUP
+    own_begin = tl.load(merge + 2).to(tl.int64) * NUM_KV_HEADS
+    shared_begin = tl.load(merge + 4).to(tl.int64) * NUM_KV_HEADS
+    own_row = head * own_rows + row
+    shared_row = head * shared_rows + tl.load(merge + 7) * GROUP + row
+    num_parts = num_own + num_shared
     dims = tl.arange(0, HEAD_PAD)
-    acc = tl.zeros([HEAD_PAD], dtype=tl.float32)
-    highest = tl.full([], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([], dtype=tl.float32)
+    acc = tl.zeros([1, HEAD_PAD], dtype=tl.float32)
+    highest = tl.full([1], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([1], dtype=tl.float32)
     for start in range(0, num_parts, BLOCK_P):
         index = start + tl.arange(0, BLOCK_P)
         is_part = index < num_parts
-        lane = ((first_part + index) * NUM_KV_HEADS + head).to(tl.int64) * BLOCK_M + row
+        lane = _part_lanes(
+            index, own_begin, num_own, own_rows * NUM_KV_HEADS, own_row, shared_begin, shared_rows * NUM_KV_HEADS,
+            shared_row,
+        )  # fmt: skip
         part_highest = tl.load(sums + lane * 2, mask=is_part, other=float("-inf"))
         part_total = tl.load(sums + lane * 2 + 1, mask=is_part, other=0.0)
         vectors = tl.load(partials + lane[:, None] * HEAD_PAD + dims[None, :], mask=is_part[:, None], other=0.0)
-        new_highest = tl.maximum(highest, tl.max(part_highest, axis=0))
-        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-        share = tl.exp2(part_highest - shift)
-        shrink = tl.exp2(highest - shift)
-        total = total * shrink + tl.sum(part_total * share, axis=0)
-        acc = acc * shrink + tl.sum(vectors * share[:, None], axis=0)
-        highest = new_highest
+        if BLOCK_P > 1:
+            top = tl.max(part_highest, axis=0)
+            share = tl.exp2(part_highest - tl.where(top == float("-inf"), 0.0, top))
+            vectors = tl.sum(vectors * share[:, None], axis=0)[None, :]
+            part_total = tl.sum(part_total * share, axis=0) + tl.zeros([1], dtype=tl.float32)
+            part_highest = top + tl.zeros([1], dtype=tl.float32)
+        acc, highest, total = _added(acc, highest, total, vectors, part_highest, part_total)
     token = (first_token + row // GROUP).to(tl.int64)
     query_head = head * GROUP + row % GROUP
-    sink = 0.0
+    sink = tl.zeros([1], dtype=tl.float32)
     if HAS_SINKS:
-        sink = tl.load(sinks + query_head) * LOG2_E
+        sink += tl.load(sinks + query_head) * LOG2_E
     target = (token * (NUM_KV_HEADS * GROUP) + query_head) * HEAD + dims
-    result = acc * _divisor(highest, total, sink, value_scale, HAS_SINKS)
-    tl.store(output + target, result.to(output.dtype.element_ty), mask=dims < HEAD)
+    result = acc * _divisor(highest, total, sink, value_scale, HAS_SINKS)[:, None]
+    tl.store(output + target[None, :], result.to(output.dtype.element_ty), mask=dims[None, :] < HEAD)

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from dovetail.attention_backends.paged_triton.configs import KernelConfig, find_config
 from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts
+from dovetail.attention_backends.paged_triton.plan import RUN
 from dovetail.attention_backends.paged_triton.writing import write_pages
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
 from dovetail.nn.triton_launch import FP_FUSION
@@ -23,14 +24,23 @@ _TL_DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.floa
 _MERGED_AT_ONCE = 16
 WRITE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 """Of `write_pages`. Fused, a product would be added without being rounded first."""
-MERGE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, **FP_FUSION}
 _WRITTEN_AT_ONCE = 2048
 """Elements of keys that one program writes, or of queries that it turns."""
 
 
-def attend_options(config: KernelConfig) -> dict[str, Any]:
-    """Of `attend`."""
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **FP_FUSION}
+def attend_options(config: KernelConfig, is_invariant: bool) -> dict[str, Any]:
+    """Of `attend`. Where bits must not depend on the rest of the step, no product goes into a sum unrounded: two places
+    that add the same numbers could be compiled into different instructions."""
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **_fusion(is_invariant)}
+
+
+def merge_options(is_invariant: bool) -> dict[str, Any]:
+    """Of `merge_parts`."""
+    return {"num_warps": 4, **_fusion(is_invariant)}
+
+
+def _fusion(is_invariant: bool) -> Mapping[str, Any]:
+    return {"enable_fp_fusion": False} if is_invariant else FP_FUSION
 
 
 def compute_dtype(dtype: str, kv_dtype: str) -> str:
@@ -82,6 +92,7 @@ class Arrays:
     blocks: torch.Tensor
     partials: torch.Tensor
     sums: torch.Tensor
+    members: torch.Tensor
 
 
 class Launcher:
@@ -202,6 +213,7 @@ class Launcher:
             arrays.blocks,
             arrays.partials,
             arrays.sums,
+            arrays.members,
             self._alibi.get(layer.layer_id, self._no_numbers),
             self._sinks(layer),
             self._nothing if shifts is None else shifts,
@@ -216,7 +228,7 @@ class Launcher:
             pattern.local_blocks,
             pattern.sink_blocks,
             **self.attend_constants(layer, config, pattern.block_size),
-            **attend_options(config),
+            **attend_options(config, self._setup.batch_invariant),
         )
 
     def attend_constants(self, layer: AttentionLayer, config: KernelConfig, sparse_block: int) -> dict[str, Any]:
@@ -237,9 +249,16 @@ class Launcher:
             "HAS_CAP": layer.soft_cap is not None,
             "HAS_SLOPES": layer.alibi_slopes is not None,
             "HAS_SINKS": layer.sinks is not None,
-            "TREES": config.kind == "verify",
+            "TREES": config.kind == "verify" and not self._setup.batch_invariant,
+            "SHARES": config.kind != "prefill" and not sparse_block and self.can_share(layer),
+            "SPLIT": RUN if self._setup.batch_invariant else 0,
             "SPARSE": sparse_block,
         }
+
+    def can_share(self, layer: AttentionLayer) -> bool:
+        """Whether requests may read the keys of a common prefix together. A window has freed these, and rows whose bits
+        must not depend on others' are read alone."""
+        return layer.window is None and not self._setup.batch_invariant
 
     def merge(
         self,
@@ -247,7 +266,6 @@ class Launcher:
         output: torch.Tensor,
         merges: torch.Tensor,
         arrays: Arrays,
-        config: KernelConfig,
         tokens_per_tile: int,
         num_merges: int,
     ) -> None:
@@ -260,19 +278,18 @@ class Launcher:
             arrays.sums,
             self._sinks(layer),
             self._unscale(layer.value_scale),
-            **self.merge_constants(layer, config),
-            **MERGE_OPTIONS,
+            **self.merge_constants(layer),
+            **merge_options(self._setup.batch_invariant),
         )
 
-    def merge_constants(self, layer: AttentionLayer, config: KernelConfig) -> dict[str, Any]:
+    def merge_constants(self, layer: AttentionLayer) -> dict[str, Any]:
         """Constants of `merge_parts`."""
         return {
             "GROUP": layer.num_heads // layer.num_kv_heads,
             "NUM_KV_HEADS": layer.num_kv_heads,
             "HEAD": layer.head_size,
             "HEAD_PAD": self.head_pad,
-            "BLOCK_M": config.block_m,
-            "BLOCK_P": _MERGED_AT_ONCE,
+            "BLOCK_P": 1 if self._setup.batch_invariant else _MERGED_AT_ONCE,
             "HAS_SINKS": layer.sinks is not None,
         }
 

@@ -3,7 +3,8 @@
 A **tile** is some tokens of one request with all query heads of a key head. An **item** is a tile over a range of its
 keys. Where there are fewer tiles than the device could work on, their keys are cut into several items, whose results
 are **parts** that `merge_parts` puts together. The number of items is bounded by the counts of requests and tokens
-alone (`max_tiles`), so grids need not change with the lengths.
+alone (`max_tiles`), so grids need not change with the lengths. Tiles of several requests, over keys that they share,
+come from `sharing.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ SPLIT_ALIGN = 128
 """Key ranges are cut at multiples of this, which every BLOCK_N divides."""
 MIN_SPLIT = 256
 """Keys below which a range is not cut: putting parts together would cost more."""
+RUN = 512
+"""Keys that are summed by themselves where a row's bits must not depend on the rest of the step. Ranges are cut at
+multiples of it, so that a part is one run."""
+SHARED = 1 << 30
+"""In place of the keys before the query, for an item of several requests: more than any sequence has, so that all of
+its keys are before all queries."""
 
 
 @dataclass(frozen=True)
@@ -130,56 +137,118 @@ def create_tiles(
     return Tiles(request, first_token, count, first_key, end_key)
 
 
-def create_items(
-    batch: AttentionBatch, tiles: Tiles, table_width: int, most_extra: int, items: np.ndarray, merges: np.ndarray
-) -> int:
-    """Fills `items` and `merges` (see kernels.py), rows beyond them with 0; returns the number of parts.
+@dataclass(frozen=True)
+class Sharing:
+    """Tiles of several requests over shared keys. The own tiles of these requests begin behind those."""
 
-    Keys are cut so that about `most_extra` items of equal length come about, and never more than that beyond the
-    number of tiles. The longest items come first, so that no program starts late with much to do.
+    tiles: Tiles
+    """`first_token` is a place in `members`."""
+    shared_tile: np.ndarray
+    """Of each own tile: index of its tile here, or -1."""
+    offset: np.ndarray
+    """Of each own tile: place of its first token in that."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """What one launch consists of, with its arrays as kernels.py describes them."""
+
+    items: np.ndarray
+    merges: np.ndarray
+    """[n, 8] int32; n 0: all tiles are in one piece."""
+
+
+def create_items(
+    batch: AttentionBatch,
+    tiles: Tiles,
+    table_width: int,
+    most_extra: int,
+    group: int,
+    sharing: Sharing | None = None,
+    *,
+    in_runs: bool = False,
+) -> Items:
+    """The items of `tiles`, and of the tiles in `sharing`: at most `most_extra` more than `tiles`.
+
+    Keys are cut so that about `most_extra` items of equal length come about; `in_runs`: into runs of `RUN`, the longest
+    tiles first, as long as there may be more items. Items are in the order of their lengths, so that no program starts
+    late with much to do. `group`: query heads of a key head.
     """
+    num_own = len(tiles.request)
+    if sharing is not None:
+        most_extra -= len(sharing.tiles.request)
+        tiles = _joined(tiles, sharing.tiles)
+    splits = (_runs if in_runs else _even_splits)(tiles, most_extra)
+    is_part = splits > 1
+    if sharing is not None:
+        is_part[num_own:] = True
+        is_part[:num_own] |= sharing.shared_tile >= 0
+    part_rows = np.where(is_part, splits * tiles.count * group, 0)
+    first_part = np.cumsum(part_rows) - part_rows
+    place = np.argsort(-((tiles.end_key - tiles.first_key) // splits), kind="stable")
+    ordered = splits[place]
+    index = np.arange(ordered.sum()) - np.repeat(np.cumsum(ordered) - ordered, ordered)
+    place = np.repeat(place, ordered)
+    items = np.zeros((len(place), 8), dtype=np.int32)
+    request, of = tiles.request[place], splits[place]
+    bound = _run_bound if in_runs else _even_bound
+    items[:, 0] = tiles.first_token[place]
+    items[:, 1] = tiles.count[place]
+    items[:, 2] = request * table_width
+    items[:, 3], items[:, 4] = (
+        bound(tiles.first_key[place], tiles.end_key[place], index + step, of) for step in (0, 1)
+    )
+    items[:, 5] = batch.seq_lens[request] - (batch.query_start[request + 1] - batch.query_start[request])
+    items[:, 6] = batch.query_start[request]
+    items[:, 7] = np.where(is_part[place], first_part[place] + index * tiles.count[place] * group, -1)
+    items[place >= num_own, 5:7] = (SHARED, -1)
+    merges = np.zeros((int(is_part[:num_own].sum()), 8), dtype=np.int32)
+    if len(merges):
+        merged = np.flatnonzero(is_part[:num_own])
+        for column, values in enumerate((tiles.first_token, tiles.count, first_part, splits)):
+            merges[:, column] = values[merged]
+        if sharing is not None:
+            _add_shared(merges, merged, sharing, first_part[num_own:], splits[num_own:])
+    return Items(items, merges)
+
+
+def _add_shared(
+    merges: np.ndarray, merged: np.ndarray, sharing: Sharing, first_part: np.ndarray, splits: np.ndarray
+) -> None:
+    """Columns 4 to 7 of the merges of the own tiles `merged`."""
+    shares = sharing.shared_tile[merged] >= 0
+    shared_tile = sharing.shared_tile[merged][shares]
+    columns = (first_part[shared_tile], splits[shared_tile], sharing.tiles.count[shared_tile])
+    for column, values in enumerate((*columns, sharing.offset[merged][shares])):
+        merges[shares, 4 + column] = values
+
+
+def _joined(first: Tiles, second: Tiles) -> Tiles:
+    return Tiles(*(np.concatenate(pair) for pair in zip(vars(first).values(), vars(second).values(), strict=True)))
+
+
+def _even_splits(tiles: Tiles, most_extra: int) -> np.ndarray:
+    """int32: parts of each tile. A tile without keys has one too, which writes zeros."""
     lengths = tiles.end_key - tiles.first_key
     chunk = max(MIN_SPLIT, int(lengths.sum()) / max(most_extra, 1))
-    # A tile without keys is an item too, which writes zeros.
-    splits = np.maximum(np.ceil(lengths / chunk), 1).astype(np.int32)
-    place = np.argsort(-(lengths // splits), kind="stable")
-    splits = splits[place]
-    if (splits == 1).all():
-        index, of = np.zeros(1, dtype=np.int64), splits[:1]
-        part = np.full(1, -1)
-        merges[:] = 0
-        num_parts = 0
-    else:
-        is_cut = splits > 1
-        parts_before = np.cumsum(np.where(is_cut, splits, 0)) - splits
-        num_parts = int(splits[is_cut].sum())
-        num_merges = int(is_cut.sum())
-        merges[:num_merges, 0] = tiles.first_token[place[is_cut]]
-        merges[:num_merges, 1] = tiles.count[place[is_cut]]
-        merges[:num_merges, 2] = parts_before[is_cut]
-        merges[:num_merges, 3] = splits[is_cut]
-        merges[num_merges:] = 0
-        index = np.arange(splits.sum()) - np.repeat(np.cumsum(splits) - splits, splits)
-        of = np.repeat(splits, splits)
-        part = np.where(of > 1, np.repeat(parts_before, splits) + index, -1)
-        place = np.repeat(place, splits)
-    request = tiles.request[place]
-    first, end = tiles.first_key[place], tiles.end_key[place]
-    bounds = [_bound(first, end, index + step, of) for step in (0, 1)]
-    num_items = len(place)
-    items[:num_items, 0] = tiles.first_token[place]
-    items[:num_items, 1] = tiles.count[place]
-    items[:num_items, 2] = request * table_width
-    items[:num_items, 3] = bounds[0]
-    items[:num_items, 4] = bounds[1]
-    items[:num_items, 5] = batch.seq_lens[request] - (batch.query_start[request + 1] - batch.query_start[request])
-    items[:num_items, 6] = batch.query_start[request]
-    items[:num_items, 7] = part
-    items[num_items:] = 0
-    return num_parts
+    return np.maximum(np.ceil(lengths / chunk), 1).astype(np.int32)
 
 
-def _bound(first: np.ndarray, end: np.ndarray, index: np.ndarray, of: np.ndarray) -> np.ndarray:
+def _runs(tiles: Tiles, most_extra: int) -> np.ndarray:
+    """int32: runs of each tile, 1 where it is left in one piece."""
+    runs = np.maximum(-(-tiles.end_key // RUN) - tiles.first_key // RUN, 1)
+    order = np.argsort(-runs, kind="stable")
+    is_cut = np.zeros(len(runs), dtype=bool)
+    is_cut[order] = np.cumsum(runs[order] - 1) <= most_extra
+    return np.where(is_cut, runs, 1).astype(np.int32)
+
+
+def _even_bound(first: np.ndarray, end: np.ndarray, index: np.ndarray, of: np.ndarray) -> np.ndarray:
     """Where part `index` of `of` begins: at a multiple of SPLIT_ALIGN, but for the ends."""
     inner = (first + (end - first).astype(np.int64) * index // of) // SPLIT_ALIGN * SPLIT_ALIGN
     return np.where(index == 0, first, np.where(index == of, end, np.maximum(inner, first)))
+
+
+def _run_bound(first: np.ndarray, end: np.ndarray, index: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Where run `index` of `of` begins: at a multiple of RUN, but for the ends."""
+    return np.where(index == 0, first, np.where(index == of, end, (first // RUN + index) * RUN))

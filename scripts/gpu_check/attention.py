@@ -20,6 +20,7 @@ import torch
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
 from dovetail.attention_backends.flash.backend import FlashBackend
+from dovetail.attention_backends.flash_prefill import FlashPrefillBackend
 from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend, device_facts, page_shape
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup
@@ -159,11 +160,59 @@ def compare_rotation(dtype: str, kv_dtype: str) -> Check | None:
     return Check(PagedTritonBackend.__name__, dtype, kv_dtype, "rotation", worst, passed)
 
 
+def compare_invariance(dtype: str) -> Check:
+    """Rows of a request alone and in chunks against the same rows with others: the same bits."""
+    lengths = ((1, 1100), (300, 700), (40, 20), (5, 2000))
+    case = random_case(0, CaseShape(dtype=dtype, device=DEVICE, head_size=128, block_size=16, lengths=lengths))
+    case = replace(case, setup=replace(case.setup, batch_invariant=True))
+    options = PagedTritonBackend.Options()
+    together = case.run_from_scratch(PagedTritonBackend(options, case.setup))
+    worst, start = 0.0, 0
+    for request in case.requests:
+        for skipped in (0, request.query_len // 2):
+            alone = replace(case, requests=(replace(request, query=request.query[skipped:], num_shared=0),))
+            rows = alone.run_from_scratch(PagedTritonBackend(options, case.setup))
+            worst = max(worst, float((rows - together[start + skipped : start + request.query_len]).abs().max()))
+        start += request.query_len
+    return Check(PagedTritonBackend.__name__, dtype, dtype, "batch-invariant", worst, worst == 0.0)
+
+
+def compare_sharing(dtype: str) -> Check:
+    """Requests behind one prefix, whose keys are read once for several of them."""
+    keys = 1024
+    lengths = tuple((1 + index % 3, keys + 50 * index) for index in range(12))
+    shape = CaseShape(dtype=dtype, device=DEVICE, head_size=128, block_size=16, lengths=lengths)
+    case = random_case(0, shape)
+    first, blocks = case.requests[0], keys // 16
+    requests, next_block = [first], case.num_blocks
+    for request in case.requests[1:]:
+        own = len(request.block_ids) - blocks
+        ids = (*first.block_ids[:blocks], *range(next_block, next_block + own))
+        next_block += own
+        requests.append(
+            replace(
+                request,
+                keys=torch.cat((first.keys[:keys], request.keys[keys:])),
+                values=torch.cat((first.values[:keys], request.values[keys:])),
+                block_ids=ids,
+                num_shared=keys,
+            )
+        )
+    case = replace(case, requests=tuple(requests), num_blocks=next_block + 1)
+    actual = case.run_from_scratch(PagedTritonBackend(PagedTritonBackend.Options(), case.setup)).float().cpu()
+    worst = float((actual - on_cpu(case)).abs().max())
+    return Check(PagedTritonBackend.__name__, dtype, dtype, "shared prefix", worst, worst <= TOLERANCES[dtype])
+
+
 def correctness() -> Iterator[Check]:
+    if not against(PagedTritonBackend, llama_8b("bfloat16", 4, 2048), PagedTritonBackend.Options()):
+        yield compare_invariance("bfloat16")
+        yield compare_sharing("bfloat16")
     everything = BlockSparseBackend.Options(local_blocks=1000, sparse_block_size=128)
     for backend, options in (
         (PagedTritonBackend, PagedTritonBackend.Options()),
         (FlashBackend, FlashBackend.Options()),
+        (FlashPrefillBackend, FlashPrefillBackend.Options()),
         (BlockSparseBackend, everything),
     ):
         for dtype in ("bfloat16", "float16", "float32"):
@@ -245,7 +294,7 @@ def step_of(backend: AttentionBackend, requests: list[tuple[int, int]]) -> Calla
     def step() -> torch.Tensor:
         return backend.forward(setup.layers[0], query, key, value, cache)
 
-    return captured(step) if backend.capabilities.graph_capture else step
+    return captured(step) if backend.capabilities.graph_capture and num_tokens == len(requests) else step
 
 
 def captured(step: Callable[[], Any]) -> Callable[[], Any]:
@@ -266,7 +315,7 @@ def captured(step: Callable[[], Any]) -> Callable[[], Any]:
 def speed() -> Iterator[Speed]:
     bandwidth, flops = copy_bandwidth(), matrix_rate()
     print(f"copy {bandwidth / 1e9:.0f} GB/s, bfloat16 product {flops / 1e12:.0f} TFLOP/s", flush=True)
-    for kind in (PagedTritonBackend, FlashBackend):
+    for kind in (PagedTritonBackend, FlashBackend, FlashPrefillBackend):
         for kv_dtype in ("bfloat16", "float8_e4m3fn"):
             for batch, keys in ((1, 8192), (64, 1024), (64, 8192)):
                 yield from decode(kind, kv_dtype, batch, keys, bandwidth)

@@ -19,6 +19,8 @@ from dovetail.attention_backends.flash import libraries
 from dovetail.attention_backends.flash.backend import FlashBackend, FlashOptions
 from dovetail.attention_backends.flash.libraries import FlashAttention2, FlashAttention3, FlashInfer, TorchVarlen
 from dovetail.attention_backends.flash.plan import PagedLengths
+from dovetail.attention_backends.flash_prefill import FlashPrefillBackend
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
@@ -262,6 +264,27 @@ def test_flash_attention_3_is_for_hopper(monkeypatch):
     case = random_case(0, CaseShape())
     actual = case.run_from_scratch(FlashBackend(FlashOptions(), case.setup))
     torch.testing.assert_close(actual, case.run_from_scratch(OnFlashAttention2(FlashOptions(), case.setup)))
+
+
+def hybrid_reasons(environment=H200, **changes):
+    need = replace(AttentionNeed("cuda", "bfloat16", 16, frozenset({128})), **changes)
+    return reasons_against(FlashPrefillBackend, need, FlashOptions(), environment)
+
+
+def test_prompts_through_a_library_need_both_parts(monkeypatch):
+    """Trees go to the kernels, so the library need not serve them; each reason says of which part it is."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(libraries, "_is_installed", lambda module: module == "flash_attn_interface")
+    assert hybrid_reasons(trees=True, sliding_window=True, soft_cap=True) == []
+    [reason] = hybrid_reasons(sinks=True)
+    assert "has no attention sinks" in reason
+    a100 = replace(H200, devices=(DeviceInfo("A100", 2**36, (8, 0)),))
+    [reason] = hybrid_reasons(a100)
+    assert reason.startswith("prefill: FlashBackend finds no library")
+    assert "flash_attn_3: it needs compute capability 9.x, and A100 has 8.0" in reason
+    [reason] = hybrid_reasons(replace(H200, devices=(DeviceInfo("T4", 2**34, (7, 5)),)))
+    assert reason.startswith("decode: ")
+    assert FlashPrefillBackend.preference > PagedTritonBackend.preference
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.attention_backends.flash.libraries import Attention
 from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.attention_backends.paged_triton.configs import KINDS, KernelConfig, find_config, stored_configs
 from dovetail.attention_backends.paged_triton.plan import (
+    RUN,
     create_items,
     create_tiles,
     max_tiles,
@@ -24,6 +26,7 @@ from dovetail.attention_backends.paged_triton.plan import (
     token_records,
     written_ends,
 )
+from dovetail.attention_backends.paged_triton.sharing import find_groups, share
 from dovetail.contracts.attention import AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.needs import reasons_against
@@ -36,7 +39,10 @@ H200 = DeviceInfo("H200", 2**37, (9, 0))
 INTERPRETED = Path(__file__).with_name("interpreted")
 
 
-SMOKE = "float32-plain or (put_together and 1-False-True) or test_rotating_while_writing_leaves and 10-float32-int8"
+SMOKE = (
+    "float32-plain or (put_together and 1-False-True) or (shared_keys and False-counts0) or "
+    "(test_rotating_while_writing_leaves and 10-float32-int8)"
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,8 @@ SMOKE = "float32-plain or (put_together and 1-False-True) or test_rotating_while
     [
         ("block_sparse_cases", "test_pages_outside_of_the_pattern_are_not_read"),
         ("paged_triton_cases", SMOKE),
+        ("flash_prefill_cases", "torch-False"),
+        pytest.param("flash_prefill_cases", "test", marks=pytest.mark.nightly),
         pytest.param("block_sparse_cases", "test", marks=pytest.mark.nightly),
         pytest.param("paged_triton_cases", "TestPagedTriton", marks=pytest.mark.nightly),
         pytest.param("paged_triton_cases", "not TestPagedTriton", marks=pytest.mark.nightly),
@@ -100,8 +108,8 @@ def test_the_small_kernels_compile_without_spills():
         write_launch(variant),
         write_launch(variant, rotary=128),
         write_launch(Variant(head_size=80), rotary=20),
-        merge_launch(variant, find_config(90, 128, 1, "verify")),
-        merge_launch(replace(variant, features=frozenset({"sinks"})), find_config(90, 128, 1, "verify")),
+        merge_launch(variant),
+        merge_launch(replace(variant, features=frozenset({"sinks"}), is_invariant=True)),
     ):
         assert compile_launch(launch, 90).stack_bytes == 0
 
@@ -168,6 +176,22 @@ def step(requests, trees=False):
     return make_batch(rows, setup, masks)
 
 
+def step_items(batch, rows, tokens_per_tile, window, most_extra, group, *, in_runs=False, shares=False):
+    """The items of one launch, and the token rows of those over shared keys."""
+    tiles, sharing = create_tiles(batch, rows, tokens_per_tile, window, written_ends(batch, BLOCK_SIZE)), None
+    members = np.zeros(2000, dtype=np.int32)
+    if shares:
+        groups = find_groups(batch, rows.requests, BLOCK_SIZE, most_tokens=2000)
+        tiles, sharing = share(tiles, groups, tokens_per_tile, most_extra // 2, members)
+    return create_items(batch, tiles, 10, most_extra, group, sharing, in_runs=in_runs), members
+
+
+def tokens_of(item, members):
+    """The token rows of an item."""
+    first, count = item[0], item[1]
+    return members[first : first + count].tolist() if item[6] < 0 else list(range(first, first + count))
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     lengths,
@@ -175,8 +199,9 @@ def step(requests, trees=False):
     st.booleans(),
     st.sampled_from([1, 4, 16]),
     st.sampled_from([1, 7, 64]),
+    st.booleans(),
 )
-def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_tile, most_extra):
+def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_tile, most_extra, in_runs):
     """Every row of every tile meets every key that it sees in just one item, within the bounds on their number."""
     batch = step(requests, trees)
     records = np.zeros((int(batch.query_start[-1]), 4), dtype=np.int32)
@@ -185,24 +210,37 @@ def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_t
     for rows in split_rows(batch, 32):
         if rows.is_empty:
             continue
-        num_tiles = max_tiles(rows, tokens_per_tile)
-        items = np.full((num_tiles + most_extra, 8), -7, dtype=np.int32)
-        merges = np.full((min(num_tiles, most_extra), 4), -7, dtype=np.int32)
-        tiles = create_tiles(batch, rows, tokens_per_tile, window, written_ends(batch, BLOCK_SIZE))
-        num_parts = create_items(batch, tiles, 10, most_extra, items, merges)
-        assert num_parts <= 2 * most_extra
-        parts = []
-        for first_token, count, _, first_key, end_key, num_cached, own_first, part in items.tolist():
-            assert count <= tokens_per_tile
-            if count and part >= 0:
-                parts.append((part, first_token))
-            for token in range(first_token, first_token + count):
+        # `step` gives all requests the same pages.
+        found, members = step_items(
+            batch, rows, tokens_per_tile, window, most_extra, 3, in_runs=in_runs, shares=window is None and not in_runs
+        )
+        assert len(found.items) <= max_tiles(rows, tokens_per_tile) + most_extra
+        parts = {}
+        for item in found.items.tolist():
+            _, count, _, first_key, end_key, num_cached, own_first, part = item
+            assert 0 < count <= tokens_per_tile
+            if in_runs and part >= 0:
+                assert first_key // RUN == (end_key - 1) // RUN
+            for place, token in enumerate(tokens_of(item, members)):
                 request = np.searchsorted(batch.query_start, token + 1) - 1
-                assert own_first == batch.query_start[request]
-                assert num_cached == requests[request][0]
+                if own_first < 0:
+                    assert end_key <= requests[request][0]
+                else:
+                    assert own_first == batch.query_start[request]
+                    assert num_cached == requests[request][0]
                 seen[token, first_key:end_key] += 1
-        merged = [(part + i, first) for first, _, part, count in merges.tolist() for i in range(count)]
-        assert sorted(parts) == sorted(merged)
+                if part >= 0:
+                    parts.setdefault(token, set()).add(part + 3 * place)
+        merged = {}
+        for first, count, part, splits, shared, shared_splits, shared_count, offset in found.merges.tolist():
+            for place in range(count):
+                own = {part + 3 * (i * count + place) for i in range(splits)}
+                merged[first + place] = own | {
+                    shared + 3 * (i * shared_count + offset + place) for i in range(shared_splits)
+                }
+        assert merged == parts
+        lanes = sorted(lane for of_token in parts.values() for lane in of_token)
+        assert len(lanes) == len(set(lanes)), "no two parts lie at one place"
     for request, (cached, new) in enumerate(requests):
         for token in range(int(batch.query_start[request]), int(batch.query_start[request + 1])):
             own = cached + token - int(batch.query_start[request])
@@ -211,6 +249,20 @@ def test_items_cover_each_visible_key_once(requests, window, trees, tokens_per_t
             last = cached + new - 1 if request in batch.tree_masks else own
             assert (seen[token, oldest : last + 1] == 1).all()
             assert seen[token].max() == 1
+
+
+@pytest.mark.parametrize(("tokens_per_tile", "most"), [(4, 0.27), (16, 0.08), (1, 1.0)])
+def test_shared_keys_are_read_once_a_tile(tokens_per_tile, most):
+    """64 requests of 4001 keys whose tables are equal: the share of keys that tiles still read."""
+    batch = step([(4000, 1)] * 64)
+    [rows, _] = split_rows(batch, 32)
+
+    def num_read(shares):
+        found, _ = step_items(batch, rows, tokens_per_tile, None, 66, 4, shares=shares)
+        return int((found.items[:, 4] - found.items[:, 3]).sum())
+
+    assert num_read(shares=False) == 64 * 4001
+    assert num_read(shares=True) <= most * num_read(shares=False)
 
 
 def test_where_keys_end_is_found_once_a_step(monkeypatch):
@@ -303,6 +355,34 @@ def test_a_step_of_any_size_can_be_launched(launches):
     assert all(size <= 65_535 for _, grid in launches for size in grid[1:])
 
 
+def test_prompts_of_a_graph_stay_with_the_kernels(launches):
+    """A library plans on the host, which a replay does not do again."""
+    from dovetail.attention_backends.flash.backend import FlashOptions
+    from dovetail.attention_backends.flash_prefill import FlashPrefillBackend
+
+    calls = []
+
+    class Recorded(FlashPrefillBackend):
+        def _create_attention(self, options, setup):
+            class Library(Attention):
+                def attend(self, layer, query, keys, values, lengths):
+                    calls.append((query.shape, keys.shape, lengths.cu_seqlens_q.tolist()))
+                    return query
+
+            return Library(setup)
+
+    setup = small_setup(max_tokens=128)
+    backend = Recorded(FlashOptions(), setup)
+    batch = make_batch([([1] * 4, 10, 50), ([1] * 2, 20, 21)], setup)
+    forward(backend, batch)
+    assert calls == [((40, 4, 16), (2, BLOCK_SIZE, 1, 16), [0, 40])]
+    assert [name for name, _ in launches].count("attend") == 1
+    calls.clear()
+    forward(backend, replace(batch, is_for_graph=True))
+    assert calls == []
+    assert [name for name, _ in launches].count("attend") == 3
+
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
@@ -323,6 +403,7 @@ def test_a_gpu_with_triton_is_taken():
         (None, {"device_type": "cpu"}, "runs on cuda, not on cpu."),
         (None, {"dtype": "float64"}, "not float64; set model.dtype."),
         (None, {"head_sizes": frozenset({512})}, "head sizes up to 256; the model has 512."),
+        (None, {"batch_invariant": True, "trees": True}, "has no batch-invariant mode for trees."),
         (Environment("cuda", 8, 2**36), {}, "torch sees none"),
         (Environment("cuda", 8, 2**36, no_devices="the driver is old"), {}, "needs a CUDA GPU: the driver is old."),
         (Environment("cuda", 8, 2**36, devices=(DeviceInfo("T4", 2**34, (7, 5)),)), {}, "T4 has 7.5."),

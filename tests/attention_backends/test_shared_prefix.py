@@ -7,10 +7,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.attention_backends.sdpa import SDPABackend, SDPAOptions
-from dovetail.attention_backends.sdpa_shared import shared_prefixes
+from dovetail.attention_backends.shared_prefix import shared_prefixes
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import PluginOptions
@@ -93,14 +95,43 @@ def fill(
         backend.forward(setup.layers[0], query, keys[block], values[block], cache)
 
 
-def test_clusters_are_found_whole_blocks_only() -> None:
+def test_groups_are_found_whole_blocks_only() -> None:
     setup = make_setup("float32")
     requests = make_requests(1, shuffled=True)
     batch = make_batch(requests, setup, {})
-    clusters = list(shared_prefixes(batch, np.arange(len(requests)), 1, BLOCK_SIZE))
-    assert sorted((len(members), num_blocks) for members, num_blocks in clusters) == [(4, 17), (6, 20)]
-    for members, num_blocks in clusters:
-        for member in members:
+    groups = shared_prefixes(batch, np.arange(len(requests)), BLOCK_SIZE, min_requests=4, min_keys=128)
+    assert sorted((len(group.members), group.num_blocks) for group in groups) == [(4, 17), (6, 20)]
+    for group in groups:
+        for member in group.members:
             blocks, num_cached, _ = requests[member]
-            assert blocks[:num_blocks] == requests[members[0]][0][:num_blocks]
-            assert num_blocks * BLOCK_SIZE <= num_cached
+            assert blocks[: group.num_blocks] == requests[group.members[0]][0][: group.num_blocks]
+            assert group.num_blocks * BLOCK_SIZE <= num_cached
+
+
+def test_a_longer_prefix_of_some_is_preferred_where_it_saves_more() -> None:
+    """Eight requests share a block, and five of these 40: five that read 40 blocks once save more than eight that read
+    one."""
+    setup = make_setup("float32")
+    long, other = list(range(1, 41)), [1, *range(50, 90)]
+    rows = [([*long, 100 + i], 41 * BLOCK_SIZE - 1, 41 * BLOCK_SIZE) for i in range(5)]
+    rows += [([1, *range(110 + 30 * i, 139 + 30 * i)], 30 * BLOCK_SIZE - 1, 30 * BLOCK_SIZE) for i in range(2)]
+    rows.append((other, 41 * BLOCK_SIZE - 1, 41 * BLOCK_SIZE))
+    [group] = shared_prefixes(make_batch(rows, setup, {}), np.arange(8), BLOCK_SIZE, min_requests=4, min_keys=8)
+    assert (group.members.tolist(), group.num_blocks) == ([0, 1, 2, 3, 4], 40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=40), min_size=1, max_size=12), st.integers(1, 4))
+def test_members_share_what_is_said_and_belong_to_one_group(tables: list[list[int]], min_requests: int) -> None:
+    rows = [(table, len(table) * BLOCK_SIZE - 1, len(table) * BLOCK_SIZE) for table in tables]
+    setup = make_setup("float32")
+    batch = make_batch(rows, setup, {})
+    groups = shared_prefixes(batch, np.arange(len(rows)), BLOCK_SIZE, min_requests, min_keys=8)
+    members = [int(member) for group in groups for member in group.members]
+    assert len(members) == len(set(members))
+    for group in groups:
+        assert len(group.members) >= min_requests
+        assert group.num_blocks >= 1
+        for member in group.members:
+            assert tables[member][: group.num_blocks] == tables[group.members[0]][: group.num_blocks]
+            assert group.num_blocks < len(tables[member]), "the block of the query's own token is no prefix"

@@ -6,6 +6,7 @@ tests/attention_backends/test_paged_triton.py runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
@@ -13,15 +14,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+import triton.runtime.interpreter as interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.paged_triton.plan import split_rows
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.errors import ConfigError
 from dovetail.nn.operators import torch_operators
-from dovetail.testing.attention_cases import AttentionCase, CaseRequest, CaseShape, as_cached, random_case
+from dovetail.testing.attention_cases import AttentionCase, CaseRequest, CaseShape, as_cached, random_case, random_tree
 from dovetail.testing.attention_suite import AttentionBackendSuite
 from dovetail.testing.kernel_checks import CheckedLaunches, checked_kernels
 
@@ -59,11 +62,29 @@ class InterpretedWithoutFloat16(InterpretedBackend):
     capabilities = replace(InterpretedBackend.capabilities, dtypes=frozenset({"bfloat16", "float32"}))
 
 
+@pytest.fixture
+def matrix_unit(monkeypatch):
+    """Products whose elements depend on their row and column alone, as those of a GPU's matrix units do; BLAS, which
+    the interpreter calls, rounds a row by its place in the matrix."""
+
+    def create_dot(self, a, b, d, *_):
+        product = d.data.copy()
+        for k in range(a.data.shape[1]):
+            product += a.data[:, k : k + 1].astype(product.dtype) * b.data[k : k + 1].astype(product.dtype)
+        return interpreter.TensorHandle(product, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
 class TestPagedTriton(AttentionBackendSuite):
     """In two dtypes and one case each: the interpreter is slow. `test_equals_reference` below draws more of both."""
 
     backend_class = InterpretedWithoutFloat16
     num_cases: ClassVar[int] = 1
+
+    @pytest.mark.usefixtures("matrix_unit")
+    def test_batch_invariance(self) -> None:
+        super().test_batch_invariance()
 
 
 shapes = st.builds(
@@ -267,6 +288,105 @@ def test_nothing_behind_a_sequence_reaches_its_rows(max_query, window, is_filled
     output = backend.forward(layer, *inputs, kv_cache)
     assert_same(output[places], case.expected())
     assert output.isfinite().all()
+
+
+# --- rows whose bits do not depend on others ---------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("matrix_unit")
+@pytest.mark.parametrize(
+    ("lengths", "has_window", "has_sinks"),
+    [(((1, 1030), (20, 500), (3, 9)), False, True), (((20, 700), (1, 600)), True, False)],
+)
+def test_bits_stay_whatever_is_computed_with_a_row(lengths, has_window, has_sinks):
+    """Alone, with others, in chunks, and with keys cut or in one piece: this one processor's share of items cuts some
+    tiles and leaves others."""
+    shape = CaseShape(
+        head_size=16, block_size=16, lengths=lengths, has_window=has_window, has_sinks=has_sinks, max_requests=3
+    )
+    cases = (random_case(seed, shape) for seed in itertools.count())
+    case = next(case for case in cases if (case.layer.num_heads, case.layer.num_kv_heads) == (2, 1))
+    case = replace(case, setup=replace(case.setup, batch_invariant=True))
+    together = case.run_from_scratch(create(case))
+    assert_same(together, case.expected())
+    start = 0
+    for request in case.requests:
+        for skipped in {0, request.query_len // 2}:
+            alone = replace(request, query=request.query[skipped:], num_shared=0)
+            part = replace(case, requests=(alone,))
+            backend = create(part)
+            backend._most_extra = {"short": 0, "long": 0}  # on a device with few processors nothing is cut
+            rows = together[start + skipped : start + request.query_len]
+            assert torch.equal(part.run_from_scratch(backend), rows)
+        start += request.query_len
+
+
+# --- requests behind one prefix -----------------------------------------------------------------------------
+
+
+def behind_one_prefix(seed: int, shape: CaseShape, counts: list[int], num_keys: int) -> AttentionCase:
+    """A step of requests with `counts` query tokens each, of which all but the last share `num_keys` keys."""
+    lengths = tuple((count, num_keys + 17 * index) for index, count in enumerate(counts))
+    case = random_case(seed, replace(shape, block_size=32, max_requests=len(counts), lengths=lengths))
+    first = case.requests[0]
+    next_block = case.num_blocks
+    requests = [first]
+    for request in case.requests[1:]:
+        shared = num_keys if request is not case.requests[-1] else 0
+        own = len(request.block_ids) - shared // 32
+        ids = (*first.block_ids[: shared // 32], *range(next_block, next_block + own))
+        next_block += own
+        keys, values = (
+            torch.cat((mine[:shared], theirs[shared:]))
+            for mine, theirs in ((first.keys, request.keys), (first.values, request.values))
+        )
+        requests.append(replace(request, keys=keys, values=values, block_ids=ids, num_shared=shared))
+    return replace(case, requests=tuple(requests), num_blocks=next_block + 1)
+
+
+SHARING = [([1] * 6, CaseShape(has_sinks=True)), ([2, 1, 3, 1, 2], CaseShape(has_alibi=True))]
+
+
+@pytest.mark.parametrize(("counts", "shape"), SHARING)
+@pytest.mark.parametrize("is_for_graph", [False, True])
+def test_shared_keys_change_nothing(counts, shape, is_for_graph):
+    case = behind_one_prefix(1, replace(shape, head_size=16), counts, 544)
+    backend = create(case)
+    [group] = backend._find_groups(case.batch(), split_rows(case.batch(), 32)[0])
+    assert len(group[0].members) == len(counts) - 1
+    kv_cache = case.filled_cache(backend)
+    if not is_for_graph:
+        assert_same(case.run(backend, kv_cache), case.expected())
+        return
+    case = replace(case, setup=replace(case.setup, max_num_seqs=len(counts) + 1))
+    backend = create(case)
+    batch, places = filled_up(case)
+    inputs = [torch.ones(len(batch.slot_mapping), *tensor.shape[1:]) for tensor in case.inputs()]
+    for filled, real in zip(inputs, case.inputs(), strict=True):
+        filled[places] = real
+    backend.plan(batch)
+    assert_same(backend.forward(case.layer, *inputs, kv_cache)[places], case.expected())
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(1, 6), min_size=4, max_size=9),
+    st.sampled_from([512, 640, 832]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_sharing_equals_reference(seed, counts, num_keys, has_soft_cap, has_trees):
+    shape = CaseShape(head_size=16, has_soft_cap=has_soft_cap, has_trees=has_trees)
+    case = behind_one_prefix(seed, shape, counts, num_keys)
+    if has_trees:
+        trees = np.random.default_rng(seed)
+        requests = tuple(
+            replace(request, tree=random_tree(trees, request.query_len) if request.query_len > 1 else None)
+            for request in case.requests
+        )
+        case = replace(case, requests=requests)
+    assert_same(case.run_from_scratch(create(case)), case.run_from_scratch(reference(case)))
 
 
 def test_a_step_without_rows():

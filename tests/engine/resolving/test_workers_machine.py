@@ -100,6 +100,25 @@ def test_kernels_for_the_workers_gpu_are_chosen_by_a_process_that_has_none(expla
 
 
 @pytest.mark.chooses_attention
+def test_prompts_go_through_flashattention_where_it_is_installed(
+    explain_far: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.attention_backends.flash.libraries._is_installed", lambda module: True)
+    far = explain_far("gpu")
+    assert far.resolved is not None, far.refusal
+    assert far.resolved.attention.name == "flash_prefill"
+
+
+@pytest.mark.chooses_attention
+def test_strict_is_possible_on_a_gpu(explain_far: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through our kernels, whatever is installed: nothing is known of the libraries' bits."""
+    monkeypatch.setattr("dovetail.attention_backends.flash.libraries._is_installed", lambda module: True)
+    far = explain_far("gpu", reproducibility="strict")
+    assert far.resolved is not None, far.refusal
+    assert far.resolved.attention.name == "paged_triton"
+
+
+@pytest.mark.chooses_attention
 def test_a_gpu_here_is_none_of_the_workers(explain_far: Explain, cpu: Environment) -> None:
     with_gpu = replace(cpu, device_type="cuda", devices=(DeviceInfo("a GPU", 2**36, (9, 0)),))
     far = explain_far("plain cpu", here=with_gpu)
