@@ -309,7 +309,10 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
             self._arrays.send(f"{array}_{name}", count)
 
     def _can_cut(self, kind: Kind, tokens_per_tile: int) -> bool:
-        """Whether a tile of some step without trees can see more keys than `create_items` leaves in one piece."""
+        """Whether a tile of some step without trees can see more keys than `create_items` leaves in one piece. Runs are
+        cut at fixed positions, which the shortest window may lie across."""
+        if self.setup.batch_invariant:
+            return True
         most_keys = self.setup.max_model_len + _DRAFT_ROOM
         if kind.window is not None:
             most_keys = min(most_keys, kind.window - 1 + tokens_per_tile)

@@ -323,10 +323,12 @@ def small_setup(max_tokens=64, **layer):
     )
 
 
-@pytest.mark.parametrize(("window", "num_merges"), [(None, 1), (200, 0), (1000, 1)])
-def test_a_graph_merges_parts_only_where_keys_can_be_cut(launches, window, num_merges):
-    """It serves steps of any lengths; a window of few keys is never cut, whatever they are."""
-    setup = small_setup(window=window)
+@pytest.mark.parametrize(
+    ("window", "is_invariant", "num_merges"), [(None, False, 1), (200, False, 0), (1000, False, 1), (200, True, 1)]
+)
+def test_a_graph_merges_parts_only_where_keys_can_be_cut(launches, window, is_invariant, num_merges):
+    """It serves steps of any lengths; a window of few keys is never cut, whatever they are, but into runs."""
+    setup = replace(small_setup(window=window), batch_invariant=is_invariant)
     backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
     batch = replace(make_batch([([1] * 2, 20, 21)], setup), is_for_graph=True)
     forward(backend, batch)
