@@ -214,6 +214,27 @@ def table(
     write_table(read_tables(report), name, sys.stdout)
 
 
+@app.command("show")
+def show(
+    report: Annotated[Path, typer.Argument(metavar="REPORT.json", help="What `dovetail ab run --json` wrote.")],
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="ARM", help="The arm that speed is compared with: any, or `arm@4`."),
+    ] = None,
+) -> None:
+    """Compare the arms of a saved report again, with any of them as the baseline. Nothing runs."""
+    from dovetail.commands import create_console
+    from dovetail.spec_decode.experiments.compare import read_report
+    from dovetail.spec_decode.experiments.showing import compare_anew
+    from dovetail.spec_decode.experiments.speed_section import speed_section
+    from dovetail.spec_decode.experiments.terminal import print_headline, print_sections
+
+    compared, headline, label = compare_anew(read_report(report), baseline)
+    console = create_console()
+    print_sections(console, [speed_section(compared, label)])
+    print_headline(console, headline)
+
+
 @app.command("live")
 def live(
     records: Annotated[

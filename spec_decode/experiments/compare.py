@@ -106,6 +106,11 @@ class SavedReport(BaseModel):
     requests: _Requests
     equality: list[_Equality]
 
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the run looked at its results to end when they are decided."""
+        return self.provenance.extent.get("decided") is not None
+
     def records(self) -> list[RequestRecord]:
         """Returns one record per request."""
         columns = self.requests.model_dump()

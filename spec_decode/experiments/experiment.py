@@ -136,9 +136,10 @@ def _report(
     acceptance = describe_acceptance(measured.requests)
     compared = compare_speed(measured.requests, resampler, _baseline(experiment, setup))
     models = fit_models(measured.steps, acceptance)
+    described = provenance.describe(experiment, setup, bench, data, workload, resident, measured)
     grid, crossovers = describe_grid(compared.ratios, models if compared.baseline == PLAIN else [])
     return Report(
-        provenance=provenance.describe(experiment, setup, bench, data, workload, resident, measured),
+        provenance=described,
         equality=equality,
         acceptance=acceptance,
         speed=compared.ratios,
@@ -153,6 +154,7 @@ def _report(
             else []
         ),
         warnings=[
+            *([described.noise] if described.noise else []),
             *_warnings(experiment, setup, workload, measured, acceptance),
             *tie_warnings(equality),
             *extent_warnings(measured.extent),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from dovetail.commands import page
@@ -16,7 +16,6 @@ from dovetail.spec_decode.experiments.page_plots import (
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.tables import Section, TableData
-from dovetail.spec_decode.experiments.terminal import verdict_lines
 
 _STYLE = """<style>.bar { stroke: none; } .cell { stroke: none; } .ok { color: var(--c2); }
   .bad { color: var(--c1); font-weight: 600; } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
@@ -46,14 +45,15 @@ _CLASSES = {
 
 def report_page(report: Report) -> str:
     """The page of a report."""
-    found = report.provenance
+    found, headline = report.provenance, report.headline()
     parts = [
         _STYLE,
         f"<h1>dovetail ab: {escape(found.name)}</h1>",
         f'<p class="soft">{escape(found.date)}, {escape(str(found.machine.get("cpu", "")))}</p>',
-        f'<ul class="verdicts">{"".join(f"<li>{escape(line)}</li>" for line in verdict_lines(report))}</ul>',
+        _verdicts(headline.lines()),
         f'<div class="plots">{forest_plot(report)}</div>',
-        *(f'<p class="warning">{escape(text)}</p>' for text in _warnings(report)),
+        _verdicts(arm.text for arm in headline.arms),
+        *(f'<p class="warning">{escape(text)}</p>' for text in report.warnings),
     ]
     plots = {
         "Acceptance": "".join([*request_plots(report), *acceptance_plots(report)]),
@@ -67,8 +67,8 @@ def report_page(report: Report) -> str:
     return page.whole_page(f"dovetail ab: {found.name}", parts)
 
 
-def _warnings(report: Report) -> list[str]:
-    return [*([report.provenance.noise] if report.provenance.noise else []), *report.warnings]
+def _verdicts(lines: Iterable[str]) -> str:
+    return f'<ul class="verdicts">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
 
 
 def section_parts(section: Section, plots: str = "") -> Iterator[str]:

@@ -12,13 +12,14 @@ from dovetail.spec_decode.experiments.acceptance import DEFINITIONS, Acceptance
 from dovetail.spec_decode.experiments.columns import plain, to_columns
 from dovetail.spec_decode.experiments.cost import CostModel, Crossover, GridCell, StepCost
 from dovetail.spec_decode.experiments.equality import Equality
+from dovetail.spec_decode.experiments.headline import Headline, make_headline
 from dovetail.spec_decode.experiments.load_results import LoadReport
 from dovetail.spec_decode.experiments.load_rows import load_rows
 from dovetail.spec_decode.experiments.provenance import Provenance
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows
 from dovetail.spec_decode.experiments.spec_bench import SpecBenchScore
-from dovetail.spec_decode.experiments.speed import METRICS, PLAIN, Pair, Speed, VariantKey
+from dovetail.spec_decode.experiments.speed import METRICS, PLAIN, Compared, Pair, Speed, VariantKey
 from dovetail.spec_decode.experiments.trials import Trial
 
 FORMAT = 1
@@ -39,6 +40,7 @@ class Report:
     status: Sequence[ArmStatus]
     features: Sequence[Trial]
     warnings: Sequence[str]
+    """All that the terminal and the page show."""
     requests: Sequence[RequestRecord]
     step_samples: Sequence[StepRecord]
     spans: Sequence[Span]
@@ -58,6 +60,13 @@ class Report:
     def load_rows(self) -> list[Row]:
         """Likewise, of an open-loop load: for conditions that name `load.`."""
         return load_rows(self.load, self.label) if self.load is not None else []
+
+    def headline(self) -> Headline:
+        """What it comes to."""
+        compared = Compared(self.baseline, self.speed, self.pairs)
+        equality = {(e.arm, e.length, e.batch): e.verdict for e in self.equality}
+        left_out = [self.label(status.arm, status.length) for status in self.status if not status.ran]
+        return make_headline(compared, equality, self.label, left_out, len(self.warnings))
 
     def label(self, arm: str, length: int | None) -> str:
         """A variant's name in tables."""

@@ -13,11 +13,11 @@ from dovetail.spec_decode.experiments.arms import Setup
 from dovetail.spec_decode.experiments.bootstrap import Estimate
 from dovetail.spec_decode.experiments.compare import Comparison
 from dovetail.spec_decode.experiments.datasets import DataSet
+from dovetail.spec_decode.experiments.headline import Headline
 from dovetail.spec_decode.experiments.plan import num_turns
 from dovetail.spec_decode.experiments.report import Report
-from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
+from dovetail.spec_decode.experiments.schema import Experiment
 from dovetail.spec_decode.experiments.sections import all_sections
-from dovetail.spec_decode.experiments.speed import PRIMARY
 from dovetail.spec_decode.experiments.tables import Section, TableData
 
 STYLES = {
@@ -54,14 +54,21 @@ STYLES = {
 
 
 def print_report(report: Report) -> None:
-    """All sections, then the verdict of each arm in one line."""
+    """All sections, the warnings, each arm in one line, and last the few lines that matter."""
     console = create_console()
     print_sections(console, all_sections(report))
     for warning in report.warnings:
         print_warning(warning)
-    if report.provenance.noise:
-        print_warning(report.provenance.noise)
-    for line in verdict_lines(report):
+    print_headline(console, report.headline())
+
+
+def print_headline(console: Console, headline: Headline) -> None:
+    """Each arm in one line, then what they come to."""
+    console.print(Text("Verdicts", style="bold"))
+    for arm in headline.arms:
+        console.print(Text(arm.text, style="dim"))
+    console.print()
+    for line in headline.lines():
         console.print(Text(line))
 
 
@@ -74,19 +81,6 @@ def print_sections(console: Console, sections: Sequence[Section]) -> None:
         for note in section.notes:
             console.print(Text(note, style="dim"))
         console.print()
-
-
-def verdict_lines(report: Report) -> list[str]:
-    """One line per variant and batch size."""
-    equality = {(e.arm, e.length, e.batch): e for e in report.equality}
-    lines = []
-    for speed in report.speed:
-        if speed.metric != PRIMARY or speed.category is not None or speed.arm in (BASELINE, CONTROL):
-            continue
-        own = equality[speed.arm, speed.length, speed.batch]
-        verdict = verdict_text(speed.verdict, speed.ratio)
-        lines.append(f"{report.label(speed.arm, speed.length)}, batch {speed.batch}: {verdict}, {own.verdict}")
-    return lines
 
 
 def verdict_text(verdict: str, ratio: Estimate) -> str:
