@@ -15,6 +15,9 @@ from triton.runtime.jit import JITFunction
 from dovetail.nn.triton_launch import FP_FUSION, Launch
 from dovetail.plugins.operators.triton import aot
 from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.plugins.quantization.int4 import aot as int4_aot
+from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel, sum_parts_kernel
+from dovetail.plugins.quantization.int4.method import _Packed
 from dovetail.plugins.quantization.w8a8 import aot as w8a8_aot
 from dovetail.plugins.quantization.w8a8.fused import quantize_rows, scale_products
 from dovetail.testing.chain_cases import random_chains
@@ -82,6 +85,16 @@ def test_declarations_of_eight_bits_are_what_runs(recorded: Recorded) -> None:
     products, bias = torch.empty(17, size, dtype=torch.int32), torch.empty(size, dtype=torch.bfloat16)
     scale_products(products, scales, torch.ones(size), bias, torch.bfloat16)
     assert_as_declared(w8a8_aot.launches(), recorded)
+
+
+def test_declarations_of_four_bits_are_what_runs(recorded: Recorded) -> None:
+    scales, zeros = torch.empty(2, 32, 4096, dtype=torch.float16)
+    part = _Packed(torch.empty(4096, 2048, dtype=torch.uint8), scales, zeros, 128)
+    for num_rows in int4_aot.NUM_ROWS:
+        part.multiplied(torch.empty(num_rows, 4096, dtype=torch.bfloat16))
+    products = [launch for launch in recorded if launch[0] is int4_linear_kernel]
+    sums = [launch for launch in recorded if launch[0] is sum_parts_kernel]
+    assert_as_declared(int4_aot.launches(), [*products, sums[0]])
 
 
 def assert_as_declared(declared: list[Launch], recorded: Recorded) -> None:

@@ -1,9 +1,21 @@
-"""A Triton kernel that multiplies by four-bit weights without writing them out."""
+"""Triton kernels that multiply by four-bit weights without writing them out."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _whole_numbers(nibbles, zero, DTYPE: tl.constexpr):
+    """nibbles - zero, exactly, in DTYPE. The bits of a nibble, put into those of a power of two whose last bit is worth
+    1, are a float: a conversion would be eight times slower."""
+    if DTYPE == tl.bfloat16:
+        return (nibbles.to(tl.int16) | 0x4300).to(DTYPE, bitcast=True) - (zero.to(tl.float32) + 128.0).to(DTYPE)
+    elif DTYPE == tl.float16:
+        return (nibbles.to(tl.int16) | 0x6400).to(DTYPE, bitcast=True) - (zero.to(tl.float32) + 1024.0).to(DTYPE)
+    else:
+        return (nibbles.to(tl.int32) | 0x4B000000).to(DTYPE, bitcast=True) - (zero.to(tl.float32) + 8388608.0)
 
 
 @triton.jit
@@ -16,39 +28,53 @@ def int4_linear_kernel(
     num_rows,
     in_features,
     out_features,
-    group_size,
     part_size,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):
-    """Part program_id(2) of the sum over input features, for one tile of `out` (float32 [parts, rows, out_features]).
+    """Part program_id(2) of the sum over input features, for one tile of `out` ([parts, rows, out_features]).
 
-    weights is uint8 [out_features, in_features / 2]: neighbours in low and high nibble, so x is read at even and at odd
-    places. Each step takes 2 PAIRS input features of one group.
+    weights is uint8 [out_features, in_features / 2], as `in_halves` arranges them: of 32 neighbours, which 16 bytes
+    hold, the first 16 are in the low nibbles and the others in the high ones, so both are multiplied by neighbours of
+    x. scales and zeros are float16 [in_features / GROUP, out_features]; zeros are whole numbers. Each step takes DEPTH
+    input features of one group. Tiles are turned: weights, widened in registers, are the left factor, which needs not
+    be in shared memory. Scales are applied to sums.
     """
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    pair = tl.arange(0, PAIRS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row_mask = row < num_rows
     column_mask = column < out_features
-    num_groups = in_features // group_size
+    byte = tl.arange(0, DEPTH // 2)
+    neighbour = byte // 16 * 32 + byte % 16
+    x_places = x + row[:, None].to(tl.int64) * in_features + neighbour[None, :]
+    weight_places = weights + column[:, None].to(tl.int64) * (in_features // 2) + byte[None, :]
     first = tl.program_id(2) * part_size
-    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for start in range(first, tl.minimum(first + part_size, in_features), 2 * PAIRS):
-        group = start // group_size
-        even = x + row[:, None].to(tl.int64) * in_features + start + 2 * pair[None, :]
-        low_x = tl.load(even, mask=row_mask[:, None], other=0.0)
-        high_x = tl.load(even + 1, mask=row_mask[:, None], other=0.0)
-        place = column[None, :].to(tl.int64) * (in_features // 2) + start // 2 + pair[:, None]
-        packed = tl.load(weights + place, mask=column_mask[None, :], other=0)
-        side = column.to(tl.int64) * num_groups + group
-        scale = tl.load(scales + side, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-        zero = tl.load(zeros + side, mask=column_mask, other=0.0).to(tl.float32)[None, :]
-        low = (((packed & 15).to(tl.float32) - zero) * scale).to(x.dtype.element_ty)
-        high = (((packed >> 4).to(tl.float32) - zero) * scale).to(x.dtype.element_ty)
-        total = tl.dot(low_x, low, total, input_precision="ieee")
-        total = tl.dot(high_x, high, total, input_precision="ieee")
+    total = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    for start in range(first, tl.minimum(first + part_size, in_features), DEPTH):
+        packed = tl.load(weight_places + start // 2, mask=column_mask[:, None], other=0)
+        low_x = tl.load(x_places + start, mask=row_mask[:, None], other=0.0)
+        high_x = tl.load(x_places + start + 16, mask=row_mask[:, None], other=0.0)
+        side = start // GROUP * out_features + column
+        scale = tl.load(scales + side, mask=column_mask, other=0.0).to(tl.float32)
+        zero = tl.load(zeros + side, mask=column_mask, other=0.0)[:, None]
+        sums = tl.dot(_whole_numbers(packed & 15, zero, x.dtype.element_ty), low_x.T, input_precision="ieee")
+        sums = tl.dot(_whole_numbers(packed >> 4, zero, x.dtype.element_ty), high_x.T, sums, input_precision="ieee")
+        total += sums * scale[:, None]
     out += tl.program_id(2).to(tl.int64) * num_rows * out_features
-    place = row[:, None].to(tl.int64) * out_features + column[None, :]
-    tl.store(out + place, total, mask=row_mask[:, None] & column_mask[None, :])
+    places = row[:, None].to(tl.int64) * out_features + column[None, :]
+    tl.store(out + places, total.T.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
+
+
+@triton.jit
+def sum_parts_kernel(out, parts, num_parts, size, BLOCK: tl.constexpr):
+    """float32 [num_parts, size] -> [size], added in order."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    parts += place
+    for _ in range(num_parts):
+        total += tl.load(parts, mask=inside, other=0.0)
+        parts += size
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)

@@ -1,8 +1,9 @@
-"""The `int4` method: holds the weights of AWQ and GPTQ checkpoints unchanged."""
+"""The `int4` method: holds the weights of AWQ and GPTQ checkpoints, rearranged but not rounded."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,16 +26,19 @@ from dovetail.nn.triton_launch import FP_FUSION
 GROUP_SIZES = (32, 64, 128, 256)
 _HEADER = 4
 _ROWS_AT_ONCE = 1024
-"""Output features that are written out at a time, where that is done for each call."""
-_FEW_TOKENS = 256
-"""Up to so many, a GPU multiplies without writing the weights out; above, its matrix units want them in one piece."""
-_PARTS = 4
-"""Into which the sum over input features is cut for few tokens, so that every multiprocessor has work."""
-TILE_ROWS = (16, 32, 64)
-"""Heights of the kernel's tiles: the lowest that holds all tokens, so that weights are read once, or the highest."""
-COLUMNS = 64
-PAIRS = 16
-"""Pairs of input features that the kernel takes at a time: those of the smallest group."""
+"""Output features that are rearranged at a time, or written out where that is done for each call."""
+_PROGRAMS = 384
+"""About three for each multiprocessor of a large GPU: for fewer, the sum over input features is cut into parts, of
+which each program computes one."""
+_MOST_PARTS = 8
+_MOST_SUMS = 64
+"""Parts times tokens: what is written and read once more has to stay small beside the weights."""
+_LEAST_STEPS = 4
+"""Of a part: fewer, and the first loads are waited for most of the time."""
+_SUM_BLOCK = 1024
+SUM_SIZES: Mapping[str, int] = {"BLOCK": _SUM_BLOCK, "num_warps": 4}
+_NEIGHBOURS = 32
+"""Weights of 16 bytes: the first half of them in low nibbles, the second in high ones."""
 
 
 _FORMATS = {f"int4g{size}": 0.5 + _HEADER / size for size in GROUP_SIZES}
@@ -147,7 +151,7 @@ class _Part(ABC):
 
     @abstractmethod
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What it holds, rows first."""
+        """What it holds; the first is as long as it has rows."""
 
     def __len__(self) -> int:
         return len(self.tensors()[0])
@@ -178,7 +182,8 @@ class _Plain(_Part):
 
 
 class _Packed(_Part):
-    """A part in groups: nibbles uint8 [rows, columns / 2], scales and zero points float16 [rows, groups]."""
+    """A part in groups: nibbles uint8 [rows, columns / 2] as `in_halves` arranges them, scales and zero points float16
+    [groups, rows], so that those of one group are neighbours."""
 
     def __init__(self, nibbles: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int):
         self.group_size = group_size
@@ -195,9 +200,12 @@ class _Packed(_Part):
         blocks = weight.blocks.reshape(rows, -1, weight.block_bytes)
         header = blocks[..., :_HEADER].contiguous().view(torch.float16)
         # Copies in any case: what is handed in may be a file's memory, and what is held is written to later.
-        scales, zeros = (_copied(header[..., index]).to(device) for index in (0, 1))
-        nibbles = _copied(blocks[..., _HEADER:]).view(rows, weight.shape[1] // 2)
-        return cls(nibbles.to(device), scales, zeros, size)
+        scales, zeros = (_copied(header[..., index].t()).to(device) for index in (0, 1))
+        nibbles = torch.empty(rows, weight.shape[1] // 2, dtype=torch.uint8, device=device)
+        for start in range(0, rows, _ROWS_AT_ONCE):
+            piece = in_halves(blocks[start : start + _ROWS_AT_ONCE, :, _HEADER:].to(device))
+            nibbles[start : start + len(piece)] = piece.flatten(1)
+        return cls(nibbles, scales, zeros, size)
 
     def takes(self, other: _Part) -> bool:
         return isinstance(other, _Packed) and other.group_size == self.group_size
@@ -205,56 +213,89 @@ class _Packed(_Part):
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (self._nibbles, self._scales, self._zeros)
 
+    def write(self, first: int, other: _Part) -> None:
+        nibbles, *sides = other.tensors()
+        self._nibbles[first : first + len(nibbles)].copy_(nibbles)
+        for own, new in zip((self._scales, self._zeros), sides, strict=True):
+            own[:, first : first + len(nibbles)].copy_(new)
+
     def join(self, other: _Packed) -> None:
         """Takes the rows of `other` in behind its own."""
         self._nibbles = torch.cat((self._nibbles, other._nibbles))
-        self._scales = torch.cat((self._scales, other._scales))
-        self._zeros = torch.cat((self._zeros, other._zeros))
+        self._scales = torch.cat((self._scales, other._scales), dim=1)
+        self._zeros = torch.cat((self._zeros, other._zeros), dim=1)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cuda" and x.shape[0] <= _FEW_TOKENS:
+        if x.device.type == "cuda":
             return self.multiplied(x)
         # In pieces that a CPU's caches hold, and for the memory's sake: on the way they are float32.
         starts = range(0, len(self._nibbles), _ROWS_AT_ONCE)
         pieces = (self.written_out(start, start + _ROWS_AT_ONCE, x.dtype) for start in starts)
-        if x.device.type == "cuda":
-            return torch.nn.functional.linear(x, torch.cat(list(pieces)))
         return torch.cat([torch.nn.functional.linear(x, piece) for piece in pieces], dim=-1)
 
     def multiplied(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiplies with the Triton kernel."""
-        from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel
+        """Multiplies with the Triton kernel: one launch, or two where the sum is cut into parts."""
+        from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel, sum_parts_kernel
 
         x = x.contiguous()
         (num_rows, in_features), out_features = x.shape, len(self._nibbles)
+        out = x.new_empty(num_rows, out_features)
         if not num_rows:
-            return x.new_empty(0, out_features)
-        rows = next((rows for rows in TILE_ROWS if num_rows <= rows), TILE_ROWS[-1])
-        num_parts = max(1, min(_PARTS, in_features // self.group_size)) if num_rows <= rows else 1
-        part_size = -(-in_features // (num_parts * self.group_size)) * self.group_size
-        out = torch.empty(num_parts, num_rows, out_features, dtype=torch.float32, device=x.device)
-        grid = (-(-out_features // COLUMNS), -(-num_rows // rows), num_parts)
-        sizes = num_rows, in_features, out_features, self.group_size, part_size
-        int4_linear_kernel[grid](
-            out,
-            x,
-            self._nibbles,
-            self._scales,
-            self._zeros,
-            *sizes,
-            ROWS=rows,
-            COLUMNS=COLUMNS,
-            PAIRS=PAIRS,
-            **FP_FUSION,
-        )
-        return out.sum(0).to(x.dtype)
+            return out
+        sizes = tile_sizes(num_rows, self.group_size, x.element_size())
+        num_tiles = -(-out_features // sizes["COLUMNS"]), -(-num_rows // sizes["ROWS"])
+        num_parts, part_size = _parts(num_tiles[0] * num_tiles[1], num_rows, in_features, sizes)
+        sums = out if num_parts == 1 else x.new_empty(num_parts, *out.shape, dtype=torch.float32)
+        weights = self._nibbles, self._scales, self._zeros
+        features = num_rows, in_features, out_features, part_size
+        int4_linear_kernel[(*num_tiles, num_parts)](sums, x, *weights, *features, **sizes, **FP_FUSION)
+        if num_parts > 1:
+            grid = (-(-out.numel() // _SUM_BLOCK),)
+            sum_parts_kernel[grid](out, sums, num_parts, out.numel(), **SUM_SIZES, **FP_FUSION)
+        return out
 
     def written_out(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Rows start .. stop - 1 as numbers."""
         nibbles = self._nibbles[start:stop]
-        weights = torch.stack((nibbles & 15, nibbles >> 4), dim=-1).view(len(nibbles), -1, self.group_size)
-        scales, zeros = (side[start:stop, :, None].float() for side in (self._scales, self._zeros))
+        halves = nibbles.view(len(nibbles), -1, _NEIGHBOURS // 2)
+        weights = torch.cat((halves & 15, halves >> 4), dim=-1).view(len(nibbles), -1, self.group_size)
+        scales, zeros = (side.t()[start:stop, :, None].float() for side in (self._scales, self._zeros))
         return ((weights - zeros) * scales).view(len(nibbles), -1).to(dtype)
+
+
+def in_halves(neighbours: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, ..., bytes], neighbours in low and high nibble, to bytes of which 16 have the first 16 of 32 weights
+    in their low nibbles and the others in the high ones."""
+    weights = torch.stack((neighbours & 15, neighbours >> 4), dim=-1).view(-1, 2, _NEIGHBOURS // 2)
+    return (weights[:, 0] | weights[:, 1] << 4).view(neighbours.shape)
+
+
+def tile_sizes(num_rows: int, group_size: int, element_size: int) -> dict[str, int]:
+    """Constants of `int4_linear_kernel`: the lowest tiles that hold all tokens, so that weights are read once, or the
+    highest."""
+    if element_size == 4:  # without matrix units
+        rows = _first(num_rows, (16, 64))
+        sizes = {"ROWS": rows, "COLUMNS": 64, "DEPTH": min(group_size, 64), "num_warps": 8, "num_stages": 2}
+    else:
+        rows = _first(num_rows, (16, 32, 64, 128))
+        few = rows <= 32
+        sizes = {"ROWS": rows, "COLUMNS": 128, "DEPTH": min(group_size, 64 if rows == 128 else 128)}
+        sizes |= {"num_warps": 4 if few else 8, "num_stages": 4 if few else 3}
+    return sizes | {"GROUP": group_size}
+
+
+def _first(number: int, sizes: tuple[int, ...]) -> int:
+    """The first of `sizes` that holds `number`, or the last."""
+    return next((size for size in sizes if number <= size), sizes[-1])
+
+
+def _parts(num_tiles: int, num_rows: int, in_features: int, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """How many parts the sum over input features is cut into, and how many of them a part has: whole groups."""
+    steps = in_features // (sizes["DEPTH"] * _LEAST_STEPS)
+    num_parts = max(1, min(_MOST_PARTS, _PROGRAMS // num_tiles, _MOST_SUMS // num_rows, steps))
+    group = sizes["GROUP"]
+    size = -(-in_features // (num_parts * group)) * group
+    return -(-in_features // size), size
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from dovetail.nn.context import BuildContext
 from dovetail.nn.kernels import PackedLinear
 from dovetail.nn.moe import SparseMoE, SparseShape
 from dovetail.plugins.operators.triton.operators import TritonOperators
-from dovetail.plugins.quantization.int4.method import _Packed
 from dovetail.testing.kernel_checks import checked_kernels
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.worker.sampling.draw import draw
@@ -95,24 +94,6 @@ def test_a_sparse_block_with_grouped_products(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(9, 32, generator=torch.Generator().manual_seed(4))
     torch.testing.assert_close(blocks[1](x), blocks[0](x), rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(blocks[1](x[:1]), blocks[0](x[:1]), rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("rows", [1, 20, 70])
-@pytest.mark.parametrize("group_size", [32, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_int4_products(rows: int, group_size: int, dtype: torch.dtype) -> None:
-    """The kernel of the `int4` quantization method against the weights written out."""
-    generator = torch.Generator().manual_seed(rows)
-    columns, features = 192, 70
-    nibbles = torch.randint(0, 256, (features, columns // 2), generator=generator, dtype=torch.uint8)
-    groups = features, columns // group_size
-    scales = (torch.rand(groups, generator=generator) * 0.02).half()
-    zeros = torch.randint(0, 17, groups, generator=generator).half()
-    part = _Packed(nibbles, scales, zeros, group_size)
-    x = torch.randn(rows, columns, generator=generator).to(dtype)
-    expected = x.double() @ part.written_out(0, features, dtype).double().T
-    tolerance = 1.6e-2 if dtype == torch.bfloat16 else 2e-3
-    torch.testing.assert_close(part.multiplied(x).double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @torch.inference_mode()
