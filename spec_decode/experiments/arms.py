@@ -20,6 +20,7 @@ from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
 from dovetail.spec_decode.experiments.records import label_of
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, OFF, ArmSection, Experiment
+from dovetail.spec_decode.experiments.speed import VariantKey, variant_named
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,12 @@ def with_drafters(
 def _length(num_tokens: int, is_swept: bool) -> Mapping[str, Any]:
     """Returns the keys of a drafter's section that set its length."""
     return {"num_tokens": num_tokens} | ({"length": "fixed", "min_confidence": None} if is_swept else {})
+
+
+def baseline_of(experiment: Experiment, setup: Setup) -> VariantKey:
+    """What speed is compared with. Raises `ConfigError` for a name that is no arm's."""
+    variants = [variant for plan in setup.engines for variant in plan.variants if variant.arm != CONTROL]
+    return variant_named(experiment.baseline, {(v.arm, v.length): v.label for v in variants})
 
 
 def drafter_name(variant: Variant) -> str:

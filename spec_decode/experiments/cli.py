@@ -100,8 +100,16 @@ def run(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Resolve the arms and say what would run; read no weights.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Resolve the arms and say what would run, how long, and what effect it could show; read no weights.",
+        ),
     ] = False,
+    earlier: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="REPORT.json", help="With --check: an earlier report, for times and spread."),
+    ] = None,
 ) -> None:
     """Run an experiment: every arm in one process, interleaved, on the same prompts."""
     check_writable("--json", json_file)
@@ -124,8 +132,9 @@ def run(
         require(not is_of_load or parsed.load is not None, f"--fail-if {fail_if!r}: the experiment has no load")
         condition.check_names(load_names() if is_of_load else result_names())
     folder = experiment.absolute().parent
+    require(check or earlier is None, "--from says what --check foretells: give --check as well, or leave it out")
     if check:
-        _print_setup(parsed, folder, allow)
+        _print_setup(parsed, folder, allow, earlier)
         return
     from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
     from dovetail.spec_decode.experiments.export import write_tables
@@ -275,18 +284,24 @@ def init(
     typer.echo(f"wrote {path}; run it with: dovetail ab {path}")
 
 
-def _print_setup(parsed: Any, folder: Path, allow: bool) -> None:
+def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None) -> None:
     from dovetail.spec_decode.experiments.admission import check_admission
-    from dovetail.spec_decode.experiments.arms import prepare
+    from dovetail.spec_decode.experiments.arms import baseline_of, prepare
+    from dovetail.spec_decode.experiments.compare import read_report
     from dovetail.spec_decode.experiments.datasets import load_prompts
+    from dovetail.spec_decode.experiments.foretell import foretell
     from dovetail.spec_decode.experiments.load_plan import foretell_load, read_load_trace
     from dovetail.spec_decode.experiments.terminal import print_setup
 
     data = load_prompts(parsed.workload, folder)
     setup = prepare(parsed, folder, allow=allow)
     check_admission(parsed, setup, data)
+    baseline_of(parsed, setup)
     trace = read_load_trace(parsed, folder)
+    before = read_report(earlier) if earlier is not None else None
     print_setup(parsed, setup, data)
+    for line in foretell(parsed, setup, data.num_requests, before).lines():
+        typer.echo(line)
     if parsed.load is not None:
         num_variants = sum(len(engine.variants) for engine in setup.engines)
         typer.echo(foretell_load(parsed.load, trace, num_variants * parsed.repetitions))

@@ -15,7 +15,7 @@ from dovetail.commands.progress import Progress
 from dovetail.spec_decode.experiments import provenance
 from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acceptance, learned_rates, meetings
 from dovetail.spec_decode.experiments.admission import check_admission
-from dovetail.spec_decode.experiments.arms import Setup, prepare
+from dovetail.spec_decode.experiments.arms import Setup, baseline_of, prepare
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
 from dovetail.spec_decode.experiments.conversations import with_later_turns
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
@@ -39,7 +39,7 @@ from dovetail.spec_decode.experiments.run import Bench, Workload, read_prompts
 from dovetail.spec_decode.experiments.sampled_equality import judge_sampled, watch_rules
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
-from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, compare_speed, variant_named
+from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, compare_speed
 from dovetail.spec_decode.experiments.stopping import AlwaysValid, is_decided
 
 
@@ -67,7 +67,7 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
     data = load_prompts(experiment.workload, folder)
     setup = prepare(experiment, folder, allow=allow)
     check_admission(experiment, setup, data)
-    baseline = _baseline(experiment, setup)
+    baseline = baseline_of(experiment, setup)
     trace = read_load_trace(experiment, folder)
     decide: Decide | None = None
     if procedure.until_decided:
@@ -134,7 +134,7 @@ def _report(
     is_greedy = experiment.sampling.temperature == 0
     equality = compare_equality(setup, bench, workload, measured) if is_greedy else []
     acceptance = describe_acceptance(measured.requests)
-    compared = compare_speed(measured.requests, resampler, _baseline(experiment, setup))
+    compared = compare_speed(measured.requests, resampler, baseline_of(experiment, setup))
     models = fit_models(measured.steps, acceptance)
     described = provenance.describe(experiment, setup, bench, data, workload, resident, measured)
     grid, crossovers = describe_grid(compared.ratios, models if compared.baseline == PLAIN else [])
@@ -166,12 +166,6 @@ def _report(
         baseline=compared.baseline,
         spec_bench=score_spec_bench(measured.requests) if data.format == "spec_bench" else [],
     )
-
-
-def _baseline(experiment: Experiment, setup: Setup) -> VariantKey:
-    """What speed is compared with. Raises `ConfigError` for a name that is no arm's."""
-    variants = [variant for plan in setup.engines for variant in plan.variants if variant.arm != CONTROL]
-    return variant_named(experiment.baseline, {(v.arm, v.length): v.label for v in variants})
 
 
 def _watch(experiment: Experiment, setup: Setup, workload: Workload, measured: Measured) -> list[Equality]:

@@ -77,6 +77,11 @@ def smallest_alpha(groups: Mapping[K, str], first: str) -> float:
     return (1 - LEVEL) * min(_weights(groups, first).values(), default=1.0)
 
 
+def first_alpha(comparisons: int) -> float:
+    """The level at which one of so many ratios of the group `first` is tested to begin with."""
+    return (1 - LEVEL) * _FIRST_SHARE / max(comparisons, 1)
+
+
 def not_judged(ask: Ask) -> Judged:
     """Of what has no verdict."""
     found = exponential(ask(LEVEL))

@@ -450,6 +450,18 @@ def test_check_says_what_would_run(folder: Path) -> None:
     assert "engine 1: plain-again, lookup@3, plain" in found.output
     # 8 prompts and one warm-up group, in 3 arms.
     assert "27 groups will run, warm-up included, of 3 arms and lengths" in found.output
+    assert "an estimate without any measured step: " in found.output
+    assert "batch 1, 8 groups: 1." in found.output
+
+
+def test_check_takes_times_and_spread_from_an_earlier_report(grid_run: dict[str, Any], folder: Path) -> None:
+    found = invoke(folder, experiment(), "--check", "--from", str(folder / "grid.json"))
+    assert found.exit_code == 0
+    assert f"from the turns of the earlier report of {grid_run['provenance']['date']}" in found.output
+    assert "smallest, middle and largest of the earlier report's arms" in found.output
+    alone = invoke(folder, experiment(), "--from", str(folder / "grid.json"))
+    assert isinstance(alone.exception, ConfigError)
+    assert "--from says what --check foretells" in str(alone.exception)
 
 
 GREEDY_RULE = {"a": {"drafter": "lookup", "config": {"speculative": {"acceptance": "greedy"}}}}

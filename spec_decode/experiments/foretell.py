@@ -1,0 +1,197 @@
+"""What `--check` says before anything runs: how long it takes, and the smallest effect that it can show."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, stdev
+
+import numpy as np
+import torch
+
+from dovetail.spec_decode.experiments.arms import Setup, Variant
+from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler, reaches, studentized
+from dovetail.spec_decode.experiments.compare import SavedReport
+from dovetail.spec_decode.experiments.families import first_alpha
+from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
+from dovetail.spec_decode.experiments.speed import PRIMARY, log_ratios, values_by_turn
+
+DEFAULT_SPREAD = (0.05, 0.15, 0.3)
+"""Standard deviation over groups of the logarithm of a ratio, where no report says: prompts that are much alike and a
+quiet machine, prompts of several kinds, a few prompts that gain much."""
+_EXPERIMENTS = 200
+_POWER = 0.8
+_READ_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Of all turns, warm-up included; loading, checks of tokens and compatibility come on top."""
+
+    minutes: float | None
+    source: str
+    """Where the number comes from; why there is none."""
+
+
+@dataclass(frozen=True)
+class SmallestEffect:
+    """What is decided four times out of five at one batch size."""
+
+    batch: int
+    groups: int
+    ratios: Sequence[float]
+    """One for each assumed spread; infinite where so few groups decide nothing."""
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """All of it."""
+
+    duration: Duration
+    spreads: Sequence[float]
+    spread_source: str
+    comparisons: int
+    """Ratios in tokens/s that are judged."""
+    effects: Sequence[SmallestEffect]
+
+    def lines(self) -> Iterator[str]:
+        """For the terminal."""
+        minutes = self.duration.minutes
+        yield f"about {minutes:.1f} minutes of turns" if minutes is not None else "minutes: not known"
+        yield f"  {self.duration.source}"
+        spreads = ", ".join(f"{spread:.2f}" for spread in self.spreads)
+        yield (
+            f"smallest speed-up in tokens/s that is decided four times out of five, as one of {self.comparisons} after"
+            f" correction, for a standard deviation over groups of {spreads}"
+        )
+        yield f"  {self.spread_source}"
+        for effect in self.effects:
+            shown = ", ".join("none" if math.isinf(ratio) else f"{ratio:.2f}x" for ratio in effect.ratios)
+            few = f" (fewer than {MIN_GROUPS} have no interval)" if effect.groups < MIN_GROUPS else ""
+            yield f"  batch {effect.batch}, {effect.groups} groups{few}: {shown}"
+
+
+def foretell(experiment: Experiment, setup: Setup, num_requests: int, earlier: SavedReport | None) -> Foretold:
+    """`earlier`: a report of the same experiment, or of one like it, which knows times and spread."""
+    variants = [variant for plan in setup.engines for variant in plan.variants]
+    records = by_variant(earlier.records()) if earlier is not None else {}
+    spreads, source = _spreads(records)
+    comparisons = len(experiment.grid.batch_sizes) * sum(v.arm not in (BASELINE, CONTROL) for v in variants)
+    alpha = first_alpha(comparisons)
+    effects = []
+    for batch in experiment.grid.batch_sizes:
+        groups = -(-num_requests // batch)
+        needed = smallest_effect(groups, alpha)
+        effects.append(SmallestEffect(batch, groups, [_ratio(needed * spread) for spread in spreads]))
+    if earlier is not None:
+        duration = _as_before(experiment, variants, num_requests, earlier, records)
+    else:
+        duration = _by_reading_weights(experiment, setup, variants, num_requests)
+    return Foretold(duration, spreads, source, comparisons, effects)
+
+
+def smallest_effect(groups: int, alpha: float) -> float:
+    """In standard deviations of a normal group: the mean that a test at `alpha` decides four times out of five.
+    Simulated with the intervals of reports; infinite where they never leave anything out."""
+    if groups < MIN_GROUPS:
+        return math.inf
+    values = np.random.default_rng(groups).normal(size=(_EXPERIMENTS, groups))
+    weights = Resampler(0).finest(alpha).weights(groups)
+    value, error, deviations = studentized(values, np.ones_like(values), weights)
+    below, _ = reaches(error, deviations, 1 - alpha)
+    return float(np.quantile(below - value, _POWER, method="higher"))
+
+
+def _ratio(log: float) -> float:
+    return math.exp(log) if log < 10 else math.inf
+
+
+def _spreads(records: Mapping[Key, Sequence[RequestRecord]]) -> tuple[Sequence[float], str]:
+    found = []
+    for key, own in records.items():
+        base = records.get((key[0], BASELINE, None))
+        if base is None or key[1] in (BASELINE, CONTROL):
+            continue
+        values = [values_by_turn(records, PRIMARY, None) for records in (base, own)]
+        logs = list(log_ratios(values[0], values[1], is_rate=True).values())
+        if len(logs) >= MIN_GROUPS:
+            found.append(stdev(logs))
+    if not found:
+        return DEFAULT_SPREAD, "assumed: small, usual and large; --from REPORT.json takes it from an earlier report"
+    return (min(found), median(found), max(found)), "smallest, middle and largest of the earlier report's arms"
+
+
+def _num_turns(experiment: Experiment, batch: int, num_requests: int) -> int:
+    """Of one variant."""
+    return experiment.warmup + experiment.repetitions * -(-num_requests // batch)
+
+
+def _as_before(
+    experiment: Experiment,
+    variants: Sequence[Variant],
+    num_requests: int,
+    earlier: SavedReport,
+    records: Mapping[Key, Sequence[RequestRecord]],
+) -> Duration:
+    """By the mean seconds of a turn in the earlier report, of the same variant and batch size as far as it has them."""
+    seconds = {key: _seconds_per_turn(own) for key, own in records.items()}
+    if not seconds:
+        return Duration(None, "the earlier report has no requests")
+    before = earlier.provenance.experiment.get("sampling", {}).get("max_tokens", experiment.sampling.max_tokens)
+    total, unknown = 0.0, []
+    for batch in experiment.grid.batch_sizes:
+        nearest = min({key[0] for key in seconds}, key=lambda known: abs(math.log(known / batch)))
+        alike = [own for key, own in seconds.items() if key[0] == nearest]
+        for variant in variants:
+            own = seconds.get((batch, variant.arm, variant.length))
+            if own is None:
+                unknown.append(f"{variant.label}, batch {batch}")
+            turn = own if own is not None else sum(alike) / len(alike)
+            total += turn * _num_turns(experiment, batch, num_requests)
+    scaled = "" if before == experiment.sampling.max_tokens else f", scaled from {before} output tokens"
+    guessed = f"; as the mean of others: {', '.join(unknown)}" if unknown else ""
+    return Duration(
+        total * experiment.sampling.max_tokens / before / 60,
+        f"from the turns of the earlier report of {earlier.provenance.date}{scaled}{guessed}",
+    )
+
+
+def _seconds_per_turn(records: Sequence[RequestRecord]) -> float:
+    turns: dict[tuple[int, int], float] = {}
+    for record in records:
+        turn = record.repetition, record.group
+        turns[turn] = max(turns.get(turn, 0.0), record.e2e)
+    return sum(turns.values()) / len(turns)
+
+
+def _by_reading_weights(
+    experiment: Experiment, setup: Setup, variants: Sequence[Variant], num_requests: int
+) -> Duration:
+    """Each decode step reads all weights once, at the speed at which this machine's memory is read just now."""
+    plan = setup.engines[0]
+    estimate = plan.explanation.estimate
+    if estimate is None or plan.resolved.device_type != "cpu":
+        return Duration(None, "--from REPORT.json takes them from an earlier report of this machine")
+    rate = _read_rate()
+    step = (estimate.weight_bytes - estimate.draft_weight_bytes) / rate
+    turns = sum(_num_turns(experiment, batch, num_requests) for batch in experiment.grid.batch_sizes)
+    return Duration(
+        len(variants) * turns * experiment.sampling.max_tokens * step / 60,
+        f"an estimate without any measured step: {experiment.sampling.max_tokens} decode steps a turn, each reading the"
+        f" weights once at {rate / 1e9:.1f} GB/s, measured just now; prompts, larger batches and drafting take more,"
+        " accepted drafts less. --from REPORT.json is better",
+    )
+
+
+def _read_rate() -> float:
+    """Bytes per second of a sum over memory that no cache holds; the best of three."""
+    values = torch.ones(_READ_BYTES // 4)
+    rates = []
+    for _ in range(3):
+        start = time.perf_counter()
+        values.sum()
+        rates.append(_READ_BYTES / (time.perf_counter() - start))
+    return max(rates)
