@@ -98,8 +98,13 @@ class MultiprocExecutor(ProcessExecutor):
             )
         if options.device == "null" and need.device_type != "cpu":
             reasons.append(f"executor.device null runs on the CPU, and the device is {need.device_type}")
+        sizes = wanted_sizes(need, options.cuda_graphs)
         if options.device == "null" or need.device_type == "cuda":
-            reasons += against_sizes(need, options.cuda_graphs)
+            reasons += against_sizes(need, sizes)
+        elif isinstance(sizes, tuple):
+            reasons.append(
+                f"executor.cuda_graphs {list(sizes)} are for GPUs, and the device is {need.device_type}: leave them out"
+            )
         return reasons + reasons_against(options.cores, need.tensor_parallel)
 
     @classmethod

@@ -49,6 +49,17 @@ def test_memory_that_runs_out_in_a_step_fails_that_step() -> None:
     executor.shutdown()
 
 
+def test_a_worker_that_cannot_go_on_after_a_call_ends_the_executor() -> None:
+    """As after a capture that failed."""
+    executor = GPUExecutor(NULL, ToySpec(), ExecutorNeed("cpu"))
+    executor.start()
+    with pytest.raises(WorkerError, match="any more"):
+        executor.call("raise", 0, WorkerError("this process cannot be used any more", rank=0))
+    with pytest.raises(WorkerError, match="any more"):
+        executor.execute(toy_plan(0))
+    executor.shutdown()
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +343,47 @@ def test_refusals_say_why(need: ExecutorNeed, reason: str) -> None:
     (answer,) = reasons_against(MultiprocExecutor, need, MultiprocOptions(), environment)
     assert reason in answer
     assert reasons_against(MultiprocExecutor, ExecutorNeed("cuda"), MultiprocOptions(), environment) == []
+
+
+def test_a_worker_that_cannot_go_on_after_a_call_ends_all() -> None:
+    """As after a capture that failed: other errors of a call leave the workers running."""
+    executor = create(tensor_parallel=2)
+    executor.start()
+    pids = executor.call("pid")
+    with pytest.raises(WorkerError, match="cannot be used any more"):
+        executor.call("raise", 1, WorkerError("this process cannot be used any more", rank=1))
+    with pytest.raises(WorkerError, match="cannot be used any more"):
+        executor.execute(toy_plan(0))
+    executor.shutdown()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_graphs_are_for_gpus_and_the_null_device(tmp_path: Path) -> None:
+    """Every rank gets the same."""
+
+    def graphs(need: ExecutorNeed, **options: Any) -> set[Any]:
+        executor = MultiprocExecutor(MultiprocOptions.model_validate(options), ToySpec(), need)
+        runtimes = [placement.runtime for placement in executor.placements(tmp_path)]
+        return {runtime and (runtime.create_device.__name__, runtime.graphs) for runtime in runtimes}
+
+    cuda, cpu = ExecutorNeed("cuda", tensor_parallel=2), ExecutorNeed("cpu", tensor_parallel=2)
+    assert graphs(cpu) == {None}
+    assert graphs(cuda) == {("CudaDevice", "auto")}
+    assert graphs(cuda, cuda_graphs=False) == {("CudaDevice", "off")}
+    assert graphs(replace(cuda, enforce_eager=True), cuda_graphs=[2]) == {("CudaDevice", "off")}
+    assert graphs(cpu, device=None, cuda_graphs=[2, 4]) == {("at_once", (2, 4))}
+
+
+@pytest.mark.parametrize(
+    ("need", "options", "reason"),
+    [
+        (ExecutorNeed("cuda"), {"device": None}, "device null runs on the CPU, and the device is cuda"),
+        (ExecutorNeed("cuda", max_num_seqs=4), {"cuda_graphs": [2, 8]}, "a graph of 8 requests is never used"),
+        (ExecutorNeed("cpu"), {"cuda_graphs": [2]}, "cuda_graphs [2] are for GPUs, and the device is cpu"),
+    ],
+)
+def test_graphs_that_cannot_be_are_refused(need: ExecutorNeed, options: dict[str, Any], reason: str) -> None:
+    devices = (DeviceInfo("gpu", 1 << 34, (9, 0)),)
+    environment = Environment(need.device_type, num_cpus=8, memory_bytes=1 << 33, devices=devices)
+    (answer,) = reasons_against(MultiprocExecutor, need, MultiprocOptions.model_validate(options), environment)
+    assert reason in answer
