@@ -15,7 +15,15 @@ from dovetail.contracts.errors import ConfigError, WorkerError
 from dovetail.contracts.kv import KVSpec, LayerCache, StateSpec
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.executors.gpu.host import HostDevice
-from dovetail.worker.forward import GraphForward, ModelPass, RepeatingForward, States, create_forward, create_graphs
+from dovetail.worker.forward import (
+    EagerForward,
+    GraphForward,
+    ModelPass,
+    RepeatingForward,
+    States,
+    create_forward,
+    create_graphs,
+)
 from dovetail.worker.plain_device import PlainDevice
 
 PAGES, STATE = KVSpec(num_kv_heads=2, head_size=8, dtype="float32"), StateSpec(num_elements=64, dtype="float32")
@@ -88,3 +96,12 @@ def test_a_capture_that_fails_ends_the_worker() -> None:
 
     with pytest.raises(WorkerError, match=r"cannot be used any more: CaptureError: .* Set executor.cuda_graphs to off"):
         graphs_of(HostDevice("cpu"), waiting).prepare()
+
+
+def test_auto_says_why_nothing_is_captured_and_sizes_that_are_named_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    limits, why = SchedulerLimits(64, 4, 64), "model.layers.1.mlp: a mixture waits"
+    forward = create_forward(HostDevice("cpu"), Runtime(HostDevice), no_pass, {}, limits, [1], obstacle=why)
+    assert isinstance(forward, EagerForward)
+    assert "without captured graphs: model.layers.1.mlp: a mixture waits" in caplog.text
+    with pytest.raises(ConfigError, match=r"cuda_graphs \[2\]: model.layers.1.mlp: a mixture waits"):
+        create_forward(HostDevice("cpu"), Runtime(HostDevice, graphs=(2,)), no_pass, {}, limits, [1], obstacle=why)
