@@ -115,7 +115,7 @@ class Headline:
     def _trouble_line(self) -> str:
         parts = [f"left out: {_listed(self.left_out)}"] if self.left_out else []
         if self.num_warnings:
-            parts.append(f"{self.num_warnings} warning{'s' if self.num_warnings > 1 else ''} above")
+            parts.append(f"{self.num_warnings} warning{'s' if self.num_warnings > 1 else ''}")
         return "; ".join(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
 
 from dovetail.commands import page
@@ -45,14 +45,13 @@ _CLASSES = {
 
 def report_page(report: Report) -> str:
     """The page of a report."""
-    found, headline = report.provenance, report.headline()
+    found = report.provenance
     parts = [
         _STYLE,
         f"<h1>dovetail ab: {escape(found.name)}</h1>",
         f'<p class="soft">{escape(found.date)}, {escape(str(found.machine.get("cpu", "")))}</p>',
-        _verdicts(headline.lines()),
+        f'<ul class="verdicts">{"".join(f"<li>{escape(line)}</li>" for line in report.headline().lines())}</ul>',
         f'<div class="plots">{forest_plot(report)}</div>',
-        _verdicts(arm.text for arm in headline.arms),
         *(f'<p class="warning">{escape(text)}</p>' for text in report.warnings),
     ]
     plots = {
@@ -65,10 +64,6 @@ def report_page(report: Report) -> str:
     parts.append(f"<details><summary>Experiment</summary>{page.plain_data(found.experiment)}</details>")
     parts.append(f"<details><summary>Resolved configs of the arms</summary>{page.plain_data(found.arms)}</details>")
     return page.whole_page(f"dovetail ab: {found.name}", parts)
-
-
-def _verdicts(lines: Iterable[str]) -> str:
-    return f'<ul class="verdicts">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
 
 
 def section_parts(section: Section, plots: str = "") -> Iterator[str]:

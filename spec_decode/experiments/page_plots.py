@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dovetail.commands import svg
 from dovetail.spec_decode.experiments.bootstrap import Estimate
 from dovetail.spec_decode.experiments.forest import Effect, forest
+from dovetail.spec_decode.experiments.headline import METRICS
 from dovetail.spec_decode.experiments.plots import Bar, Cell, heat_grid, histograms, stacked_bars
 from dovetail.spec_decode.experiments.records import by_variant
 from dovetail.spec_decode.experiments.report import Report
@@ -24,8 +25,6 @@ from dovetail.spec_decode.experiments.speed import PLAIN, PRIMARY, Speed
 
 _DEEPEST = 1.0
 """Logarithm of a ratio at which a cell has its full colour: a factor of e."""
-_PANELS = (PRIMARY, "itl", "ttft")
-"""Metrics of the forest plot."""
 
 
 def forest_plot(report: Report) -> str:
@@ -37,9 +36,9 @@ def forest_plot(report: Report) -> str:
         return ""
     found = {(s.metric, s.batch, s.arm, s.length): s for s in overall}
     panels = {}
-    for metric in _PANELS:
+    for metric, title in METRICS.items():
         speeds = [found.get((metric, batch, arm, length)) for batch, _, arm, length in rows]
-        panels[metric] = [
+        panels[title] = [
             None if s is None or math.isnan(s.ratio.value) else Effect(s.ratio.value, ends_of(s.ratio), _style_of(s))
             for s in speeds
         ]

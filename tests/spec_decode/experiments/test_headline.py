@@ -40,7 +40,7 @@ def test_the_best_arm_comes_first_with_all_its_verdicts() -> None:
     assert len(needed) == 3
     assert needed == sorted(needed)
     assert undecided.endswith(" more")
-    assert trouble == "left out: gone; 2 warnings above"
+    assert trouble == "left out: gone; 2 warnings"
 
 
 def test_a_lossy_arm_is_not_the_best_and_is_named() -> None:
