@@ -10,6 +10,7 @@ import argparse
 
 from dovetail.nn.triton_launch import Launch
 from dovetail.plugins.operators.triton import aot as operators
+from dovetail.plugins.quantization import int8_kernel as int8
 from dovetail.plugins.quantization.int4 import aot as int4
 from dovetail.plugins.quantization.w8a8 import aot as w8a8
 from dovetail.testing.triton_aot import compile_launch
@@ -25,7 +26,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"| kernel | {' | '.join(f'sm_{arch}' for arch in arguments.arch)} |")
     print(f"| --- |{' --- |' * len(arguments.arch)}")
-    for module in (operators, int4, w8a8):
+    for module in (operators, int4, int8, w8a8):
         for launch in module.launches(arguments.dtype):
             cells = (taken(launch, arch) for arch in arguments.arch)
             print(f"| {launch.name} | {' | '.join(cells)} |", flush=True)

@@ -25,6 +25,7 @@ from dovetail.contracts.quantization import (
 )
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.skipped import against_skip, is_skipped
+from dovetail.nn.triton_check import reasons_against_triton
 
 FEW_ROWS = 32
 """Up to so many rows, where the processor has instructions for bfloat16, torch's int8 kernel is hardly slower than its
@@ -61,7 +62,10 @@ class Int8Method(QuantizationMethod):
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: Int8Options, environment: Environment) -> list[str]:
-        """On CPUs bfloat16 activations, the only ones that torch's int8 kernel is fast with."""
+        """On CPUs bfloat16 activations, the only ones that torch's int8 kernel is fast with. On GPUs Triton: written out
+        for each call, the weights would be slower than if they had not been rounded."""
+        if need.device_type == "cuda":
+            return reasons_against_triton(environment)
         if need.device_type != "cpu" or need.dtype == "bfloat16":
             return []
         slowly = "" if environment.cpu_features & _BFLOAT16 else ", which this processor computes prompts slowly in"
@@ -72,10 +76,11 @@ class Int8Method(QuantizationMethod):
 
     def describe(self, shape: LinearShape) -> LayerSupport:
         """One byte a weight and a float32 scale per row, except for the layers that `skip` names. torch's kernel, on
-        CPUs, reads them as they are; elsewhere they are written out for each call."""
+        CPUs, and Triton's, on GPUs, read them as they are; elsewhere they are written out for each call."""
         if is_skipped(shape.name, self.options.skip):
             return LayerSupport()
-        reads_once = self.need.device_type == "cpu" and shape.in_features % _BLOCK == 0
+        has_kernel = self.need.device_type == "cpu" and shape.in_features % _BLOCK == 0
+        reads_once = has_kernel or self.need.device_type == "cuda"
         return LayerSupport(is_served=True, bytes_per_weight=1 + 4 / shape.in_features, reads_once=reads_once)
 
     def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
@@ -105,7 +110,13 @@ class Int8Linear(LinearKernel):
         self._quantized[rows] = (weight / scale[:, None]).round().to(torch.int8)
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Through torch's kernel, or many rows through weights dequantized for the call, where that is faster."""
+        """Through a kernel for int8 weights, or many rows through weights dequantized for the call, where that is
+        faster."""
+        if x.device.type == "cuda":
+            from dovetail.plugins.quantization.int8_kernel import multiplied
+
+            y = multiplied(x, self._quantized, self._scale)
+            return y if bias is None else y + bias
         if self._has_kernel and x.dtype == torch.bfloat16 and (x.shape[0] <= FEW_ROWS or not _multiplies_bfloat16()):
             y = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._quantized, self._scale.to(x.dtype))
             return y if bias is None else y + bias

@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 from dovetail.nn.triton_launch import FP_FUSION, Launch
 from dovetail.plugins.operators.triton import aot
 from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.plugins.quantization import int8_kernel
 from dovetail.plugins.quantization.int4 import aot as int4_aot
 from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel, sum_parts_kernel
 from dovetail.plugins.quantization.int4.method import _Packed
@@ -95,6 +96,13 @@ def test_declarations_of_four_bits_are_what_runs(recorded: Recorded) -> None:
     products = [launch for launch in recorded if launch[0] is int4_linear_kernel]
     sums = [launch for launch in recorded if launch[0] is sum_parts_kernel]
     assert_as_declared(int4_aot.launches(), [*products, sums[0]])
+
+
+def test_declarations_of_int8_weights_are_what_runs(recorded: Recorded) -> None:
+    weights, scales = torch.empty(64, 4096, dtype=torch.int8), torch.ones(64)
+    for num_rows in (16, 32, 64, 128):
+        int8_kernel.multiplied(torch.empty(num_rows, 4096, dtype=torch.bfloat16), weights, scales)
+    assert_as_declared(int8_kernel.launches(), recorded)
 
 
 def assert_as_declared(declared: list[Launch], recorded: Recorded) -> None:
