@@ -64,6 +64,10 @@ def load_prompts(workload: WorkloadSection, folder: Path) -> DataSet:
     else:
         path = folder / workload.data
         name, (shape, prompts) = path.name, read_prompts("workload.data", path, asked)
+    require(
+        workload.turns == "first" or any(prompt.later_turns for prompt in prompts),
+        f"workload.turns is all, and no prompt of {name} has a later turn: write turns: first",
+    )
     has_sub_categories = any(prompt.sub_category is not None for prompt in prompts)
     is_speed_bench = shape == "spec_bench" and (workload.format == "speed_bench" or has_sub_categories)
     merges = shape == "spec_bench" and not is_speed_bench

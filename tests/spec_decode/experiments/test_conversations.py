@@ -98,6 +98,11 @@ def test_turns_that_do_not_fit_are_left_out_with_those_behind_them(folder: Path)
     assert report.provenance.workload["left_out"] + len(turns) == 6
 
 
+def test_it_is_refused_where_no_prompt_has_a_later_turn(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no prompt of builtin has a later turn"):
+        load_prompts(WorkloadSection(turns="all"), folder)
+
+
 def test_without_a_chat_template_it_is_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match="template is raw"):
         parse_experiment(experiment(template="raw"), "test")

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail import LLMEngine, SamplingParams
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.columns import plain
+from dovetail.spec_decode.experiments.example import EXAMPLE
 from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
 from dovetail.spec_decode.experiments.fail_if import Condition
 from dovetail.spec_decode.experiments.load_plan import prompt_of_length
@@ -132,6 +134,7 @@ def test_a_trace_gives_times_and_lengths(folder: Path, tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=5), st.integers(1, 60))
+@settings(max_examples=30, deadline=None)
 def test_prompts_of_a_length_end_as_the_data_sets_do(prompts: list[list[int]], length: int) -> None:
     for place in range(len(prompts)):
         found = prompt_of_length(prompts, place, length)
@@ -261,6 +264,15 @@ def test_ratios_are_paired_by_segment_and_goodput_by_difference() -> None:
 
 def vars_of(record: LoadRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in LoadRecord.__slots__}
+
+
+def test_the_load_of_the_example_is_valid() -> None:
+    lines = EXAMPLE.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("# load:"))
+    lines[start : start + 3] = [line.removeprefix("# ").removeprefix("#") for line in lines[start : start + 3]]
+    load = parse_experiment(yaml.safe_load("\n".join(lines)), "example").load
+    assert load is not None
+    assert (load.rates, load.slo.ttft) == ((1.0, 2.0), 1000.0)
 
 
 @pytest.mark.parametrize(
