@@ -67,7 +67,7 @@ def foretell_load(load: LoadSection, trace: Sequence[TracedRequest], turns: int)
         spans = [count * (load.requests - 1) / rate for rate in load.rates]
     return (
         f"load: {count * len(spans) * turns} segments of {load.requests} requests, which arrive within"
-        f" {turns * sum(spans) / 60:.1f} minutes in all; each segment lasts until its last request is served"
+        f" {turns * sum(spans):.0f} s in all; each segment lasts until its last request is served"
     )
 
 

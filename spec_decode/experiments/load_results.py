@@ -7,6 +7,7 @@ share of requests, so it is compared by differences.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,6 +87,8 @@ class LoadState:
     queue: Queue
     capacity: float | None
     """Where it is overloaded: about how many requests per second it serves."""
+    enough_requests: int | None
+    """Where segments are too short: about how many requests of each would tell."""
     goodput: float | None
     """Share of requests within the service levels; None without any."""
     goodput_gain: Estimate | None
@@ -235,6 +238,7 @@ def _state(
         growth=growth,
         queue=queue,
         capacity=rate * (1 - growth.value) if queue == "overloaded" else None,
+        enough_requests=math.ceil(rate * _first_e2e(own) / _SETTLED) if queue == "too short" else None,
         goodput=_share_met(own, limits) if limits else None,
         goodput_gain=gain,
     )
@@ -262,14 +266,17 @@ def judge_queue(records: Sequence[LoadRecord], growth: Estimate) -> Queue:
     """Whether a variant serves what arrives."""
     if growth.low is None or growth.high is None:
         return "too few segments"
-    turns = _by_turn(records).values()
-    first = statistics.median(min(own, key=lambda r: r.arrival).e2e for own in turns)
-    lasts = statistics.median(max(r.arrival for r in own) for own in turns)
+    lasts = statistics.median(max(r.arrival for r in own) for own in _by_turn(records).values())
     if growth.high < _STEADY:
         return "keeps up"
-    if first > _SETTLED * lasts:
+    if _first_e2e(records) > _SETTLED * lasts:
         return "too short"
     return "overloaded" if growth.low > 0 and growth.value >= _GROWS else "not shown"
+
+
+def _first_e2e(records: Sequence[LoadRecord]) -> float:
+    """Of the requests that an idle engine gets."""
+    return statistics.median(min(own, key=lambda r: r.arrival).e2e for own in _by_turn(records).values())
 
 
 def _is_met(record: LoadRecord, limits: Mapping[str, float]) -> bool:

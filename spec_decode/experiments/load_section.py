@@ -11,14 +11,12 @@ def load_sections(report: Report) -> list[Section]:
     """One section where the experiment has a load."""
     found = report.load
     if found is None:
-        return []
-    return [
-        Section(
-            "Open-loop load",
-            _notes(found, report.label(*found.baseline)),
-            [_speed_table(report, found), _state_table(report, found)],
-        )
+        short = {state.point: state.enough_requests for state in found.states if state.enough_requests is not None}
+    notes = [
+        *_notes(found, report.label(*found.baseline)),
+        *(f"{point}: about {count} requests a segment would tell (load.requests)." for point, count in short.items()),
     ]
+    return [Section("Open-loop load", notes, [_speed_table(report, found), _state_table(report, found)])]
 
 
 def _notes(found: LoadReport, baseline: str) -> list[str]:

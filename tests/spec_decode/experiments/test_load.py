@@ -237,6 +237,11 @@ def test_short_segments_and_few_ones_say_nothing_about_the_queue() -> None:
     resampler = Resampler(0, draws=1000)
     short = simulated(8.0, 0, requests=8)
     assert judge_queue(short, queue_growth(short, resampler)) == "too short"
+    (state,) = describe_load(short, LevelsSection(), resampler, 12).states
+    # The first takes a second, in which 8 come: four times as many, and then it tells.
+    assert state.enough_requests == 32
+    longer = simulated(8.0, 0, requests=40)
+    assert judge_queue(longer, queue_growth(longer, resampler)) == "overloaded"
     few = simulated(2.0, 0, segments=4)
     assert judge_queue(few, queue_growth(few, resampler)) == "too few segments"
 
