@@ -11,7 +11,8 @@ def load_sections(report: Report) -> list[Section]:
     """One section where the experiment has a load."""
     found = report.load
     if found is None:
-        short = {state.point: state.enough_requests for state in found.states if state.enough_requests is not None}
+        return []
+    short = {state.point: state.enough_requests for state in found.states if state.enough_requests is not None}
     notes = [
         *_notes(found, report.label(*found.baseline)),
         *(f"{point}: about {count} requests a segment would tell (load.requests)." for point, count in short.items()),
