@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from dovetail.config.schema import ComponentSection, EngineConfig
 from dovetail.nn import native
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("dovetail", deadline=None)
+settings.load_profile("dovetail")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
