@@ -110,31 +110,31 @@ class SparseMoE(torch.nn.Module, MayWait):
         """[T, hidden_size] -> [T, hidden_size]."""
         weights, chosen = self.route(x)
         by_expert = chosen.flatten().argsort(stable=True)
-        tokens = by_expert // self._shape.top_k
+        tokens, experts = by_expert // self._shape.top_k, chosen.flatten()[by_expert]
         run = self._run_each if self._grouping is None else partial(self._run_grouped, self._grouping)
         shares = weights.flatten()[by_expert, None]
         if self._shape.weighs_inputs:
-            contributions = run(x[tokens] * shares, chosen)
+            contributions = run(x[tokens] * shares, experts)
         else:
-            contributions = run(x[tokens], chosen) * shares
+            contributions = run(x[tokens], experts) * shares
         output = _summed(contributions, by_expert, self._shape.top_k).to(x.dtype)
         if self.shared is not None:
             output = output + self.shared(x)
         return self._communicator.all_reduce(output)
 
-    def _run_each(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        counts = chosen.flatten().bincount(minlength=self._shape.num_experts).tolist()
+    def _run_each(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        counts = experts.bincount(minlength=self._shape.num_experts).tolist()
         inputs = torch.split(x, counts)
         return torch.cat([run(part) for run, part in zip(self._runs, inputs, strict=True) if part.shape[0]])
 
-    def _run_grouped(self, operators: MultipliesGroups, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def _run_grouped(self, operators: MultipliesGroups, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         if self._stacked is None:
             self._stacked = (
                 _stack([expert.gate_up_proj.kernel for expert in self._runs]),
                 _stack([expert.down_proj.kernel for expert in self._runs]),
             )
-        numbers = torch.arange(self._shape.num_experts + 1, dtype=chosen.dtype, device=chosen.device)
-        starts = torch.searchsorted(chosen.flatten().sort().values, numbers).int()
+        numbers = torch.arange(self._shape.num_experts + 1, dtype=experts.dtype, device=experts.device)
+        starts = torch.searchsorted(experts, numbers, out_int32=True)
         gate_up = operators.grouped_linear(x, self._stacked[0], starts)
         return operators.grouped_linear(self._activation(gate_up), self._stacked[1], starts)
 

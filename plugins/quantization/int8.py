@@ -62,8 +62,8 @@ class Int8Method(QuantizationMethod):
 
     @classmethod
     def check(cls, need: QuantizationNeed, options: Int8Options, environment: Environment) -> list[str]:
-        """On CPUs bfloat16 activations, the only ones that torch's int8 kernel is fast with. On GPUs Triton: written out
-        for each call, the weights would be slower than if they had not been rounded."""
+        """On CPUs bfloat16 activations, the only ones that torch's int8 kernel is fast with. On GPUs Triton: weights
+        written out for each call would be slower than weights that were not rounded."""
         if need.device_type == "cuda":
             return reasons_against_triton(environment)
         if need.device_type != "cpu" or need.dtype == "bfloat16":

@@ -62,7 +62,8 @@ def tile_sizes(num_rows: int, element_size: int) -> Mapping[str, int]:
     if element_size == 4:  # without matrix units
         return {"ROWS": 16 if num_rows <= 16 else 64, "COLUMNS": 64, "DEPTH": 64, "num_warps": 8, "num_stages": 2}
     if num_rows <= 32:
-        return {"ROWS": 16 if num_rows <= 16 else 32, "COLUMNS": 64, "DEPTH": 128, "num_warps": 4, "num_stages": 4}
+        rows, stages = (16, 4) if num_rows <= 16 else (32, 3)
+        return {"ROWS": rows, "COLUMNS": 32, "DEPTH": 256, "num_warps": 4, "num_stages": stages}
     rows = 64 if num_rows <= 64 else 128
     return {"ROWS": rows, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
 

@@ -19,7 +19,7 @@ def launches(dtype: str = "bf16", group_size: int = 128) -> list[Launch]:
         constants = tile_sizes(num_rows, group_size, 4 if dtype == "fp32" else 2)
         options = {name: constants.pop(name) for name in _OPTIONS}
         # Few tokens leave parts of sums.
-        out = {"out": "*fp32" if num_rows <= 32 else f"*{dtype}"}
+        out = {"out": "*fp32" if num_rows <= 64 else f"*{dtype}"}
         made.append(Launch(f"int4_linear, {num_rows} rows", int4_linear_kernel, signature | out, constants, options))
     constants = {"BLOCK": SUM_SIZES["BLOCK"]}
     summing = {"out": f"*{dtype}", "parts": "*fp32", "num_parts": "i32", "size": "i32:16"}

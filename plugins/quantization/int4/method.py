@@ -31,7 +31,7 @@ _PROGRAMS = 384
 """About three for each multiprocessor of a large GPU: for fewer, the sum over input features is cut into parts, of
 which each program computes one."""
 _MOST_PARTS = 8
-_MOST_SUMS = 64
+_MOST_SUMS = 256
 """Parts times tokens: what is written and read once more has to stay small beside the weights."""
 _LEAST_STEPS = 4
 """Of a part: fewer, and the first loads are waited for most of the time."""
