@@ -7,15 +7,15 @@ import triton.language as tl
 
 
 @triton.jit
-def _whole_numbers(nibbles, zero, DTYPE: tl.constexpr):
-    """nibbles - zero, exactly, in DTYPE. The bits of a nibble, put into those of a power of two whose last bit is worth
+def _whole_numbers(nibbles, zero, dtype: tl.constexpr):
+    """nibbles - zero, exactly, in dtype. The bits of a nibble, put into those of a power of two whose last bit is worth
     1, are a float: a conversion would be eight times slower."""
-    if DTYPE == tl.bfloat16:
-        return (nibbles.to(tl.int16) | 0x4300).to(DTYPE, bitcast=True) - (zero.to(tl.float32) + 128.0).to(DTYPE)
-    elif DTYPE == tl.float16:
-        return (nibbles.to(tl.int16) | 0x6400).to(DTYPE, bitcast=True) - (zero.to(tl.float32) + 1024.0).to(DTYPE)
+    if dtype == tl.bfloat16:
+        return (nibbles.to(tl.int16) | 0x4300).to(dtype, bitcast=True) - (zero.to(tl.float32) + 128.0).to(dtype)
+    elif dtype == tl.float16:
+        return (nibbles.to(tl.int16) | 0x6400).to(dtype, bitcast=True) - (zero.to(tl.float32) + 1024.0).to(dtype)
     else:
-        return (nibbles.to(tl.int32) | 0x4B000000).to(DTYPE, bitcast=True) - (zero.to(tl.float32) + 8388608.0)
+        return (nibbles.to(tl.int32) | 0x4B000000).to(dtype, bitcast=True) - (zero.to(tl.float32) + 8388608.0)
 
 
 @triton.jit
