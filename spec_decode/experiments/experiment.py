@@ -241,8 +241,10 @@ def extent_warnings(extent: Extent) -> Iterator[str]:
     """Where not everything was measured that was to be."""
     missing = {batch for batch, planned in extent.planned.items() if extent.measured[batch] < planned}
     if missing - set(extent.decided or ()):
-        parts = [f"{extent.measured[batch]} of {planned} at batch {batch}" for batch, planned in extent.planned.items()]
-        yield f"the run was stopped: {', '.join(parts)} turns were measured. --resume goes on where it ended."
+        parts = [
+            f"{extent.measured[batch]} of {count} turns at batch {batch}" for batch, count in extent.planned.items()
+        ]
+        yield f"the run was stopped: {', '.join(parts)} were measured. --resume goes on where it ended."
     elif extent.decided is not None and set(extent.planned) != set(extent.decided):
         yield "the prompts are used up, and not every speed-up in tokens/s is decided: give more prompts."
 

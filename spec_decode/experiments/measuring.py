@@ -36,6 +36,8 @@ class Extent:
     """Likewise; those of arms that failed count."""
     sessions: int
     """Processes that measured, one after the other."""
+    rounds: int
+    """Rounds that were measured."""
     disturbed: int
     """Rounds in which other processes took more than `NOISE_LIMIT` of the machine in some turn."""
     run_again: int
@@ -248,6 +250,7 @@ class Course:
             planned,
             measured,
             self._journal.num_sessions,
+            sum(not self.missing(one) for one in self._all()),
             sum(self._taken(one) > NOISE_LIMIT for one in self._all()),
             sum(len(self._times(one)) - 1 for one in self._all()),
             decided,

@@ -129,8 +129,9 @@ def _extent_notes(extent: Extent) -> Iterator[str]:
         )
     if extent.disturbed:
         yield (
-            f"Other processes took more than {NOISE_LIMIT:.0%} of the machine in {extent.disturbed} rounds;"
-            f" {extent.run_again} ran again (all arms), and of both times the less disturbed counts."
+            f"Other processes took more than {NOISE_LIMIT:.0%} of the machine in some turn of"
+            f" {extent.disturbed} of {extent.rounds} rounds. {extent.run_again} ran again, all arms, and of both times"
+            " the less disturbed counts."
         )
     if extent.decided is not None:
         yield (

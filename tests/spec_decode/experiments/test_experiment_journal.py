@@ -155,7 +155,7 @@ def test_a_time_limit_ends_the_run_at_a_whole_round_and_the_report_says_how_to_g
         (arm, 1) for arm in ("plain", "plain-again", "fatal")
     }
     assert len(turns(first)) == 3
-    assert any("3 of 24 at batch 1, 0 of 12 at batch 2" in warning for warning in first["warnings"])
+    assert any("3 of 24 turns at batch 1, 0 of 12 turns at batch 2" in warning for warning in first["warnings"])
     second = report(path, "--resume", "--max-minutes", "1e-9")
     assert len(turns(second)) == 6
     assert turns(report(path, "--resume")) == uninterrupted
