@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 
 from dovetail.commands.checks import require
@@ -23,7 +24,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
 from dovetail.spec_decode.experiments.columns import plain
 from dovetail.spec_decode.experiments.compare import SavedReport, experiment_differences
-from dovetail.spec_decode.experiments.families import Verdict, exponential
+from dovetail.spec_decode.experiments.families import Verdict, exponential, judge_together, not_judged
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant, label_among
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, log_ratios, values_by_turn
@@ -60,9 +61,9 @@ class MergedSpeed:
     label: str
     batch: int
     ratio: Estimate
-    """Over all runs; more than 1 is better, `error` is that of the logarithm."""
+    """Over all runs; more than 1 is better, `error` is that of the logarithm. Its interval agrees with the verdict."""
     adjusted_p: float | None
-    """After Holm, over all variants and batch sizes of the metric but the control."""
+    """After Holm, over all metrics, variants and batch sizes but the control."""
     verdict: Verdict
     by_run: Sequence[Estimate]
     """Of each run alone, over the same groups."""
@@ -98,9 +99,8 @@ def merge_reports(reports: Mapping[str, SavedReport]) -> Merged:
     common = [key for key in found[0] if key[1] != BASELINE and all(key in own for own in found)]
     require(any(key[1] != CONTROL for key in common), f"{', '.join(names)} have no arm in common")
     arms, resampler = first.provenance.arms, Resampler(0)
-    speed: list[MergedSpeed] = []
-    for metric in METRICS:
-        speed += _judge({key: _logs(metric, key, found) for key in common}, metric, arms, resampler)
+    logs = {(metric, key): _logs(metric, key, found) for metric in METRICS for key in common}
+    speed = list(_judge(logs, arms, resampler))
     return Merged(first.provenance.experiment["name"], [_run(name, report) for name, report in reports.items()], speed)
 
 
@@ -121,34 +121,33 @@ def _logs(metric: str, key: Key, found: Sequence[Mapping[Key, Sequence[RequestRe
 
 
 def _judge(
-    logs: Mapping[Key, Sequence[Logs]], metric: str, arms: Mapping[str, Mapping[str, object]], resampler: Resampler
+    logs: Mapping[tuple[str, Key], Sequence[Logs]], arms: Mapping[str, Mapping[str, object]], resampler: Resampler
 ) -> Iterator[MergedSpeed]:
-    groups = {key: [group for group in runs[0] if all(group in own for own in runs)] for key, runs in logs.items()}
-    means = {key: pool(logs[key], groups[key], resampler) for key in logs if groups[key]}
-    p_values = {key: mean.p for key, mean in means.items() if mean.p is not None and key[1] != CONTROL}
-    adjusted = holm(p_values)
-    for key, mean in means.items():
+    """All but the control are one family, as in a report of one run."""
+    groups = {at: [group for group in runs[0] if all(group in own for own in runs)] for at, runs in logs.items()}
+    asks = {at: partial(pool, logs[at], groups[at], resampler) for at in logs if groups[at]}
+    judged = {at: at[0] for at in asks if at[1][1] != CONTROL}
+    verdicts = judge_together({at: asks[at] for at in judged}, judged, PRIMARY)
+    for (metric, key), ask in asks.items():
+        at = (metric, key)
+        found = verdicts[at] if at in verdicts else not_judged(ask)
         batch, arm, length = key
-        p = adjusted.get(key, mean.p)
-        verdict: Verdict = "undecided"
-        if p is not None and p < 1 - LEVEL:
-            verdict = "faster" if mean.value > 0 else "slower"
         yield MergedSpeed(
             metric=metric,
             label=label_among(arms, arm, length),
             batch=batch,
-            ratio=exponential(mean),
-            adjusted_p=p,
-            verdict=verdict,
-            by_run=[exponential(resampler.mean([own[group] for group in groups[key]])) for own in logs[key]],
-            agreement_p=agreement(logs[key], groups[key], resampler),
-            left_out=len({group for own in logs[key] for group in own}) - len(groups[key]),
+            ratio=found.ratio,
+            adjusted_p=found.decision.adjusted_p,
+            verdict=found.decision.verdict,
+            by_run=[exponential(resampler.mean([own[group] for group in groups[at]])) for own in logs[at]],
+            agreement_p=agreement(logs[at], groups[at], resampler),
+            left_out=len({group for own in logs[at] for group in own}) - len(groups[at]),
         )
 
 
-def pool(runs: Sequence[Logs], groups: Sequence[int], resampler: Resampler) -> Estimate:
+def pool(runs: Sequence[Logs], groups: Sequence[int], resampler: Resampler, level: float = LEVEL) -> Estimate:
     """The mean over groups of the mean over runs."""
-    return resampler.mean([math.fsum(own[group] for own in runs) / len(runs) for group in groups])
+    return resampler.mean([math.fsum(own[group] for own in runs) / len(runs) for group in groups], level=level)
 
 
 def agreement(runs: Sequence[Logs], groups: Sequence[int], resampler: Resampler) -> float | None:
@@ -178,9 +177,10 @@ def merged_sections(merged: Merged) -> list[Section]:
     ]
     notes = [
         "Ratios to plain of the same run, more than 1 is faster: by group of prompts the mean logarithm over"
-        " repetitions, then over runs with equal weights; 95% intervals over groups, of these machines. p they agree:"
-        " of the largest difference between two runs, paired by group, Holm-corrected. p: of no effect, Holm-corrected"
-        " over arms, lengths and batch sizes."
+        " repetitions, then over runs with equal weights. Intervals are over groups, of these machines: of each run 95%"
+        ", of all runs at the level at which the verdict was tested. p they agree: of the largest difference between"
+        " two runs, paired by group, Holm-corrected. p: of no effect, Holm-corrected over all metrics, arms, lengths and"
+        " batch sizes."
     ]
     if left_out := max(item.left_out for item in merged.speed):
         notes.append(f"Up to {left_out} groups are left out, which some run has not measured.")
