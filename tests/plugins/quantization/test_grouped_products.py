@@ -20,7 +20,7 @@ from dovetail.testing.packed_blocks import random_blocks
 _REASONS = native.reasons_against(SOURCE)
 pytestmark = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
 
-NUM_ROWS = (0, 1, 3, 4, 15, 16, 19, 200)
+NUM_ROWS = (0, 1, 3, 4, 6, 8, 15, 16, 19, 200)
 OUT_FEATURES = 69
 """Whole tiles of 8 and of 16 rows, an odd number of both, and a broken one."""
 _MULTIPLIED_SCALES = {name for name in PACKED_FORMATS if name.startswith("IQ") or name.endswith("_K")} - {"IQ4_NL"}
@@ -71,6 +71,17 @@ def test_products_are_those_of_the_dequantized_weights(name: str, num_rows: int)
     assert_multiplies(kernel, packed, x.bfloat16(), None)
     assert_multiplies(kernel, packed, x.bfloat16(), bias.bfloat16())
     assert_multiplies(kernel, packed, x.bfloat16(), bias)
+
+
+@pytest.mark.parametrize("name", sorted(PACKED_FORMATS))
+def test_a_row_has_the_same_bits_among_any_number_of_rows(name: str) -> None:
+    """Rows of a verify step are those of single steps."""
+    packed = random_blocks(name, OUT_FEATURES, num_blocks=2, seed=3)
+    kernel = loaded(packed)
+    x = torch.randn(24, packed.shape[1], generator=torch.Generator().manual_seed(1))
+    alone = torch.cat([kernel.apply(row[None], None) for row in x])
+    for num_rows in (*range(2, 17), 24):
+        assert torch.equal(kernel.apply(x[:num_rows], None), alone[:num_rows]), num_rows
 
 
 def test_kernels_without_instructions_of_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
