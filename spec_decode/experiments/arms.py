@@ -100,6 +100,11 @@ class Setup:
     """Keys that differ without being declared; not empty only where that was allowed."""
     notes: Sequence[str] = field(default=())
 
+    @property
+    def has_adaptive_lengths(self) -> bool:
+        """Whether some arm does not draft as many in every round."""
+        return not all(arm.is_fixed for arm in self.arms.values())
+
     def label(self, arm: str, length: int | None) -> str:
         """A variant's name in tables."""
         return label_of(arm, length, is_fixed=arm not in self.arms or self.arms[arm].is_fixed)
@@ -221,13 +226,15 @@ def _is_lossless(resolved: ResolvedConfig) -> bool:
 def _draws_seeded(resolved: ResolvedConfig) -> bool:
     """Where the length adapts, the host lets no drafter draw for seeded requests."""
     assert resolved.speculation is not None
-    for drafter in resolved.speculation.drafters.values():
-        worker, _ = create_class(drafter.component)
-        length, _ = create_class(drafter.length)
-        draws = issubclass(worker, DraftWorker) and worker.capabilities.probabilities
-        if draws and not issubclass(length, AdaptiveDraftLength):
-            return True
-    return False
+    lengths = [create_class(drafter.length)[0] for drafter in resolved.speculation.drafters.values()]
+    return _draws(resolved) and not all(issubclass(length, AdaptiveDraftLength) for length in lengths)
+
+
+def _draws(resolved: ResolvedConfig) -> bool:
+    """Whether a drafter of the config draws tokens."""
+    assert resolved.speculation is not None
+    workers = [create_class(drafter.component)[0] for drafter in resolved.speculation.drafters.values()]
+    return any(issubclass(worker, DraftWorker) and worker.capabilities.probabilities for worker in workers)
 
 
 def with_drafters(
@@ -294,6 +301,12 @@ def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
+_SWEPT = (
+    ". A draft length that the experiment gives (num_tokens, grid.draft_lengths) is drafted in every round, `length:"
+    " fixed`; write `length: adaptive` into an arm's drafter to have it drafted at most"
+)
+
+
 def _refuse_equal(arms: Mapping[str, Arm]) -> None:
     seen: dict[str, str] = {}
     for arm in arms.values():
@@ -302,6 +315,7 @@ def _refuse_equal(arms: Mapping[str, Arm]) -> None:
             raise ConfigError(
                 f"arms {seen[content]!r} and {arm.name!r} do not differ: both resolve to the same config. Change one"
                 f" (drafter, num_tokens, config), or leave it out; {CONTROL!r} already measures the noise"
+                f"{_SWEPT if arm.is_swept else ''}"
             )
         seen[content] = arm.name
 
@@ -402,6 +416,32 @@ def with_rule(plan: EnginePlan, acceptance: Mapping[str, Any]) -> EnginePlan:
     return replace(plan, layered=layered, explanation=explanation, resolved=explanation.resolved)
 
 
+def with_fixed_lengths(setup: Setup) -> Setup:
+    """The same engines with every drafter at its full length in every round; one that cannot be had so stays as it
+    is."""
+    arms = {
+        name: replace(arm, draws_seeded=arm.drafter is not None and _draws(arm.resolved))
+        for name, arm in setup.arms.items()
+    }
+    return replace(setup, arms=arms, engines=[_with_fixed_lengths(plan) for plan in setup.engines])
+
+
+def _with_fixed_lengths(plan: EnginePlan) -> EnginePlan:
+    speculative = plan.layered.config.speculative
+    if speculative is None:
+        return plan
+    drafters = {
+        name: section.model_copy(update=_length(section.num_tokens, is_swept=True))
+        for name, section in speculative.drafters.items()
+    }
+    update = {"speculative": speculative.model_copy(update={"drafters": drafters})}
+    layered = replace(plan.layered, config=plan.layered.config.model_copy(update=update))
+    explanation = explain(layered)
+    if explanation.resolved is None:
+        return plan
+    return replace(plan, layered=layered, explanation=explanation, resolved=explanation.resolved)
+
+
 def _engine_notes(arms: Mapping[str, Arm], engines: Sequence[EnginePlan]) -> Iterator[str]:
     if len(engines) > 1:
         names = ["/".join(v.label for v in engine.variants if v.arm != CONTROL) for engine in engines]
@@ -417,6 +457,12 @@ def _engine_notes(arms: Mapping[str, Arm], engines: Sequence[EnginePlan]) -> Ite
                     f"{name} runs on attention backend {engine.resolved.attention.name}, which all drafters of its"
                     f" engine together need; alone it would be {alone}."
                 )
+    swept = [arm.name for arm in arms.values() if arm.is_swept]
+    if swept:
+        yield (
+            f"{', '.join(swept)}: the experiment's draft lengths are drafted in every round (length: fixed); a drafter"
+            " that writes `length` itself keeps it."
+        )
     for arm in arms.values():
         for warning in arm.warnings:
             yield f"{arm.name}: {warning}"

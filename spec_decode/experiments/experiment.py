@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 
 from dovetail.commands.progress import Progress
+from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments import provenance
 from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acceptance, learned_rates, meetings
 from dovetail.spec_decode.experiments.admission import check_admission
-from dovetail.spec_decode.experiments.arms import Setup, baseline_of, prepare
+from dovetail.spec_decode.experiments.arms import Setup, baseline_of, prepare, with_fixed_lengths
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
 from dovetail.spec_decode.experiments.conversations import with_later_turns
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
@@ -41,6 +42,7 @@ from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experimen
 from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
 from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, compare_speed
 from dovetail.spec_decode.experiments.stopping import AlwaysValid, is_decided
+from dovetail.spec_decode.experiments.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
             course.failures |= load.failures
             measured = course.measured()
             report = replace(_report(experiment, setup, bench, data, workload, resident, measured), load=load_report)
+        if experiment.compatibility and setup.has_adaptive_lengths:
+            report = replace(report, features=_try_with_fixed_lengths(experiment, setup, workload))
         if experiment.sampling.temperature == 0:
             return report
         return replace(report, equality=_watch(experiment, setup, workload, measured))
@@ -148,11 +152,9 @@ def _report(
         cost_models=models,
         steps=describe_steps(measured.steps),
         status=list(_status(setup, bench, measured)),
-        features=(
-            [*try_features(setup, bench, workload), *try_engine_features(bench, workload)]
-            if experiment.compatibility
-            else []
-        ),
+        features=_try_all(setup, bench, workload)
+        if experiment.compatibility and not setup.has_adaptive_lengths
+        else [],
         warnings=[
             *([described.noise] if described.noise else []),
             *_warnings(experiment, setup, workload, measured, acceptance),
@@ -166,6 +168,21 @@ def _report(
         baseline=compared.baseline,
         spec_bench=score_spec_bench(measured.requests) if data.format == "spec_bench" else [],
     )
+
+
+def _try_all(setup: Setup, bench: Bench, workload: Workload) -> list[Trial]:
+    return [*try_features(setup, bench, workload), *try_engine_features(bench, workload)]
+
+
+def _try_with_fixed_lengths(experiment: Experiment, setup: Setup, workload: Workload) -> list[Trial]:
+    """In engines of its own: a length that adapts drafts nothing on requests as short as these, and nothing would be
+    tried. What goes wrong leaves the rest of the report as it is."""
+    fixed = with_fixed_lengths(setup)
+    try:
+        with Bench(fixed, experiment) as bench:
+            return _try_all(fixed, bench, workload)
+    except DovetailError as error:
+        return [Trial(arm, "all", "not tried", f"engines with fixed draft lengths: {error}") for arm in setup.arms]
 
 
 def _watch(experiment: Experiment, setup: Setup, workload: Workload, measured: Measured) -> list[Equality]:

@@ -265,6 +265,29 @@ def test_memory_and_budgets_are_tried_where_little_suffices(folder: Path) -> Non
         assert trials[arm, "chunked prefill"] == trials[arm, "preemption"] == "ran, as the baseline"
 
 
+def test_features_are_tried_with_drafts_where_the_length_adapts(folder: Path) -> None:
+    arms = {
+        name: {"drafter": {"name": "ngram", "length": name, "min_match": 1}, "num_tokens": 3}
+        for name in ("fixed", "adaptive")
+    }
+    data = experiment(arms=arms, compatibility=True, workload={"data": "set.jsonl", "limit": 2})
+    report = run(folder, data, "adaptive")
+    fixed, adaptive = (
+        {trial["feature"]: trial["outcome"] for trial in report["features"] if trial["arm"] == name}
+        for name in ("fixed", "adaptive")
+    )
+    assert adaptive == fixed
+    assert adaptive["greedy"] == "ran, as the baseline"
+
+
+def test_arms_that_do_not_differ_are_told_that_the_experiment_fixes_the_length(folder: Path) -> None:
+    arms = {name: {"drafter": {"name": "ngram"}, "num_tokens": 3} for name in "ab"}
+    found = invoke(folder, experiment(arms=arms), "--check")
+    assert isinstance(found.exception, ConfigError), found.output
+    assert "'a' and 'b' do not differ" in str(found.exception)
+    assert "write `length: adaptive`" in str(found.exception)
+
+
 def test_an_arm_that_ignores_a_feature_is_told(folder: Path) -> None:
     config = {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}
     arms = {"best": {"drafter": "lookup", "config": config}}
