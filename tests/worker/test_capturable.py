@@ -26,7 +26,7 @@ from dovetail.plugins.model_families.moe import MoEFamily
 from dovetail.plugins.model_families.transformers import TransformersFamily
 from dovetail.plugins.quantization.int4.method import Int4Method
 from dovetail.plugins.quantization.int8 import Int8Method
-from dovetail.plugins.quantization.w8a8 import FP8Method, Int8ActivationMethod
+from dovetail.plugins.quantization.w8a8.method import FP8Method, Int8ActivationMethod
 from dovetail.plugins.weight_formats.int4_checkpoint import pack_groups
 from dovetail.testing.tiny_models import tiny_config
 from dovetail.worker.capturable import why_not_captured
