@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ class Readily(RejectionRule):
     def accepts(self, p, q, uniform):
         return uniform * q < 1.15 * p
 '''
+
+
+def test_every_bundled_drafter_that_draws_is_here() -> None:
+    drawing = set()
+    for entry in entry_points(group="dovetail.draft_worker.v1"):
+        if entry.value.startswith("dovetail."):
+            worker = entry.load()
+            if worker.capabilities.probabilities:
+                drawing.add(entry.name)
+    assert drawing == {section["name"] for section in DRAFTERS.values()}
 
 
 def run(llm: LLM, params: list[SamplingParams], drafter: str, seen: Path) -> tuple[Evidence, int]:
