@@ -89,6 +89,18 @@ def test_default_configs_fit_and_do_not_spill(arch, kind):
     assert used.shared_bytes <= SHARED_LIMIT[arch]
 
 
+@pytest.mark.parametrize(
+    "arch", [pytest.param(80, marks=pytest.mark.nightly), 90, pytest.param(100, marks=pytest.mark.nightly)]
+)
+def test_batch_invariant_rows_do_not_spill(arch):
+    """Sums of a run and of all runs are held at once."""
+    pytest.importorskip("triton")
+    from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch
+
+    config = find_config(arch, 128, 2, "verify")
+    assert compile_launch(attend_launch(Variant(is_invariant=True), config), arch).stack_bytes == 0
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("arch", "head_size", "kind"), [(86, 128, "decode"), (120, 256, "prefill")])
 def test_the_largest_configs_fit_gpus_with_less_shared_memory(arch, head_size, kind):

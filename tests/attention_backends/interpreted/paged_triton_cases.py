@@ -296,7 +296,7 @@ def test_nothing_behind_a_sequence_reaches_its_rows(max_query, window, is_filled
 @pytest.mark.usefixtures("matrix_unit")
 @pytest.mark.parametrize(
     ("lengths", "has_window", "has_sinks"),
-    [(((1, 1030), (20, 500), (3, 9)), False, True), (((20, 700), (1, 600)), True, False)],
+    [(((1, 520), (6, 509)), False, True), (((6, 520), (1, 514)), True, False)],
 )
 def test_bits_stay_whatever_is_computed_with_a_row(lengths, has_window, has_sinks):
     """Alone, with others, in chunks, and with keys cut or in one piece: this one processor's share of items cuts some
@@ -327,7 +327,10 @@ def test_bits_stay_whatever_is_computed_with_a_row(lengths, has_window, has_sink
 def behind_one_prefix(seed: int, shape: CaseShape, counts: list[int], num_keys: int) -> AttentionCase:
     """A step of requests with `counts` query tokens each, of which all but the last share `num_keys` keys."""
     lengths = tuple((count, num_keys + 17 * index) for index, count in enumerate(counts))
-    case = random_case(seed, replace(shape, block_size=32, max_requests=len(counts), lengths=lengths))
+    shape = replace(shape, block_size=32, max_requests=len(counts), lengths=lengths)
+    cases = (random_case(seed, shape) for seed in itertools.count(seed))
+    # Of one key head, for the interpreter's sake; a tile of 16 rows holds four tokens.
+    case = next(case for case in cases if (case.layer.num_heads, case.layer.num_kv_heads) == (4, 1))
     first = case.requests[0]
     next_block = case.num_blocks
     requests = [first]
@@ -349,7 +352,7 @@ SHARING = [([1] * 6, CaseShape(has_sinks=True)), ([2, 1, 3, 1, 2], CaseShape(has
 
 @pytest.mark.parametrize(("counts", "shape"), SHARING)
 @pytest.mark.parametrize("is_for_graph", [False, True])
-def test_shared_keys_change_nothing(counts, shape, is_for_graph):
+def test_shared_keys_change_nothing(counts, shape, is_for_graph, checks):
     case = behind_one_prefix(1, replace(shape, head_size=16), counts, 544)
     backend = create(case)
     [group] = backend._find_groups(case.batch(), split_rows(case.batch(), 32)[0])
@@ -360,6 +363,7 @@ def test_shared_keys_change_nothing(counts, shape, is_for_graph):
         return
     case = replace(case, setup=replace(case.setup, max_num_seqs=len(counts) + 1))
     backend = create(case)
+    checks.dumps.append(kv_cache[0])
     batch, places = filled_up(case)
     inputs = [torch.ones(len(batch.slot_mapping), *tensor.shape[1:]) for tensor in case.inputs()]
     for filled, real in zip(inputs, case.inputs(), strict=True):
@@ -368,11 +372,11 @@ def test_shared_keys_change_nothing(counts, shape, is_for_graph):
     assert_same(backend.forward(case.layer, *inputs, kv_cache)[places], case.expected())
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
-    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**31),
     st.lists(st.integers(1, 6), min_size=4, max_size=9),
-    st.sampled_from([512, 640, 832]),
+    st.sampled_from([512, 640]),
     st.booleans(),
     st.booleans(),
 )
