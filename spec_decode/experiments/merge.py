@@ -179,7 +179,7 @@ def merged_sections(merged: Merged) -> list[Section]:
         "Ratios to plain of the same run, more than 1 is faster: by group of prompts the mean logarithm over"
         " repetitions, then over runs with equal weights. Intervals are over groups, of these machines: of each run 95%"
         ", of all runs at the level at which the verdict was tested. p they agree: of the largest difference between"
-        " two runs, paired by group, Holm-corrected. p: of no effect, Holm-corrected over all metrics, arms, lengths and"
+        " two runs, paired by group, Holm-corrected. p: of no effect, Holm-corrected over metrics, arms, lengths and"
         " batch sizes."
     ]
     if left_out := max(item.left_out for item in merged.speed):
