@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class KernelResources:
     """Per program."""
     stack_bytes: int
     """Per thread, in local memory: spilled registers, among other things."""
+    cubin: bytes = field(default=b"", repr=False)
+    """What a GPU loads: see `dovetail.testing.kernel_loops`."""
 
 
 def compile_launch(launch: Launch, arch: int) -> KernelResources:
@@ -48,7 +50,7 @@ def compile_kernel(
     source = ASTSource(fn=kernel, signature=types, constexprs=dict(constants), attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={**FP_FUSION, **options})
     stack, registers = _usage(compiled.asm["cubin"])
-    return KernelResources(registers, compiled.metadata.shared, stack)
+    return KernelResources(registers, compiled.metadata.shared, stack, compiled.asm["cubin"])
 
 
 def split_types(signature: Mapping[str, str]) -> tuple[dict[str, str], dict[tuple[int], list[list[Any]]]]:
@@ -60,15 +62,19 @@ def split_types(signature: Mapping[str, str]) -> tuple[dict[str, str], dict[tupl
 
 def _usage(cubin: bytes) -> tuple[int, int]:
     """(stack bytes, registers) by the tool that Triton brings along."""
+    text = inspect_cubin(cubin, "--dump-resource-usage")
+    match = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if match is None:
+        raise ValueError(f"cuobjdump says nothing of registers: {text!r}")
+    return int(match[2]), int(match[1])
+
+
+def inspect_cubin(cubin: bytes, what: str) -> str:
+    """What the cuobjdump that Triton brings along says of it: "--dump-resource-usage", or "--dump-sass"."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    match = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    if match is None:
-        raise ValueError(f"cuobjdump says nothing of registers: {text!r}")
-    return int(match[2]), int(match[1])
+        return subprocess.run([str(tool), what, file.name], check=True, capture_output=True, text=True).stdout

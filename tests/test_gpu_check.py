@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,38 @@ def test_a_part_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "there is no scripts/gpu_check/no_such_part.py" in done.stderr
     assert (tmp_path / "machine.json").exists()
     assert "failed: no_such_part" in done.stdout
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from common import Report
+
+report = Report("decode", Path(sys.argv[1]), null=True)
+report.add("batch 1: speed", 91.5, "tokens/s")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_part_that_is_killed_leaves_the_rows_that_it_had(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "scripts" / "gpu_check")}
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=env)
+    (line,) = (tmp_path / "decode.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "part": "decode",
+        "dry": True,
+        "what": "batch 1: speed",
+        "value": 91.5,
+        "unit": "tokens/s",
+        "goal": "",
+        "good": None,
+    }
+
+
+def test_the_limits_of_all_parts_are_under_nine_minutes() -> None:
+    """And every part has one."""
+    script = (ROOT / "scripts" / "gpu_check.sh").read_text()
+    parts = re.search(r"parts=\((machine .*)\)", script)
+    assert parts is not None
+    limits = dict(re.findall(r"(\w+)\) echo (\d+) ;;", script))
+    assert sum(int(limits[part]) for part in parts[1].split()) < 9 * 60

@@ -2,8 +2,8 @@
 
 Prints a table, and one JSON object a line for machines. Ends with status 1 where a backend is wrong. Run::
 
-    python scripts/gpu_check/attention.py            # under two minutes on an H200
-    python scripts/gpu_check/attention.py --only correctness
+    python scripts/gpu_check/attention.py            # what decides most: bfloat16, pages of one byte, then speed
+    python scripts/gpu_check/attention.py --tail     # each feature, the other dtypes and the other backends
 """
 
 from __future__ import annotations
@@ -113,51 +113,106 @@ def on_cpu(case: AttentionCase) -> torch.Tensor:
     return case.run_from_scratch(ReferenceBackend(ReferenceBackend.Options(), case.setup)).float()
 
 
-def compare(backend: type[AttentionBackend], options: Any, feature: str, dtype: str, kv_dtype: str) -> Check | None:
-    """Some random steps; None where the backend does not serve them."""
-    worst = 0.0
-    slack = {"int8": 0.05, "float8_e4m3fn": 0.3, "float8_e5m2": 0.6}.get(kv_dtype, 0.0)
-    for seed, (head_size, block_size, long) in enumerate(
-        [(128, 16, False), (64, 32, True), (80, 16, False), (256, 64, False), (96, 128, True)]
-    ):
-        shape = CaseShape(
-            dtype=dtype,
-            device=DEVICE,
-            head_size=head_size,
-            block_size=block_size,
-            max_requests=4,
-            max_cached=3000 if long else 200,
-            max_query=600 if long else 40,
-            **FEATURES[feature],
-        )
-        case = random_case(seed, shape)
-        case = replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype)))
-        if against(backend, case.setup, options, trees="trees" in feature):
-            return None
-        actual = case.run_from_scratch(backend(options, case.setup)).float().cpu()
-        worst = max(worst, float((actual - on_cpu(case)).abs().max()))
-    return Check(backend.__name__, dtype, kv_dtype, feature, worst, worst <= TOLERANCES[dtype] + slack)
+SHAPES = ((128, 16, False), (64, 32, True), (80, 16, False), (256, 64, False), (96, 128, True))
+"""head_size, block_size, and whether keys are many: each is a kernel of its own, and a kernel takes a second to
+compile, so that only plain bfloat16 has them all."""
+ROTATIONS = ((128, 128), (64, 32), (80, 20), (256, 256))
+"""head_size, and how many elements of it turn."""
 
 
-def compare_rotation(dtype: str, kv_dtype: str) -> Check | None:
-    """Results and pages of `rotate_and_forward` against those of torch's rotation and `forward`: the same bits."""
+@dataclass(frozen=True)
+class Wanted:
+    """What one row compares: random steps of each shape, or, with `rotations`, rotating while pages are written."""
+
+    backend: type[AttentionBackend]
+    dtype: str
+    kv_dtype: str
+    feature: str = "plain"
+    shapes: tuple[tuple[int, int, bool], ...] = ()
+    rotations: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def options(self) -> Any:
+        chosen = {"local_blocks": 1000, "sparse_block_size": 128} if self.backend is BlockSparseBackend else {}
+        return self.backend.Options(**chosen)
+
+    def cases(self) -> Iterator[AttentionCase]:
+        """Random steps."""
+        for head_size, block_size, is_long in self.shapes:
+            shape = CaseShape(
+                dtype=self.dtype,
+                device=DEVICE,
+                head_size=head_size,
+                block_size=block_size,
+                max_requests=4,
+                max_cached=3000 if is_long else 200,
+                max_query=600 if is_long else 40,
+                **FEATURES[self.feature],
+            )
+            yield self._over_pages(random_case(SHAPES.index((head_size, block_size, is_long)), shape))
+        for head_size, _ in self.rotations:
+            shape = CaseShape(dtype=self.dtype, device=DEVICE, head_size=head_size, block_size=16)
+            yield self._over_pages(random_case(head_size, shape))
+
+    def _over_pages(self, case: AttentionCase) -> AttentionCase:
+        return replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=self.kv_dtype)))
+
+
+def first_rows() -> Iterator[Wanted]:
+    """What most models need: without it nothing else matters."""
+    yield Wanted(PagedTritonBackend, "bfloat16", "bfloat16", shapes=SHAPES)
+    for kv_dtype in ("float8_e4m3fn", "int8", "float8_e5m2"):
+        yield Wanted(PagedTritonBackend, "bfloat16", kv_dtype, shapes=SHAPES[:2])
+    for kv_dtype in ("bfloat16", "float8_e4m3fn", "int8"):
+        yield Wanted(PagedTritonBackend, "bfloat16", kv_dtype, rotations=ROTATIONS[:2])
+
+
+def tail_rows() -> Iterator[Wanted]:
+    """Each feature and dtype once, in shapes that differ, and the other backends."""
+    for index, feature in enumerate(FEATURES):
+        if feature != "plain":
+            yield Wanted(PagedTritonBackend, "bfloat16", "bfloat16", feature, SHAPES[index % 2 : index % 2 + 1])
+    for dtype in ("float16", "float32"):
+        yield Wanted(PagedTritonBackend, dtype, dtype, shapes=SHAPES[:1])
+        yield Wanted(PagedTritonBackend, dtype, dtype, "trees, window", SHAPES[1:2])
+        yield Wanted(PagedTritonBackend, dtype, dtype, rotations=ROTATIONS[2:])
+    for dtype in ("bfloat16", "float16", "float32"):
+        for feature in FEATURES:
+            yield Wanted(FlashBackend, dtype, dtype, feature, SHAPES)
+            yield Wanted(FlashPrefillBackend, dtype, dtype, feature, SHAPES[:1])
+    yield Wanted(BlockSparseBackend, "bfloat16", "bfloat16", shapes=SHAPES[:2])
+    yield Wanted(BlockSparseBackend, "float16", "float16", shapes=SHAPES[2:3])
+
+
+def compare(wanted: Wanted) -> Check | None:
+    """None where the backend does not serve what is wanted."""
     worst, passed = 0.0, True
-    for seed, (head_size, rotary) in enumerate([(128, 128), (64, 32), (80, 20), (256, 256)]):
-        case = random_case(seed, CaseShape(dtype=dtype, device=DEVICE, head_size=head_size, block_size=16))
-        case = replace(case, setup=replace(case.setup, spec=replace(case.setup.spec, dtype=kv_dtype)))
-        options = PagedTritonBackend.Options()
-        if against(PagedTritonBackend, case.setup, options):
+    slack = {"int8": 0.05, "float8_e4m3fn": 0.3, "float8_e5m2": 0.6}.get(wanted.kv_dtype, 0.0)
+    for place, case in enumerate(wanted.cases()):
+        if against(wanted.backend, case.setup, wanted.options, trees="trees" in wanted.feature):
             return None
-        backend, rotate = PagedTritonBackend(options, case.setup), torch_operators().rotate
-        query, key, value = case.inputs()
-        cos, sin = torch.randn(len(query), 2, 1, rotary, device=DEVICE).to(query.dtype).unbind(1)
-        caches = [case.filled_cache(backend) for _ in range(2)]
-        backend.plan(case.batch())
-        expected = backend.forward(case.layer, rotate(query, cos, sin), rotate(key, cos, sin), value, caches[0])
-        actual = backend.rotate_and_forward(case.layer, query, key, value, cos, sin, caches[1])
-        worst = max(worst, float((actual - expected).abs().max()))
-        passed &= torch.equal(actual, expected) and torch.equal(*(cache.view(torch.uint8) for cache in caches))
-    return Check(PagedTritonBackend.__name__, dtype, kv_dtype, "rotation", worst, passed)
+        backend = wanted.backend(wanted.options, case.setup)
+        if wanted.rotations:
+            error, is_same = rotation_error(case, backend, wanted.rotations[place][1])
+            worst, passed = max(worst, error), passed and is_same
+        else:
+            worst = max(worst, float((case.run_from_scratch(backend).float().cpu() - on_cpu(case)).abs().max()))
+    feature = "rotation" if wanted.rotations else wanted.feature
+    passed = passed and (bool(wanted.rotations) or worst <= TOLERANCES[wanted.dtype] + slack)
+    return Check(wanted.backend.__name__, wanted.dtype, wanted.kv_dtype, feature, worst, passed)
+
+
+def rotation_error(case: AttentionCase, backend: Any, rotary: int) -> tuple[float, bool]:
+    """Results and pages of `rotate_and_forward` against those of torch's rotation and `forward`: the same bits."""
+    rotate = torch_operators().rotate
+    query, key, value = case.inputs()
+    cos, sin = torch.randn(len(query), 2, 1, rotary, device=DEVICE).to(query.dtype).unbind(1)
+    caches = [case.filled_cache(backend) for _ in range(2)]
+    backend.plan(case.batch())
+    expected = backend.forward(case.layer, rotate(query, cos, sin), rotate(key, cos, sin), value, caches[0])
+    actual = backend.rotate_and_forward(case.layer, query, key, value, cos, sin, caches[1])
+    is_same = torch.equal(actual, expected) and torch.equal(*(cache.view(torch.uint8) for cache in caches))
+    return float((actual - expected).abs().max()), is_same
 
 
 def compare_invariance(dtype: str) -> Check:
@@ -204,31 +259,15 @@ def compare_sharing(dtype: str) -> Check:
     return Check(PagedTritonBackend.__name__, dtype, dtype, "shared prefix", worst, worst <= TOLERANCES[dtype])
 
 
-def correctness() -> Iterator[Check]:
-    if not against(PagedTritonBackend, llama_8b("bfloat16", 4, 2048), PagedTritonBackend.Options()):
+def checks(is_tail: bool) -> Iterator[Check]:
+    """All rows of a part."""
+    for wanted in tail_rows() if is_tail else first_rows():
+        found = compare(wanted)
+        if found is not None:
+            yield found
+    if not is_tail and not against(PagedTritonBackend, llama_8b("bfloat16", 4, 2048), PagedTritonBackend.Options()):
         yield compare_invariance("bfloat16")
         yield compare_sharing("bfloat16")
-    everything = BlockSparseBackend.Options(local_blocks=1000, sparse_block_size=128)
-    for backend, options in (
-        (PagedTritonBackend, PagedTritonBackend.Options()),
-        (FlashBackend, FlashBackend.Options()),
-        (FlashPrefillBackend, FlashPrefillBackend.Options()),
-        (BlockSparseBackend, everything),
-    ):
-        for dtype in ("bfloat16", "float16", "float32"):
-            for feature in FEATURES:
-                found = compare(backend, options, feature, dtype, dtype)
-                if found is not None:
-                    yield found
-        for kv_dtype in ("float8_e4m3fn", "float8_e5m2", "int8"):
-            found = compare(backend, options, "plain", "bfloat16", kv_dtype)
-            if found is not None:
-                yield found
-    for dtype in ("bfloat16", "float16", "float32"):
-        for kv_dtype in (dtype, "float8_e4m3fn", "float8_e5m2", "int8"):
-            found = compare_rotation(dtype, kv_dtype)
-            if found is not None:
-                yield found
 
 
 # --- speed --------------------------------------------------------------------------------------------------
@@ -382,20 +421,19 @@ def writing(tokens: int, bandwidth: float) -> Iterator[Speed]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Attention backends on a GPU: correctness, then speed.")
-    parser.add_argument("--only", choices=["correctness", "speed"])
+    parser.add_argument("--tail", action="store_true", help="the rows that matter least, without speed")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("No CUDA GPU: nothing of this can be checked here.", file=sys.stderr)
         return 2
     failed = False
-    if arguments.only != "speed":
-        for check in correctness():
-            failed |= not check.passed
-            verdict = "ok" if check.passed else "WRONG"
-            what = f"{check.backend:20} {check.dtype:9} {check.kv_dtype:14} {check.feature:14}"
-            print(f"{what} {check.worst:9.2g} {verdict}")
-            print(json.dumps({"check": "attention", **asdict(check)}), flush=True)
-    if arguments.only != "correctness" and not failed:
+    for check in checks(arguments.tail):
+        failed |= not check.passed
+        verdict = "ok" if check.passed else "WRONG"
+        what = f"{check.backend:20} {check.dtype:9} {check.kv_dtype:14} {check.feature:14}"
+        print(f"{what} {check.worst:9.2g} {verdict}")
+        print(json.dumps({"check": "attention", **asdict(check)}), flush=True)
+    if not arguments.tail and not failed:
         with torch.inference_mode():
             for found in speed():
                 goal = f"goal {found.goal:.0%}" if found.goal else ""

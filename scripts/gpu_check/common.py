@@ -49,25 +49,32 @@ TINY: dict[str, Any] = LLAMA_8B | {
 
 @dataclass
 class Report:
-    """Rows of one part. Each is printed when it is known, and all are written as JSON at the end."""
+    """Rows of one part. Each is printed, and appended to OUT/part.jsonl, when it is known; all are written as JSON at
+    the end, which a part that is stopped does not reach."""
 
     part: str
     out: Path
     null: bool
     rows: list[dict[str, Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / f"{self.part}.jsonl").write_text("")
+
     def add(self, what: str, value: Any, unit: str = "", *, goal: str = "", good: bool | None = None) -> None:
         """One result; `good` says whether it is right, or reaches the goal (never judged in the dry mode)."""
         if self.null and goal:
             good = None
-        self.rows.append({"what": what, "value": value, "unit": unit, "goal": goal, "good": good})
+        row = {"what": what, "value": value, "unit": unit, "goal": goal, "good": good}
+        self.rows.append(row)
+        with (self.out / f"{self.part}.jsonl").open("a") as file:
+            file.write(json.dumps({"part": self.part, "dry": self.null, **row}) + "\n")
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         mark = {True: "ok", False: "FAIL", None: ""}[good]
         print(f"{self.part:11} {what:52} {shown:>12} {unit:12} {goal:26} {mark}", flush=True)
 
     def write(self) -> None:
         """To OUT/part.json."""
-        self.out.mkdir(parents=True, exist_ok=True)
         content = {"part": self.part, "dry": self.null, "device": device_name(self.null), "rows": self.rows}
         (self.out / f"{self.part}.json").write_text(json.dumps(content, indent=1))
 
