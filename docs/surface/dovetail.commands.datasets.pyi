@@ -17,6 +17,8 @@ class Prompt:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     output_tokens: int | None = None
+    later_turns: tuple[str, ...] = ()
+    sub_category: str | None = None
 
 Shape = Literal['prompts', 'spec_bench', 'humaneval', 'gsm8k']
 def parse_prompts(

@@ -25,6 +25,7 @@ class DrafterFacts:
     stateless: bool = False
     keeps_layers: bool = False
     trees: bool = False
+    reads_late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class DraftQuestion:
     most: np.ndarray
     known_tokens: Callable[[int], np.ndarray]
     num_requests: int
+    behind: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,8 @@ class DrafterCall:
     asked: Sequence[int]
     given: Sequence[int | None]
     seconds: float | None
+    num_late: int = 0
+    late_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ class ModelCapabilities:
     operators: bool = False
     batch_invariant: bool = False
     hidden_layers: bool = False
+    graph_capture: bool = False
     stages: bool = False
 
 

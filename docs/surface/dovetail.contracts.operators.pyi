@@ -9,6 +9,7 @@ from typing import ClassVar
 class OperatorsCapabilities:
     device_types: frozenset[str] | None = frozenset()
     dtypes: frozenset[str] | None = frozenset()
+    graph_capture: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ class QuantizationCapabilities:
     embeddings: bool = False
     batch_invariant: bool = False
     reloads_rows: bool = False
+    graph_capture: bool = False
     for_drafters: bool = False
 
 

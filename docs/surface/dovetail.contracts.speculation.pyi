@@ -49,6 +49,7 @@ class AcceptanceCapabilities:
     lossless: bool = False
     trees: bool = False
     sampling: bool = False
+    synthetic: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 import torch
 from dataclasses import dataclass
 from dovetail.contracts.model import ModelContext
+from dovetail.nn.waiting import MayWait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Expert(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-class SparseMoE(torch.nn.Module):
+class SparseMoE(torch.nn.Module, MayWait):
     def __init__(
         self,
         context: ModelContext,
@@ -44,6 +45,7 @@ class SparseMoE(torch.nn.Module):
     router: ...
     experts: ...
     shared: ...
+    def why_it_waits(self) -> str | None: ...
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 

@@ -12,6 +12,7 @@ from dovetail.nn.mlp import Activation
 from dovetail.nn.moe import ExpertNames, SparseMoE, SparseShape
 from dovetail.nn.native.kept_kernels import KernelKeeper
 from dovetail.nn.stages import StagedCausalLM, check_inputs, check_whole
+from dovetail.nn.waiting import MayWait
 from typing import Any, ClassVar
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinearPart",
+    "MayWait",
     "MergedColumnLinear",
     "ModelContext",
     "OffsetRMSNorm",

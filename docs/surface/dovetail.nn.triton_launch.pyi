@@ -1,7 +1,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+FP_FUSION: Mapping[str, Any] = MappingProxyType({'enable_fp_fusion': True})
 
 @dataclass(frozen=True)
 class Launch:

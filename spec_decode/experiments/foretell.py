@@ -176,7 +176,7 @@ def _by_reading_weights(
     if estimate is None or plan.resolved.device_type != "cpu":
         return Duration(None, "--from REPORT.json takes them from an earlier report of this machine")
     rate = _read_rate()
-    step = (estimate.weight_bytes - estimate.draft_weight_bytes) / rate
+    step = estimate.weight_bytes / rate
     turns = sum(_num_turns(experiment, batch, num_requests) for batch in experiment.grid.batch_sizes)
     return Duration(
         len(variants) * turns * experiment.sampling.max_tokens * step / 60,

@@ -288,6 +288,15 @@ def test_arms_that_do_not_differ_are_told_that_the_experiment_fixes_the_length(f
     assert "write `length: adaptive`" in str(found.exception)
 
 
+def test_a_larger_draft_model_makes_no_time_negative(folder: Path) -> None:
+    drafter = {"name": "draft_model", "path": "./model", "num_tokens": 2}
+    twice = {"lookup": {"drafter": drafter}, "again": {"drafter": drafter | {"num_tokens": 3}}}
+    found = invoke(folder, experiment(arms=twice), "--check")
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    assert "minutes of turns" in found.output
+    assert "about -" not in found.output
+
+
 def test_an_arm_that_ignores_a_feature_is_told(folder: Path) -> None:
     config = {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}
     arms = {"best": {"drafter": "lookup", "config": config}}
