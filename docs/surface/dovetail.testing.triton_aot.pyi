@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dovetail.nn.triton_launch import Launch
 from typing import Any
 
@@ -9,6 +9,7 @@ class KernelResources:
     registers: int
     shared_bytes: int
     stack_bytes: int
+    cubin: bytes = field(default=b'', repr=False)
 
 def compile_launch(launch: Launch, arch: int) -> KernelResources: ...
 def compile_kernel(
@@ -21,3 +22,4 @@ def compile_kernel(
 def split_types(
     signature: Mapping[str, str],
 ) -> tuple[dict[str, str], dict[tuple[int], list[list[Any]]]]: ...
+def inspect_cubin(cubin: bytes, what: str) -> str: ...

@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from dovetail.commands.checks import check_writable, nearest, require, write_text
+
+if TYPE_CHECKING:
+    from dovetail.spec_decode.experiments.fail_if import Condition
+    from dovetail.spec_decode.experiments.report import Report
+    from dovetail.spec_decode.experiments.schema import Experiment
 
 
 def _is_file(word: str) -> bool:
@@ -56,6 +61,51 @@ FailIf = Annotated[
 ]
 
 
+JournalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        metavar="FILE",
+        help="Where each turn is kept as it ends; by default EXPERIMENT.ab.jsonl next to the experiment.",
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the journal of a run that was stopped or killed.")]
+MaxMinutes = Annotated[
+    float | None,
+    typer.Option(
+        "--max-minutes",
+        metavar="M",
+        help="Begin no round of turns after so many minutes, and report what was measured.",
+    ),
+]
+UntilDecided = Annotated[
+    bool,
+    typer.Option(
+        "--until-decided", help="Run each group of prompts once, and end when every speed-up in tokens/s is decided."
+    ),
+]
+RunBaseline = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline", metavar="ARM", help="The arm that speed is compared with, in place of the experiment's."
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Resolve the arms and say what would run, how long, and what effect it could show; read no weights.",
+    ),
+]
+Earlier = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="REPORT.json", help="With --check: an earlier report, for times and spread."),
+]
+Allow = Annotated[
+    bool, typer.Option("--allow", help="Let arms differ in more than they name or declare; the report says in what.")
+]
+
+
 @app.command("run")
 def run(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare; see `ab init`.")],
@@ -63,53 +113,14 @@ def run(
     html_file: HTMLFile = None,
     csv_folder: CSVFolder = None,
     fail_if: FailIf = None,
-    allow: Annotated[
-        bool,
-        typer.Option("--allow", help="Let arms differ in more than they name or declare; the report says in what."),
-    ] = False,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            "--journal",
-            metavar="FILE",
-            help="Where each turn is kept as it ends; by default EXPERIMENT.ab.jsonl next to the experiment.",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the journal of a run that was stopped or killed.")
-    ] = False,
-    max_minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--max-minutes",
-            metavar="M",
-            help="Begin no round of turns after so many minutes, and report what was measured.",
-        ),
-    ] = None,
-    until_decided: Annotated[
-        bool,
-        typer.Option(
-            "--until-decided",
-            help="Run each group of prompts once, and end when every speed-up in tokens/s is decided.",
-        ),
-    ] = False,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline", metavar="ARM", help="The arm that speed is compared with, in place of the experiment's."
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Resolve the arms and say what would run, how long, and what effect it could show; read no weights.",
-        ),
-    ] = False,
-    earlier: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="REPORT.json", help="With --check: an earlier report, for times and spread."),
-    ] = None,
+    allow: Allow = False,
+    journal: JournalFile = None,
+    resume: Resume = False,
+    max_minutes: MaxMinutes = None,
+    until_decided: UntilDecided = False,
+    baseline: RunBaseline = None,
+    check: Check = False,
+    earlier: Earlier = None,
 ) -> None:
     """Run an experiment: every arm in one process, interleaved, on the same prompts."""
     check_writable("--json", json_file)
@@ -118,44 +129,67 @@ def run(
     if csv_folder is not None:
         check_writable("--csv", csv_folder / "results.csv")
     require(max_minutes is None or max_minutes > 0, f"--max-minutes is {max_minutes}: give more than 0")
-    from dovetail.spec_decode.experiments.fail_if import Condition
-    from dovetail.spec_decode.experiments.load_rows import PREFIX, load_names
-    from dovetail.spec_decode.experiments.results import result_names
+    require(check or earlier is None, "--from says what --check foretells: give --check as well, or leave it out")
     from dovetail.spec_decode.experiments.schema import read_experiment
 
     parsed = read_experiment(experiment)
     if baseline is not None:
         parsed = parsed.model_copy(update={"baseline": baseline})
-    condition = Condition(fail_if) if fail_if is not None else None
-    is_of_load = condition is not None and any(name.startswith(PREFIX) for name in condition.names)
-    if condition is not None:
-        require(not is_of_load or parsed.load is not None, f"--fail-if {fail_if!r}: the experiment has no load")
-        condition.check_names(load_names() if is_of_load else result_names())
+    condition = None if fail_if is None else _condition(fail_if, parsed)
     folder = experiment.absolute().parent
-    require(check or earlier is None, "--from says what --check foretells: give --check as well, or leave it out")
     if check:
         _print_setup(parsed, folder, allow, earlier)
         return
     from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
-    from dovetail.spec_decode.experiments.export import write_tables
     from dovetail.spec_decode.experiments.journal import default_journal
-    from dovetail.spec_decode.experiments.page import report_page
-    from dovetail.spec_decode.experiments.report import as_data, write_json
     from dovetail.spec_decode.experiments.terminal import print_report
 
     procedure = Procedure(journal or default_journal(experiment), resume, max_minutes, until_decided)
     report = run_experiment(parsed, folder, procedure, allow=allow)
+    _write(report, json_file, html_file, csv_folder)
+    print_report(report)
+    if condition is not None:
+        _judge(condition, report)
+
+
+def _condition(text: str, experiment: Experiment) -> Condition:
+    """The condition of --fail-if. Raises `ConfigError` for names that the experiment's results lack."""
+    from dovetail.spec_decode.experiments.fail_if import Condition
+    from dovetail.spec_decode.experiments.load_rows import load_names
+    from dovetail.spec_decode.experiments.results import result_names
+
+    condition = Condition(text)
+    is_of_load = _is_of_load(condition)
+    require(not is_of_load or experiment.load is not None, f"--fail-if {text!r}: the experiment has no load")
+    condition.check_names(load_names() if is_of_load else result_names())
+    return condition
+
+
+def _is_of_load(condition: Condition) -> bool:
+    from dovetail.spec_decode.experiments.load_rows import PREFIX
+
+    return any(name.startswith(PREFIX) for name in condition.names)
+
+
+def _write(report: Report, json_file: Path | None, html_file: Path | None, csv_folder: Path | None) -> None:
+    from dovetail.spec_decode.experiments.export import write_tables
+    from dovetail.spec_decode.experiments.page import report_page
+    from dovetail.spec_decode.experiments.report import as_data, write_json
+
     if json_file is not None:
         write_text("--json", json_file, write_json(report))
     if html_file is not None:
         write_text("--html", html_file, report_page(report))
     if csv_folder is not None:
         write_tables(as_data(report), csv_folder)
-    print_report(report)
-    rows = report.load_rows() if is_of_load else report.rows()
-    if condition is not None and (failures := condition.failures(rows)):
-        for failure in failures:
-            typer.echo(f"failed: {failure.message}", err=True)
+
+
+def _judge(condition: Condition, report: Report) -> None:
+    """Exits with 1 where the condition holds."""
+    failures = condition.failures(report.load_rows() if _is_of_load(condition) else report.rows())
+    for failure in failures:
+        typer.echo(f"failed: {failure.message}", err=True)
+    if failures:
         raise typer.Exit(1)
 
 
