@@ -155,7 +155,7 @@ def run(
 def _condition(text: str, experiment: Experiment) -> Condition:
     """The condition of --fail-if. Raises `ConfigError` for names that the experiment's results lack."""
     from dovetail.spec_decode.experiments.fail_if import Condition
-    from dovetail.spec_decode.experiments.load_rows import load_names
+    from dovetail.spec_decode.experiments.load.rows import load_names
     from dovetail.spec_decode.experiments.results import result_names
 
     condition = Condition(text)
@@ -166,14 +166,14 @@ def _condition(text: str, experiment: Experiment) -> Condition:
 
 
 def _is_of_load(condition: Condition) -> bool:
-    from dovetail.spec_decode.experiments.load_rows import PREFIX
+    from dovetail.spec_decode.experiments.load.rows import PREFIX
 
     return any(name.startswith(PREFIX) for name in condition.names)
 
 
 def _write(report: Report, json_file: Path | None, html_file: Path | None, csv_folder: Path | None) -> None:
     from dovetail.spec_decode.experiments.export import write_tables
-    from dovetail.spec_decode.experiments.page import report_page
+    from dovetail.spec_decode.experiments.page.page import report_page
     from dovetail.spec_decode.experiments.report import as_data, write_json
 
     if json_file is not None:
@@ -231,7 +231,7 @@ def merge(
     from dovetail.commands import create_console, page
     from dovetail.spec_decode.experiments.compare import read_report
     from dovetail.spec_decode.experiments.merge import merge_reports, merged_json, merged_sections
-    from dovetail.spec_decode.experiments.page import section_parts
+    from dovetail.spec_decode.experiments.page.page import section_parts
     from dovetail.spec_decode.experiments.terminal import print_sections
 
     merged = merge_reports({str(path): read_report(path) for path in reports})
@@ -324,7 +324,7 @@ def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None) -
     from dovetail.spec_decode.experiments.compare import read_report
     from dovetail.spec_decode.experiments.datasets import load_prompts
     from dovetail.spec_decode.experiments.foretell import foretell
-    from dovetail.spec_decode.experiments.load_plan import foretell_load, read_load_trace
+    from dovetail.spec_decode.experiments.load.plan import foretell_load, read_load_trace
     from dovetail.spec_decode.experiments.terminal import print_setup
 
     data = load_prompts(parsed.workload, folder)

@@ -27,10 +27,10 @@ from dovetail.spec_decode.experiments.features import try_features
 from dovetail.spec_decode.experiments.identity import identity
 from dovetail.spec_decode.experiments.journal import Journal, open_journal
 from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
-from dovetail.spec_decode.experiments.load_plan import plan_load, read_load_trace
-from dovetail.spec_decode.experiments.load_results import LoadReport, describe_load
+from dovetail.spec_decode.experiments.load.open_loop import LoadCourse
+from dovetail.spec_decode.experiments.load.plan import plan_load, read_load_trace
+from dovetail.spec_decode.experiments.load.results import LoadReport, describe_load
 from dovetail.spec_decode.experiments.measuring import Course, Decide, Extent, Measured, TimeLimit, measure
-from dovetail.spec_decode.experiments.open_loop import LoadCourse
 from dovetail.spec_decode.experiments.progress import TurnProgress
 from dovetail.spec_decode.experiments.provenance import sha256_of
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of

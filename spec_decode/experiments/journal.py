@@ -23,7 +23,7 @@ from dovetail.commands.machine import Span
 from dovetail.commands.saved import differences
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.columns import from_columns, plain, to_columns
-from dovetail.spec_decode.experiments.load_records import FinishedSegment, LoadRecord, SegmentKey
+from dovetail.spec_decode.experiments.load.records import FinishedSegment, LoadRecord, SegmentKey
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 
 FORMAT = 1

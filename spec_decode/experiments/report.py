@@ -13,8 +13,8 @@ from dovetail.spec_decode.experiments.columns import plain, to_columns
 from dovetail.spec_decode.experiments.cost import CostModel, Crossover, GridCell, StepCost
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.headline import Headline, make_headline
-from dovetail.spec_decode.experiments.load_results import LoadReport
-from dovetail.spec_decode.experiments.load_rows import load_rows
+from dovetail.spec_decode.experiments.load.results import LoadReport
+from dovetail.spec_decode.experiments.load.rows import load_rows
 from dovetail.spec_decode.experiments.provenance import Provenance
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord, label_among
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_rows

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
-from dovetail.spec_decode.experiments.load_section import load_sections
+from dovetail.spec_decode.experiments.load.section import load_sections
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.result_sections import (
     acceptance_section,

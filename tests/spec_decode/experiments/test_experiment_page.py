@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.spec_decode.experiments.forest import Effect, forest
-from dovetail.spec_decode.experiments.records import RequestRecord
-from dovetail.spec_decode.experiments.request_views import (
+from dovetail.spec_decode.experiments.page.forest import Effect, forest
+from dovetail.spec_decode.experiments.page.request_views import (
     decode_steps,
     length_shares,
     lengths_by_place,
     place_width,
     prompt_views,
 )
-from dovetail.spec_decode.experiments.scatter import Dot, Panel, scatter
+from dovetail.spec_decode.experiments.page.scatter import Dot, Panel, scatter
+from dovetail.spec_decode.experiments.records import RequestRecord
 
 step_sizes = st.lists(st.integers(1, 5), min_size=1, max_size=12)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from dovetail.commands.svg import Range, nice_range
-from dovetail.spec_decode.experiments.plots import picture, text_at
+from dovetail.spec_decode.experiments.page.plots import picture, text_at
 
 _WIDTH, _COLUMNS, _PANEL_HEIGHT = 1140, 3, 190
 _TOP, _LEFT, _BOTTOM, _GAP = 30, 44, 30, 40

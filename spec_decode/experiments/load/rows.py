@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.spec_decode.experiments.load_results import LOAD_METRICS, LoadReport, LoadSpeed, LoadState
+from dovetail.spec_decode.experiments.load.results import LOAD_METRICS, LoadReport, LoadSpeed, LoadState
 from dovetail.spec_decode.experiments.results import Row
 from dovetail.spec_decode.experiments.schema import CONTROL
 

@@ -25,7 +25,7 @@ from dovetail.spec_decode.experiments.families import (
     not_judged,
     smallest_alpha,
 )
-from dovetail.spec_decode.experiments.load_records import LoadKey, LoadRecord, by_load_key
+from dovetail.spec_decode.experiments.load.records import LoadKey, LoadRecord, by_load_key
 from dovetail.spec_decode.experiments.schema import CONTROL, LevelsSection
 from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, geometric_mean, log_ratios
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from dovetail.spec_decode.experiments.plots import picture, text_at
+from dovetail.spec_decode.experiments.page.plots import picture, text_at
 
 _WIDTH, _ROW, _TOP, _HEADER = 1140, 24, 30, 20
 _PANEL_GAP, _NUMBERS, _LETTER = 26, 132, 6.4

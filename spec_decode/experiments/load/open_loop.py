@@ -12,8 +12,8 @@ from dovetail import LLMEngine, SamplingParams
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.spec_decode.experiments.arms import Variant
 from dovetail.spec_decode.experiments.journal import Journal
-from dovetail.spec_decode.experiments.load_plan import Arrival, LoadPoint
-from dovetail.spec_decode.experiments.load_records import FinishedSegment, LoadRecord
+from dovetail.spec_decode.experiments.load.plan import Arrival, LoadPoint
+from dovetail.spec_decode.experiments.load.records import FinishedSegment, LoadRecord
 from dovetail.spec_decode.experiments.measuring import OnTurn, TimeLimit
 from dovetail.spec_decode.experiments.plan import Turn, make_turns
 from dovetail.spec_decode.experiments.run import Bench, Finished, Workload, request_seeds

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from dovetail.commands import page
-from dovetail.spec_decode.experiments.page_plots import (
+from dovetail.spec_decode.experiments.page.report_plots import (
     acceptance_plots,
     forest_plot,
     grid_plots,

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 
 from dovetail.commands import svg
 from dovetail.spec_decode.experiments.bootstrap import Estimate
-from dovetail.spec_decode.experiments.forest import Effect, forest
 from dovetail.spec_decode.experiments.headline import METRICS
-from dovetail.spec_decode.experiments.plots import Bar, Cell, heat_grid, histograms, stacked_bars
-from dovetail.spec_decode.experiments.records import by_variant
-from dovetail.spec_decode.experiments.report import Report
-from dovetail.spec_decode.experiments.request_views import (
+from dovetail.spec_decode.experiments.page.forest import Effect, forest
+from dovetail.spec_decode.experiments.page.plots import Bar, Cell, heat_grid, histograms, stacked_bars
+from dovetail.spec_decode.experiments.page.request_views import (
     length_shares,
     lengths_by_place,
     of_batch,
     place_width,
     prompt_views,
 )
-from dovetail.spec_decode.experiments.scatter import Dot, Panel, scatter
+from dovetail.spec_decode.experiments.page.scatter import Dot, Panel, scatter
+from dovetail.spec_decode.experiments.records import by_variant
+from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import PLAIN, PRIMARY, Speed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.spec_decode.experiments.load_results import LOAD_METRICS, LoadReport, LoadSpeed, LoadState
+from dovetail.spec_decode.experiments.load.results import LOAD_METRICS, LoadReport, LoadSpeed, LoadState
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 

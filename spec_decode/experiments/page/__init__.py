@@ -1,0 +1,1 @@
+"""report.html: the page of a report, and its plots."""
