@@ -205,7 +205,8 @@ def compare(
 ) -> None:
     """Compare two reports of one experiment: what is better or worse, with intervals."""
     check_writable("--json", json_file)
-    from dovetail.spec_decode.experiments.compare import compare_reports, comparison_json, read_report
+    from dovetail.spec_decode.experiments.compare import compare_reports, comparison_json
+    from dovetail.spec_decode.experiments.saved_report import read_report
     from dovetail.spec_decode.experiments.terminal import print_comparison
 
     found = compare_reports(read_report(old), read_report(new), (str(old), str(new)), allow=allow)
@@ -229,9 +230,9 @@ def merge(
     check_writable("--output", output)
     check_writable("--html", html_file)
     from dovetail.commands import create_console, page
-    from dovetail.spec_decode.experiments.compare import read_report
     from dovetail.spec_decode.experiments.merge import merge_reports, merged_json, merged_sections
     from dovetail.spec_decode.experiments.page.page import section_parts
+    from dovetail.spec_decode.experiments.saved_report import read_report
     from dovetail.spec_decode.experiments.terminal import print_sections
 
     merged = merge_reports({str(path): read_report(path) for path in reports})
@@ -267,7 +268,7 @@ def show(
 ) -> None:
     """Compare the arms of a saved report again, with any of them as the baseline. Nothing runs."""
     from dovetail.commands import create_console
-    from dovetail.spec_decode.experiments.compare import read_report
+    from dovetail.spec_decode.experiments.saved_report import read_report
     from dovetail.spec_decode.experiments.showing import compare_anew
     from dovetail.spec_decode.experiments.speed_section import speed_section
     from dovetail.spec_decode.experiments.terminal import print_headline, print_sections
@@ -321,10 +322,10 @@ def init(
 def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None) -> None:
     from dovetail.spec_decode.experiments.admission import check_admission
     from dovetail.spec_decode.experiments.arms import baseline_of, prepare
-    from dovetail.spec_decode.experiments.compare import read_report
     from dovetail.spec_decode.experiments.datasets import load_prompts
     from dovetail.spec_decode.experiments.foretell import foretell
     from dovetail.spec_decode.experiments.load.plan import foretell_load, read_load_trace
+    from dovetail.spec_decode.experiments.saved_report import read_report
     from dovetail.spec_decode.experiments.terminal import print_setup
 
     data = load_prompts(parsed.workload, folder)

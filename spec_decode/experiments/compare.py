@@ -10,19 +10,16 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from dovetail.commands.checks import require
-from dovetail.commands.saved import differences, read_saved, shortened
+from dovetail.commands.saved import differences, shortened
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, step_down
-from dovetail.spec_decode.experiments.columns import from_columns
 from dovetail.spec_decode.experiments.families import Ask, exponential
 from dovetail.spec_decode.experiments.rates import within
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_prompt, by_variant, label_among
+from dovetail.spec_decode.experiments.saved_report import SavedEquality, SavedProvenance, SavedReport
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, log_ratios, values_by_turn
 
@@ -45,76 +42,6 @@ _PASSED_OVER = frozenset(
     }
 )
 """Keys of the experiment that may differ: what is under test, or how often it was measured."""
-
-
-class _Provenance(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    date: str
-    experiment: dict[str, Any]
-    model: dict[str, Any]
-    workload: dict[str, Any]
-    machine: dict[str, Any]
-    arms: dict[str, dict[str, Any]]
-    extent: dict[str, Any] = {}
-    """Missing in older reports."""
-
-
-class _Requests(BaseModel):
-    """Columns of the records."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    arm: list[str]
-    length: list[int | None]
-    batch: list[int]
-    repetition: list[int]
-    group: list[int]
-    prompt: list[int]
-    category: list[str]
-    token_ids: list[list[int]]
-    times: list[list[float]]
-    drafted: list[int]
-    accepted: list[int]
-    accepted_per_position: list[list[int]]
-    finish_reason: list[str]
-    drafter_error: list[str | None]
-    drafted_per_position: list[list[int]] = []
-    """Missing in older reports, as what follows."""
-    turn: list[int] = []
-    first_prompt: list[int | None] = []
-
-
-class _Equality(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    arm: str
-    length: int | None
-    batch: int
-    verdict: str
-    divergences: list[dict[str, Any]]
-    control_diverged: int | None = None
-
-
-class SavedReport(BaseModel):
-    """The parts of a report's file that a comparison needs."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    dovetail_ab: Literal[1]
-    provenance: _Provenance
-    requests: _Requests
-    equality: list[_Equality]
-
-    @property
-    def ended_by_itself(self) -> bool:
-        """Whether the run looked at its results to end when they are decided."""
-        return self.provenance.extent.get("decided") is not None
-
-    def records(self) -> list[RequestRecord]:
-        """Returns one record per request."""
-        columns = self.requests.model_dump()
-        return from_columns(RequestRecord, {name: own for name, own in columns.items() if own})
 
 
 @dataclass(frozen=True)
@@ -141,11 +68,6 @@ class Comparison:
     changes: Sequence[Change]
     differences: Sequence[str]
     """Facts that differ between the reports; allowed, or harmless."""
-
-
-def read_report(path: Path) -> SavedReport:
-    """Reads report.json. Raises `ConfigError` that says what is wrong with it."""
-    return read_saved(SavedReport, path, "report of `dovetail ab` (format 1)", "write one with --json")
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -314,7 +236,7 @@ def _equality_changes(old: SavedReport, new: SavedReport, common: Sequence[Key],
         yield Change(label(key), "equality", before[key].verdict, after[key].verdict, None, verdict)
 
 
-def _equality_verdict(before: _Equality, after: _Equality) -> Verdict:
+def _equality_verdict(before: SavedEquality, after: SavedEquality) -> Verdict:
     """Returns the verdict on equality: tokens that equalled plain's and no longer do are a regression, unless plain's
     own tokens changed likewise."""
     if after.verdict == "LOSSY":
@@ -357,7 +279,7 @@ def experiment_differences(old: SavedReport, new: SavedReport, allowed: Set[str]
                 yield f"{part}.{key}: {shortened(before)} / {shortened(after)}"
 
 
-def _places(old: _Provenance, new: _Provenance) -> frozenset[tuple[str, str]]:
+def _places(old: SavedProvenance, new: SavedProvenance) -> frozenset[tuple[str, str]]:
     """Keys that say where files lay, for files whose contents are equal."""
     found: set[tuple[str, str]] = set()
     digest = old.model.get("sampled_sha256")
@@ -376,7 +298,7 @@ def _without_data(part: Mapping[str, Any], key: str, passed_over: Set[tuple[str,
     return value
 
 
-def _environment(old: _Provenance, new: _Provenance) -> Iterator[str]:
+def _environment(old: SavedProvenance, new: SavedProvenance) -> Iterator[str]:
     for part, key in sorted(_places(old, new)):
         one, other = old.model_dump()[part].get(key), new.model_dump()[part].get(key)
         if one != other:

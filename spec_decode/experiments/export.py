@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from dovetail.commands.checks import read_text
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.columns import from_columns
-from dovetail.spec_decode.experiments.compare import read_report
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
+from dovetail.spec_decode.experiments.saved_report import read_report
 
 Row = Mapping[str, Any]
 

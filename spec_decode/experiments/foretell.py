@@ -13,9 +13,9 @@ import torch
 
 from dovetail.spec_decode.experiments.arms import Setup, Variant
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler, reaches, studentized
-from dovetail.spec_decode.experiments.compare import SavedReport
 from dovetail.spec_decode.experiments.families import first_alpha
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
+from dovetail.spec_decode.experiments.saved_report import SavedReport
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 from dovetail.spec_decode.experiments.speed import PRIMARY, log_ratios, values_by_turn
 

@@ -23,9 +23,10 @@ from dovetail.commands.checks import require
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
 from dovetail.spec_decode.experiments.columns import plain
-from dovetail.spec_decode.experiments.compare import SavedReport, experiment_differences
+from dovetail.spec_decode.experiments.compare import experiment_differences
 from dovetail.spec_decode.experiments.families import Verdict, exponential, judge_together, not_judged
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant, label_among
+from dovetail.spec_decode.experiments.saved_report import SavedReport
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, log_ratios, values_by_turn
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.spec_decode.experiments.bootstrap import Resampler
-from dovetail.spec_decode.experiments.compare import SavedReport
 from dovetail.spec_decode.experiments.headline import Headline, make_headline
 from dovetail.spec_decode.experiments.records import by_variant, label_among
+from dovetail.spec_decode.experiments.saved_report import SavedReport
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import Compared, compare_speed, variant_named
 from dovetail.spec_decode.experiments.stopping import AlwaysValid

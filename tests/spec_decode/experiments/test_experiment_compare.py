@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.spec_decode.experiments.compare import Comparison, SavedReport, compare_reports
+from dovetail.spec_decode.experiments.compare import Comparison, compare_reports
 from dovetail.spec_decode.experiments.records import RequestRecord, label_among
+from dovetail.spec_decode.experiments.saved_report import SavedReport
 
 MODEL = {"path": "/a/model", "sampled_sha256": "x", "dtype": "float32"}
 WORKLOAD = {"data": "/a/set.jsonl", "sha256": "y"}

@@ -17,9 +17,9 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.cli import app
 from dovetail.spec_decode.experiments.columns import to_columns
-from dovetail.spec_decode.experiments.compare import SavedReport
 from dovetail.spec_decode.experiments.merge import agreement, merge_reports, pool
 from dovetail.spec_decode.experiments.records import RequestRecord
+from dovetail.spec_decode.experiments.saved_report import SavedReport
 from dovetail.spec_decode.experiments.schema import BASELINE
 
 TOKENS = 8
