@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,10 +14,10 @@ import psutil
 from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments import provenance
-from dovetail.spec_decode.experiments.acceptance import Acceptance, describe_acceptance, learned_rates, meetings
+from dovetail.spec_decode.experiments.acceptance import describe_acceptance
 from dovetail.spec_decode.experiments.admission import check_admission
 from dovetail.spec_decode.experiments.arms import Setup, baseline_of, prepare, with_fixed_lengths
-from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler
+from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.conversations import with_later_turns
 from dovetail.spec_decode.experiments.cost import describe_grid, describe_steps, fit_models
 from dovetail.spec_decode.experiments.datasets import DataSet, load_prompts
@@ -26,14 +26,13 @@ from dovetail.spec_decode.experiments.equality import Equality, compare_equality
 from dovetail.spec_decode.experiments.features import try_features
 from dovetail.spec_decode.experiments.identity import identity
 from dovetail.spec_decode.experiments.journal import Journal, open_journal
-from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
 from dovetail.spec_decode.experiments.load.open_loop import LoadCourse
 from dovetail.spec_decode.experiments.load.plan import plan_load, read_load_trace
 from dovetail.spec_decode.experiments.load.results import LoadReport, describe_load
-from dovetail.spec_decode.experiments.measuring import Course, Decide, Extent, Measured, TimeLimit, measure
+from dovetail.spec_decode.experiments.measuring import Course, Decide, Measured, TimeLimit, measure
 from dovetail.spec_decode.experiments.progress import TurnProgress
 from dovetail.spec_decode.experiments.provenance import sha256_of
-from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of
+from dovetail.spec_decode.experiments.records import by_variant
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.results import ArmStatus
 from dovetail.spec_decode.experiments.run import Bench, Workload, read_prompts
@@ -43,6 +42,7 @@ from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
 from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, compare_speed
 from dovetail.spec_decode.experiments.stopping import AlwaysValid, is_decided
 from dovetail.spec_decode.experiments.trials import Trial
+from dovetail.spec_decode.experiments.warnings import run_warnings
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,7 @@ def _report(
         else [],
         warnings=[
             *([described.noise] if described.noise else []),
-            *_warnings(experiment, setup, workload, measured, acceptance),
-            *tie_warnings(equality),
-            *extent_warnings(measured.extent),
+            *run_warnings(experiment, setup, workload, measured, acceptance, equality),
         ],
         requests=measured.requests,
         step_samples=measured.steps,
@@ -217,76 +215,3 @@ def _status(setup: Setup, bench: Bench, measured: Measured) -> Iterator[ArmStatu
         yield ArmStatus(variant.arm, variant.length, failure is None, reason)
     for arm, reason in setup.refused.items():
         yield ArmStatus(arm, None, False, reason)
-
-
-def _warnings(
-    experiment: Experiment, setup: Setup, workload: Workload, measured: Measured, acceptance: list[Acceptance]
-) -> Iterator[str]:
-    if experiment.sampling.temperature == 0:
-        yield from memory_warnings(measured.requests, setup.label)
-    for item in acceptance:
-        if item.category is None and item.drafted == 0:
-            label = f"{setup.label(item.arm, item.length)}, batch {item.batch}"
-            yield f"{label}: nothing was drafted; its speed is that of plain decoding with the drafter's overhead."
-    for batch in experiment.grid.batch_sizes:
-        groups = -(-len(workload.prompts) // batch)
-        if groups < MIN_GROUPS:
-            yield (
-                f"batch {batch}: {len(workload.prompts)} prompts make {groups} groups, too few for an interval"
-                f" (at least {MIN_GROUPS}): give {MIN_GROUPS * batch} prompts or more"
-            )
-    if not experiment.sampling.ignore_eos and len({len(record.token_ids) for record in measured.requests}) > 1:
-        yield (
-            "outputs end at their end-of-sequence token: where an arm's tokens diverge, so may its lengths, and its"
-            " times (e2e, ITL and tokens/s alike) are of other texts than plain's. sampling.ignore_eos: true makes"
-            " lengths equal; what follows a divergence differs all the same."
-        )
-
-
-def tie_warnings(equality: Sequence[Equality]) -> Iterator[str]:
-    """Where a tie is so wide that it excuses more than rounding."""
-    gap = max((item.tie_gap for item in equality if item.tie_gap is not None), default=0.0)
-    if gap > WIDE_TIE_GAP:
-        yield (
-            f"tie_gap is {gap:.2g}: tokens that differ for the target count as ties, so that a tie excuses nothing by"
-            " itself, and equality rests on how often arms diverge compared with the control. More prompts decide that;"
-            " reproducibility: strict leaves nothing to excuse."
-        )
-
-
-def extent_warnings(extent: Extent) -> Iterator[str]:
-    """Where not everything was measured that was to be."""
-    missing = {batch for batch, planned in extent.planned.items() if extent.measured[batch] < planned}
-    if missing - set(extent.decided or ()):
-        parts = [
-            f"{extent.measured[batch]} of {count} turns at batch {batch}" for batch, count in extent.planned.items()
-        ]
-        yield f"the run was stopped: {', '.join(parts)} were measured. --resume goes on where it ended."
-    elif extent.decided is not None and set(extent.planned) != set(extent.decided):
-        yield "the prompts are used up, and not every speed-up in tokens/s is decided: give more prompts."
-
-
-def memory_warnings(
-    requests: Sequence[RequestRecord], label_for: Callable[[str, int | None], str] = label_of
-) -> Iterator[str]:
-    """Which variants met their own answers, of greedy requests; what they gained is not what new prompts would get."""
-    first: dict[tuple[str, int | None], tuple[int, list[RequestRecord]]] = {}
-    for (batch, arm, length), own in by_variant(requests).items():
-        label = f"{label_for(arm, length)}, batch {batch}"
-        if (rates := learned_rates(*meetings(own))) is not None:
-            yield (
-                f"{label}: this drafter remembers finished requests, and met its own answers: acceptance is"
-                f" {rates[0]:.3f} where prompts ran first, {rates[1]:.3f} where they ran again. repetitions: 1, and a"
-                " number of prompts that the batch size divides, measure what new prompts would get."
-            )
-        fresh = [records[0] for records in by_prompt(own).values()]
-        start, before = first.setdefault((arm, length), (batch, fresh))
-        # Of a run that was stopped, batch sizes have other prompts.
-        both = {record.prompt for record in before} & {record.prompt for record in fresh}
-        pair = [[record for record in own if record.prompt in both] for own in (before, fresh)]
-        if batch != start and (rates := learned_rates(*pair)) is not None:
-            yield (
-                f"{label}: acceptance rises from {rates[0]:.3f} at batch {start} to {rates[1]:.3f} on the same prompts:"
-                " this drafter remembers what it was asked to forget (LearnsFromRequests.forget_finished). Give each"
-                " batch size an experiment of its own."
-            )

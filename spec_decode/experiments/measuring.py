@@ -45,11 +45,6 @@ class Extent:
     decided: Sequence[int] | None
     """Batch sizes that ended since they were decided; None where the run did not look."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is missing."""
-        return self.measured == self.planned
-
 
 @dataclass(frozen=True)
 class Measured:

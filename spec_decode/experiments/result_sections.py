@@ -1,4 +1,7 @@
-"""The sections of a report on acceptance, the grid of batch sizes and lengths, cost and memory."""
+"""The sections of numbers that every report has: acceptance, batch sizes x lengths, cost per step and memory.
+
+`sections` says which sections are elsewhere.
+"""
 
 from __future__ import annotations
 

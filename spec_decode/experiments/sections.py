@@ -1,4 +1,9 @@
-"""The report as sections of text and tables, for the terminal and the page alike. Cells are text."""
+"""The report as sections of text and tables, for the terminal and the page alike. Cells are text.
+
+Here is their order, and the sections on what ran and whether it may be trusted: equality, compatibility, provenance.
+What was measured is in `result_sections`. A section that not every report has, or that something else shows too, is a
+file of its own: `speed_section`, `load.section`, `spec_bench_section`.
+"""
 
 from __future__ import annotations
 

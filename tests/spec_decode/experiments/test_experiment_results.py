@@ -18,7 +18,6 @@ from dovetail.spec_decode.experiments.cost import (
     fit_models,
 )
 from dovetail.spec_decode.experiments.equality import Equality, control_batch, first_difference
-from dovetail.spec_decode.experiments.experiment import memory_warnings, tie_warnings
 from dovetail.spec_decode.experiments.fail_if import Condition
 from dovetail.spec_decode.experiments.judging import Diverged, PValues, correct, judge, p_values
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
@@ -26,6 +25,7 @@ from dovetail.spec_decode.experiments.result_sections import gain_end, predicted
 from dovetail.spec_decode.experiments.results import ArmStatus, Row, result_names, result_rows
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 from dovetail.spec_decode.experiments.speed import compare_speed
+from dovetail.spec_decode.experiments.warnings import memory_warnings, tie_warnings
 
 RESAMPLER = Resampler(0, draws=1000)
 
