@@ -42,7 +42,7 @@ from dovetail.spec_decode.experiments.spec_bench import score_spec_bench
 from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, compare_speed
 from dovetail.spec_decode.experiments.stopping import AlwaysValid, is_decided
 from dovetail.spec_decode.experiments.trials import Trial
-from dovetail.spec_decode.experiments.warnings import run_warnings
+from dovetail.spec_decode.experiments.warnings import load_warnings, run_warnings
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
             load_report = _measure_load(experiment, load, limit, baseline)
             course.failures |= load.failures
             measured = course.measured()
-            report = replace(_report(experiment, setup, bench, data, workload, resident, measured), load=load_report)
+            report = _report(experiment, setup, bench, data, workload, resident, measured)
+            warnings = [*report.warnings, *load_warnings(load_report)]
+            report = replace(report, load=load_report, warnings=warnings)
         if experiment.compatibility and setup.has_adaptive_lengths:
             report = replace(report, features=_try_with_fixed_lengths(experiment, setup, workload))
         if experiment.sampling.temperature == 0:
@@ -116,11 +118,9 @@ def _measure_load(
         return None
     with TurnProgress(course.num_left()) as progress:
         course.measure(progress.begin, limit)
-    records = course.records()
-    if not records:
-        return None
     resampler = Resampler(experiment.seed)
-    return describe_load(records, experiment.load.slo, resampler, course.num_planned(), baseline)
+    levels, planned, rates = experiment.load.slo, course.num_planned(), course.rates()
+    return describe_load(course.records(), levels, resampler, planned, baseline, rates)
 
 
 def _report(

@@ -59,7 +59,7 @@ class Report:
 
     def load_rows(self) -> list[Row]:
         """Likewise, of an open-loop load: for conditions that name `load.`."""
-        return load_rows(self.load, self.label) if self.load is not None else []
+        return load_rows(self.load, self.status, self.label) if self.load is not None else []
 
     def headline(self) -> Headline:
         """What it comes to."""

@@ -9,6 +9,7 @@ from dovetail.spec_decode.experiments.arms import Setup
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
+from dovetail.spec_decode.experiments.load.results import LoadReport
 from dovetail.spec_decode.experiments.measuring import Extent, Measured
 from dovetail.spec_decode.experiments.records import RequestRecord, by_prompt, by_variant, label_of
 from dovetail.spec_decode.experiments.run import Workload
@@ -68,6 +69,15 @@ def extent_warnings(extent: Extent) -> Iterator[str]:
         yield f"the run was stopped: {', '.join(parts)} were measured. --resume goes on where it ended."
     elif extent.decided is not None and set(extent.planned) != set(extent.decided):
         yield "the prompts are used up, and not every speed-up in tokens/s is decided: give more prompts."
+
+
+def load_warnings(load: LoadReport | None) -> Iterator[str]:
+    """Where segments of the load are missing."""
+    if load is not None and load.measured < load.planned:
+        yield (
+            f"the run was stopped: {load.measured} of {load.planned} segments of the load were measured. --resume goes"
+            " on where it ended."
+        )
 
 
 def memory_warnings(

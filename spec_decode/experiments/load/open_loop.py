@@ -13,7 +13,7 @@ from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.spec_decode.experiments.arms import Variant
 from dovetail.spec_decode.experiments.journal import Journal
 from dovetail.spec_decode.experiments.load.plan import Arrival, LoadPoint
-from dovetail.spec_decode.experiments.load.records import FinishedSegment, LoadRecord
+from dovetail.spec_decode.experiments.load.records import FinishedSegment, LoadKey, LoadRecord
 from dovetail.spec_decode.experiments.measuring import OnTurn, TimeLimit
 from dovetail.spec_decode.experiments.plan import Turn, make_turns
 from dovetail.spec_decode.experiments.run import Bench, Finished, Workload, request_seeds
@@ -98,6 +98,11 @@ class LoadCourse:
     def num_planned(self) -> int:
         """All segments, those of arms that failed left out."""
         return sum(turn.what not in self.failures for point in self._points for turn in self._turns(point))
+
+    def rates(self) -> dict[LoadKey, float]:
+        """Requests per second of every variant and point, those of arms that failed left out."""
+        running = [variant for variant in self._bench.variants if variant not in self.failures]
+        return {(point.name, own.arm, own.length): point.rate for point in self._points for own in running}
 
     def _turns(self, point: LoadPoint) -> list[Turn[Variant]]:
         experiment = self._bench.experiment

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -96,6 +97,16 @@ class LoadState:
 
 
 @dataclass(frozen=True)
+class MissingLoad:
+    """A variant that was to run at a point, and of which no segment was measured there."""
+
+    point: str
+    rate: float
+    arm: str
+    length: int | None
+
+
+@dataclass(frozen=True)
 class LoadReport:
     """All that is said about a load."""
 
@@ -108,6 +119,7 @@ class LoadReport:
     planned: int
     """Segments of all arms and repetitions."""
     measured: int
+    missing: Sequence[MissingLoad] = ()
 
 
 def describe_load(
@@ -116,9 +128,15 @@ def describe_load(
     resampler: Resampler,
     planned: int,
     baseline: VariantKey = PLAIN,
+    rates: Mapping[LoadKey, float] = MappingProxyType({}),
 ) -> LoadReport:
     """Compares every variant with the baseline (the control with plain) at every point. All ratios of the load but the
-    control's are one family: half of its 5% goes to `PRIMARY`, the rest in equal parts to the other metrics."""
+    control's are one family: half of its 5% goes to `PRIMARY`, the rest in equal parts to the other metrics.
+
+    Args:
+        planned: segments of all arms and repetitions.
+        rates: requests per second of every variant and point that was to be measured.
+    """
     found = by_load_key(records)
     limits = {name: value for name, value in levels.model_dump().items() if value is not None}
     pairs = {key: (key[0], *(PLAIN if key[1] == CONTROL else baseline)) for key in found}
@@ -130,6 +148,7 @@ def describe_load(
         records,
         planned,
         len({(r.point, r.arm, r.length, r.repetition, r.segment) for r in records}),
+        [MissingLoad(key[0], rate, *key[1:]) for key, rate in rates.items() if key not in found],
     )
 
 

@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.spec_decode.experiments.load.results import LOAD_METRICS, LoadReport, LoadSpeed, LoadState
-from dovetail.spec_decode.experiments.results import Row
+from dovetail.spec_decode.experiments.results import ArmStatus, Row
 from dovetail.spec_decode.experiments.schema import CONTROL
 
 PREFIX = "load."
 _PARTS = ("", ".low", ".high", ".verdict", ".p", ".detectable")
 _NEED_INTERVAL = (".low", ".high", ".p", ".detectable")
+_NOT_MEASURED = "no segment was measured (--resume goes on)"
 _OWN = ("load.point", "load.rate", "load.queue", "load.capacity", "load.goodput")
 _GAIN = ("load.goodput.gain", "load.goodput.gain.low", "load.goodput.gain.high")
 
 
 def load_names() -> list[str]:
     """Every name that a row has."""
-    return ["arm", "length", *_OWN, *_GAIN, *(_name(metric, part) for metric in LOAD_METRICS for part in _PARTS)]
+    return ["arm", "length", "ran", *_OWN, *_GAIN, *(_name(metric, part) for metric in LOAD_METRICS for part in _PARTS)]
 
 
 def _name(metric: str, part: str) -> str:
     return PREFIX + metric.replace("tokens/s", "throughput") + part
 
 
-def load_rows(found: LoadReport, label: Callable[[str, int | None], str]) -> list[Row]:
-    """Every variant at every point but the baseline and the control."""
+def load_rows(found: LoadReport, status: Sequence[ArmStatus], label: Callable[[str, int | None], str]) -> list[Row]:
+    """Every variant at every point but the baseline and the control, measured or not, then the arms that did not
+    run."""
+    return [*_measured(found, label), *_missing(found, label), *_left_out(status, label)]
+
+
+def _missing(found: LoadReport, label: Callable[[str, int | None], str]) -> Iterator[Row]:
+    for one in found.missing:
+        if one.arm == CONTROL or (one.arm, one.length) == found.baseline:
+            continue
+        known = {"arm": one.arm, "length": one.length, "ran": True, "load.point": one.point, "load.rate": one.rate}
+        yield _without(known, f"{label(one.arm, one.length)}, {one.point}", _NOT_MEASURED)
+
+
+def _left_out(status: Sequence[ArmStatus], label: Callable[[str, int | None], str]) -> Iterator[Row]:
+    for one in status:
+        if not one.ran:
+            known = {"arm": one.arm, "length": one.length, "ran": False}
+            yield _without(known, label(one.arm, one.length), f"the arm did not run ({one.reason})")
+
+
+def _without(known: Mapping[str, Any], label: str, why: str) -> Row:
+    """Of what was not measured."""
+    values = {name: known.get(name) for name in load_names()}
+    return Row(label, values, {name: why for name in values if name not in known})
+
+
+def _measured(found: LoadReport, label: Callable[[str, int | None], str]) -> list[Row]:
     speeds = {(s.point, s.arm, s.length, s.metric): s for s in found.speed}
     rows = []
     for state in found.states:
@@ -51,6 +78,7 @@ def _state_values(state: LoadState) -> tuple[dict[str, Any], dict[str, str]]:
     values: dict[str, Any] = {
         "arm": state.arm,
         "length": state.length,
+        "ran": True,
         "load.point": state.point,
         "load.rate": state.rate,
         "load.queue": state.queue,

@@ -12,6 +12,8 @@ def load_sections(report: Report) -> list[Section]:
     found = report.load
     if found is None:
         return []
+    if not found.measured:
+        return [Section("Open-loop load", [f"0 of {found.planned} segments were measured."], [])]
     short = {state.point: state.enough_requests for state in found.states if state.enough_requests is not None}
     notes = [
         *_notes(found, report.label(*found.baseline)),

@@ -114,6 +114,35 @@ def test_segments_that_a_journal_has_are_not_run_again(folder: Path, tmp_path: P
     assert len(journal.read_text().splitlines()) == len(lines) + 1
 
 
+def test_a_load_that_was_not_measured_is_said_and_holds_conditions(folder: Path, tmp_path: Path) -> None:
+    """The limit passes before the first segment."""
+    parsed = parse_experiment(experiment({"rates": [300, 600]}), "test")
+    report = run_experiment(parsed, folder, Procedure(tmp_path / "j.jsonl", max_minutes=1e-9), allow=False)
+    assert report.load is not None
+    assert (report.load.measured, report.load.planned) == (0, 2 * SEGMENTS * 3)
+    rows = report.load_rows()
+    assert [(row.label, row.values["load.rate"]) for row in rows] == [
+        ("lookup@3, 300/s", 300),
+        ("lookup@3, 600/s", 600),
+    ]
+    assert all(set(row.values) == set(load_names()) for row in rows)
+    failures = Condition("load.e2e < 1000").failures(rows)
+    assert [failure.label for failure in failures] == [row.label for row in rows]
+    assert "no segment was measured" in failures[0].message
+    assert any("0 of 30 segments of the load" in warning for warning in report.warnings)
+    (section,) = [section for section in all_sections(report) if section.title == "Open-loop load"]
+    assert section.notes == ["0 of 30 segments were measured."]
+    json.dumps(as_data(report), allow_nan=False)
+
+
+def test_an_arm_that_did_not_run_holds_conditions_on_the_load(folder: Path, tmp_path: Path) -> None:
+    data = experiment({"rates": [300], "segments": 1}, keep_going=True)
+    data["arms"]["broken"] = {"drafter": {"name": "ngram", "num_tokens": 0}}
+    rows = run(folder, data, tmp_path / "j.jsonl").load_rows()
+    assert [failure.label for failure in Condition("load.rate > 1000").failures(rows)] == ["broken"]
+    assert not Condition("ran and load.rate > 1000").failures(rows)
+
+
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:{46 + i // 10:02d}.{i % 10}000000,{5 + 7 * i},{1 + i % 4}\n" for i in range(17)
 )
