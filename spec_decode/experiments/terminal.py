@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -19,38 +19,9 @@ from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.schema import Experiment
 from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.tables import Section, TableData
+from dovetail.spec_decode.experiments.verdict_words import TONES, Tone
 
-STYLES = {
-    "faster": "green",
-    "better": "green",
-    "identical": "green",
-    "lossless": "green",
-    "consistent": "green",
-    "ran": "green",
-    "ran, as the baseline": "green",
-    "keeps up": "green",
-    "slower": "bold red",
-    "overloaded": "bold red",
-    "worse": "bold red",
-    "LOSSY": "bold red",
-    "REAL": "bold red",
-    "failed": "bold red",
-    "ran, other tokens": "yellow",
-    "ran, other log probabilities": "yellow",
-    "ran, no effect here": "dim",
-    "not tried": "dim",
-    "not served": "dim",
-    "ran, nothing drafted": "dim",
-    "refused": "yellow",
-    "lossy by declaration": "yellow",
-    "too few prompts": "yellow",
-    "not shown": "yellow",
-    "undecided": "dim",
-    "not judged": "dim",
-    "same": "dim",
-    "tie": "dim",
-}
-"""Words that are coloured wherever they fill a cell."""
+_STYLES: Mapping[Tone, str] = {"good": "green", "bad": "bold red", "caution": "yellow", "soft": "dim"}
 
 
 def print_report(report: Report) -> None:
@@ -135,7 +106,7 @@ def _print_table(console: Console, data: TableData) -> None:
     for index, name in enumerate(data.header):
         table.add_column(name, justify="left" if index == 0 or not any(data.header) else "right", overflow="fold")
     for row in data.rows:
-        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=_STYLES[TONES[cell]] if cell in TONES else "") for cell in row))
     console.print(table)
 
 

@@ -16,31 +16,14 @@ from dovetail.spec_decode.experiments.page.report_plots import (
 from dovetail.spec_decode.experiments.report import Report
 from dovetail.spec_decode.experiments.sections import all_sections
 from dovetail.spec_decode.experiments.tables import Section, TableData
+from dovetail.spec_decode.experiments.verdict_words import TONES
 
-_STYLE = """<style>.bar { stroke: none; } .cell { stroke: none; } .ok { color: var(--c2); }
-  .bad { color: var(--c1); font-weight: 600; } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
+_STYLE = """<style>.bar { stroke: none; } .cell { stroke: none; } .good { color: var(--c2); }
+  .bad { color: var(--c1); font-weight: 600; } .caution { color: #8a5a00; }
+  @media (prefers-color-scheme: dark) { .caution { color: var(--c4); } } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
   table { font-size: 13px; } th, td { padding: .25rem .5rem; white-space: normal; }
   td:first-child { white-space: nowrap; } .facts td { max-width: 62rem; overflow-wrap: anywhere; }
   .verdicts { list-style: none; padding: 0; } .notes { margin: .3rem 0; max-width: 60rem; }</style>"""
-_CLASSES = {
-    "faster": "ok",
-    "identical": "ok",
-    "lossless": "ok",
-    "consistent": "ok",
-    "ran": "ok",
-    "ran, as the baseline": "ok",
-    "ran, no effect here": "soft",
-    "not tried": "soft",
-    "not served": "soft",
-    "slower": "bad",
-    "LOSSY": "bad",
-    "REAL": "bad",
-    "failed": "bad",
-    "refused": "bad",
-    "undecided": "soft",
-    "not shown": "soft",
-    "tie": "soft",
-}
 
 
 def report_page(report: Report) -> str:
@@ -82,7 +65,7 @@ def section_parts(section: Section, plots: str = "") -> Iterator[str]:
 def _table(data: TableData) -> str:
     rows = []
     for row in data.rows:
-        cells = [f'<td class="{_CLASSES[cell]}">' if cell in _CLASSES else "<td>" for cell in row]
+        cells = [f'<td class="{TONES[cell]}">' if cell in TONES else "<td>" for cell in row]
         rows.append(f"<tr>{''.join(f'{tag}{escape(cell)}</td>' for tag, cell in zip(cells, row, strict=True))}</tr>")
     body = "".join(rows)
     if any(data.header):
