@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from dovetail.spec_decode.experiments.bootstrap import (
     LEVEL,
     Estimate,
+    Resampler,
     Step,
     detectable,
     groups_needed,
@@ -80,6 +81,11 @@ def smallest_alpha(groups: Mapping[K, str], first: str) -> float:
 def first_alpha(comparisons: int) -> float:
     """The level at which one of so many ratios of the group `first` is tested to begin with."""
     return (1 - LEVEL) * _FIRST_SHARE / max(comparisons, 1)
+
+
+def ask_mean(resampler: Resampler, logs: Sequence[float]) -> Ask:
+    """Asks for the mean over groups, one logarithm of each."""
+    return lambda level: resampler.mean(logs, level=level)
 
 
 def not_judged(ask: Ask) -> Judged:

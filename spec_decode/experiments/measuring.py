@@ -18,7 +18,7 @@ from dovetail.spec_decode.experiments.journal import FinishedTurn, Journal, Turn
 from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 from dovetail.spec_decode.experiments.run import Bench, Workload, run_turn, warm_up
-from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
+from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
 
 Decide = Callable[[Sequence[RequestRecord]], bool]
 """Whether what a batch size has brought decides it."""
@@ -91,6 +91,13 @@ class TimeLimit:
     def is_passed(self) -> bool:
         """Whether they are over."""
         return self._end is not None and time.monotonic() >= self._end
+
+
+def failure_of(variant: Variant, error: DovetailError, experiment: Experiment) -> str:
+    """Why the experiment goes on without a variant of which a request failed. Raises `ConfigError` where it may not."""
+    if variant.arm in (BASELINE, CONTROL) or not experiment.keep_going:
+        raise ConfigError(f"arm {variant.label!r}: {error} (keep_going: true leaves such arms out)") from error
+    return str(error)
 
 
 class Course:
@@ -188,7 +195,7 @@ class Course:
         try:
             warm_up(self._bench, self._workload, batch, variant)
         except DovetailError as error:
-            self._note_failure(variant, error)
+            self.failures[variant] = failure_of(variant, error, self._bench.experiment)
 
     def run(self, round_: Round, on_turn: OnTurn) -> bool:
         """Runs what is missing of a round. Returns whether something was."""
@@ -203,13 +210,8 @@ class Course:
         try:
             return run_turn(self._bench, self._workload, round_.batch, turn, round_.attempt)
         except DovetailError as error:
-            self._note_failure(variant, error)
+            self.failures[variant] = failure_of(variant, error, self._bench.experiment)
             return FinishedTurn(variant.arm, variant.length, *round_.key(turn)[:4], failure=str(error))
-
-    def _note_failure(self, variant: Variant, error: DovetailError) -> None:
-        if variant.arm in (BASELINE, CONTROL) or not self._bench.experiment.keep_going:
-            raise ConfigError(f"arm {variant.label!r}: {error} (keep_going: true leaves such arms out)") from error
-        self.failures[variant] = str(error)
 
     def measured(self) -> Measured:
         """What counts of what has finished."""

@@ -8,9 +8,8 @@ draws, since requests in flight together share whatever happens meanwhile. Value
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from dovetail.commands.checks import nearest
 from dovetail.contracts.errors import ConfigError
@@ -20,6 +19,7 @@ from dovetail.spec_decode.experiments.families import (
     Decision,
     Judged,
     Verdict,
+    ask_mean,
     judge_together,
     not_judged,
     smallest_alpha,
@@ -122,7 +122,7 @@ def compare_speed(records: Sequence[RequestRecord], resampler: Resampler, baseli
     logs = {question: question.logs(found) for question in [*wanted, *pairs]}
     judged = {q: q.group for q in logs if logs[q] and q.key[1] != CONTROL and _repeated(q, logs) is None}
     finest = resampler.finest(smallest_alpha(judged, PRIMARY))
-    asks: dict[_Question, Ask] = {q: partial(_ask, finest, tuple(own.values())) for q, own in logs.items() if own}
+    asks: dict[_Question, Ask] = {q: ask_mean(finest, tuple(own.values())) for q, own in logs.items() if own}
     verdicts = judge_together({q: asks[q] for q in judged}, judged, PRIMARY)
     for question in logs:
         twin = _repeated(question, logs)
@@ -195,10 +195,6 @@ def _repeated(question: _Question, logs: Mapping[_Question, Mapping[int, float]]
     return twin if is_same and own else None
 
 
-def _ask(resampler: Resampler, logs: Sequence[float], level: float) -> Estimate:
-    return resampler.mean(logs, level=level)
-
-
 def _by_category(
     records: Sequence[RequestRecord],
     found: Mapping[Key, Sequence[RequestRecord]],
@@ -211,7 +207,7 @@ def _by_category(
             question = _Question(PER_REQUEST, key, _against(key, baseline), category=category)
             logs = question.logs(found) if question.key != question.against else {}
             if logs:
-                yield _speed(question, found, not_judged(partial(_ask, resampler, tuple(logs.values()))))
+                yield _speed(question, found, not_judged(ask_mean(resampler, tuple(logs.values()))))
 
 
 def _speed(question: _Question, found: Mapping[Key, Sequence[RequestRecord]], judged: Judged) -> Speed:
@@ -268,18 +264,19 @@ def _rate(records: Sequence[RequestRecord]) -> float | None:
     return sum(len(r.token_ids) for r in records) / max(r.e2e for r in records)
 
 
-def _mean_itl(records: Sequence[RequestRecord]) -> float | None:
-    itls = [itl for r in records if (itl := r.itl) is not None]
-    return sum(itls) / len(itls) if itls else None
-
-
 _VALUES: Mapping[str, Callable[[Sequence[RequestRecord]], float | None]] = {
     PRIMARY: _rate,
     PER_REQUEST: lambda records: sum(len(r.token_ids) for r in records) / sum(r.e2e for r in records),
     "e2e": lambda records: sum(r.e2e for r in records) / len(records),
-    "itl": _mean_itl,
+    "itl": lambda records: mean_known(r.itl for r in records),
     "ttft": lambda records: sum(r.ttft for r in records) / len(records),
 }
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail import LLMEngine, SamplingParams
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments.arms import Variant
 from dovetail.spec_decode.experiments.journal import Journal
 from dovetail.spec_decode.experiments.load.plan import Arrival, LoadPoint
 from dovetail.spec_decode.experiments.load.records import FinishedSegment, LoadKey, LoadRecord
-from dovetail.spec_decode.experiments.measuring import OnTurn, TimeLimit
+from dovetail.spec_decode.experiments.measuring import OnTurn, TimeLimit, failure_of
 from dovetail.spec_decode.experiments.plan import Turn, make_turns
 from dovetail.spec_decode.experiments.run import Bench, Finished, Workload, request_seeds
-from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
 
 @dataclass(frozen=True)
@@ -136,9 +135,7 @@ class LoadCourse:
         try:
             found = self._serve(variant, turn, arrivals)
         except DovetailError as error:
-            if variant.arm in (BASELINE, CONTROL) or not self._bench.experiment.keep_going:
-                raise ConfigError(f"arm {variant.label!r}: {error} (keep_going: true leaves such arms out)") from error
-            self.failures[variant] = str(error)
+            self.failures[variant] = failure_of(variant, error, self._bench.experiment)
             return FinishedSegment(*place, failure=str(error))
         return FinishedSegment(
             *place, [self._record(point, turn, one, own) for one, own in zip(arrivals, found, strict=True)]

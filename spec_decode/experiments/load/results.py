@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -22,13 +21,14 @@ from dovetail.spec_decode.experiments.families import (
     Ask,
     Judged,
     Verdict,
+    ask_mean,
     judge_together,
     not_judged,
     smallest_alpha,
 )
 from dovetail.spec_decode.experiments.load.records import LoadKey, LoadRecord, by_load_key
 from dovetail.spec_decode.experiments.schema import CONTROL, LevelsSection
-from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, geometric_mean, log_ratios
+from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, geometric_mean, log_ratios, mean_known
 
 LOAD_METRICS: Mapping[str, str] = {
     "ttft": "seconds from a request's arrival to its first token, mean over the segment",
@@ -163,14 +163,9 @@ def _by_turn(records: Sequence[LoadRecord]) -> _Turns:
     return turns
 
 
-def _mean_itl(records: Sequence[LoadRecord]) -> float | None:
-    itls = [itl for record in records if (itl := record.itl) is not None]
-    return statistics.mean(itls) if itls else None
-
-
 _VALUES: Mapping[str, Callable[[Sequence[LoadRecord]], float | None]] = {
     "ttft": lambda records: statistics.mean(r.ttft for r in records),
-    "itl": _mean_itl,
+    "itl": lambda records: mean_known(r.itl for r in records),
     "e2e": lambda records: statistics.mean(r.e2e for r in records),
     "tokens/s": lambda records: sum(r.tokens for r in records) / max(r.finished for r in records),
 }
@@ -194,19 +189,15 @@ def _speeds(
             logs[metric, key] = tuple(log_ratios(*sides, is_rate=metric == "tokens/s").values())
     groups = {question: question[0] for question, own in logs.items() if own and question[1][1] != CONTROL}
     finest = resampler.finest(smallest_alpha(groups, PRIMARY))
-    asks: dict[_Question, Ask] = {question: partial(_ask, finest, logs[question]) for question in groups}
+    asks: dict[_Question, Ask] = {question: ask_mean(finest, logs[question]) for question in groups}
     judged = judge_together(asks, groups, PRIMARY)
-    judged |= {q: not_judged(partial(_ask, resampler, own)) for q, own in logs.items() if own and q not in groups}
+    judged |= {q: not_judged(ask_mean(resampler, own)) for q, own in logs.items() if own and q not in groups}
     return [
         _speed(metric, key, against, found, judged[metric, key])
         for metric in LOAD_METRICS
         for key, against in pairs.items()
         if (metric, key) in judged
     ]
-
-
-def _ask(resampler: Resampler, logs: Sequence[float], level: float) -> Estimate:
-    return resampler.mean(logs, level=level)
 
 
 def _speed(
