@@ -38,6 +38,11 @@ class LaterTurn(Prompt):
     """Index of the prompt that began it."""
 
 
+def conversation_of(prompt: Prompt) -> int:
+    """Index of the prompt that began its conversation, which may be its own."""
+    return prompt.conversation if isinstance(prompt, LaterTurn) else prompt.index
+
+
 @dataclass(frozen=True)
 class DataSet:
     """The chosen prompts of a data set."""

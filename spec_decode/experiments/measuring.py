@@ -14,6 +14,7 @@ from itertools import groupby
 from dovetail.commands.machine import NOISE_LIMIT, Span
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.spec_decode.experiments.arms import Variant
+from dovetail.spec_decode.experiments.datasets import conversation_of
 from dovetail.spec_decode.experiments.journal import FinishedTurn, Journal, TurnKey
 from dovetail.spec_decode.experiments.plan import Turn, make_groups, make_turns
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
@@ -120,7 +121,8 @@ class Course:
     def _plan(self, batch: int) -> list[list[Round]]:
         """Rounds by repetition."""
         bench, experiment = self._bench, self._bench.experiment
-        groups = make_groups(len(self._workload.prompts), batch, experiment.seed)
+        prompts = self._workload.prompts
+        groups = make_groups(len(prompts), batch, experiment.seed, list(map(conversation_of, prompts)))
         turns = make_turns(bench.variants, groups, experiment.repetitions, experiment.order, experiment.seed + batch)
         rounds = [Round(batch, list(own)) for _, own in groupby(turns, lambda turn: (turn.repetition, turn.group))]
         return [list(own) for _, own in groupby(rounds, lambda round_: round_.repetition)]
@@ -132,11 +134,18 @@ class Course:
             for batch, planned in self._planned.items():
                 # The same prompts come anew, and would meet their own answers.
                 self._bench.forget_finished()
+                before: set[int] = set()
                 for round_ in planned[repetition]:
-                    if self._is_decided(batch):
+                    conversations = self._conversations(round_)
+                    # A conversation counts with all its turns.
+                    if not before & conversations and self._is_decided(batch):
                         break
                     yield round_
+                    before = conversations
                 yield from self._again(planned[repetition])
+
+    def _conversations(self, round_: Round) -> set[int]:
+        return {conversation_of(self._workload.prompts[place]) for turn in round_.turns for place in turn.prompts}
 
     def _is_decided(self, batch: int) -> bool:
         if self._decide is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, cycle, islice, zip_longest
 from typing import Generic, Literal, TypeVar
 
 from dovetail.spec_decode.experiments.schema import Experiment
@@ -24,16 +25,32 @@ class Turn(Generic[T]):
     """Places in the data set."""
 
 
-def make_groups(num_prompts: int, batch_size: int, seed: int) -> list[tuple[int, ...]]:
-    """Prompts that are in flight together: `batch_size` each, mixed by seed. A rest that fills no group is filled up
-    from the beginning, so that every group has the same load."""
-    places = list(range(num_prompts))
-    random.Random(seed).shuffle(places)
-    count = -(-num_prompts // batch_size)
-    return [
-        tuple(places[(group * batch_size + index) % num_prompts] for index in range(batch_size))
-        for group in range(count)
-    ]
+def make_groups(
+    num_prompts: int, batch_size: int, seed: int, conversations: Sequence[int] | None = None
+) -> list[tuple[int, ...]]:
+    """Prompts that are in flight together: `batch_size` each, mixed by seed. A rest that fills no group is filled up,
+    so that every group has the same load.
+
+    Args:
+        conversations: of each prompt, where some are later turns of others. As many conversations as a group has
+            prompts share groups with each other and with nobody else, so that what their turns have in common stays
+            in these groups; a rest is filled up from them, if there are enough. Without: each prompt is alone.
+    """
+    turns: dict[int, list[int]] = {}
+    for place in range(num_prompts):
+        turns.setdefault(place if conversations is None else conversations[place], []).append(place)
+    mixed = list(turns.values())
+    random.Random(seed).shuffle(mixed)
+    everybody = [place for own in mixed for place in own]
+    groups = []
+    for start in range(0, len(mixed), batch_size):
+        by_turn = zip_longest(*mixed[start : start + batch_size])
+        together = [place for row in by_turn for place in row if place is not None]
+        for first in range(0, len(together), batch_size):
+            group = together[first : first + batch_size]
+            others = [place for place in dict.fromkeys([*together, *everybody]) if place not in group]
+            groups.append(tuple(islice(chain(group, cycle(others or group)), batch_size)))
+    return groups
 
 
 def make_turns(

@@ -131,6 +131,17 @@ def by_conversation(records: Sequence[RequestRecord]) -> dict[int, list[RequestR
     return found
 
 
+def clusters_of_groups(records: Sequence[RequestRecord]) -> dict[int, int]:
+    """By group of prompts, the first of those that hold other turns of the same conversations, or itself: turns of a
+    conversation are alike, so that these groups are one observation."""
+    clusters = {record.group: record.group for record in records}
+    for own in by_conversation(records).values():
+        if len({record.prompt for record in own}) > 1:
+            joined = {clusters[record.group] for record in own}
+            clusters = {group: min(joined) if of in joined else of for group, of in clusters.items()}
+    return clusters
+
+
 def by_prompt(records: Sequence[RequestRecord]) -> dict[int, list[RequestRecord]]:
     """Records by prompt, each prompt's in the order in which they ran."""
     found: dict[int, list[RequestRecord]] = {}

@@ -2,7 +2,8 @@
 
 A ratio compares one group of prompts in an arm with the same group in the baseline, in the same repetition; it is
 turned so that more than 1 is better. Its logarithm is averaged over repetitions, and groups are what the bootstrap
-draws, since requests in flight together share whatever happens meanwhile. Values shown are geometric means.
+draws, since requests in flight together share whatever happens meanwhile. Groups that hold turns of the same
+conversations are averaged as well, and count as one. Values shown are geometric means.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dovetail.commands.checks import nearest
 from dovetail.contracts.errors import ConfigError
@@ -24,7 +26,7 @@ from dovetail.spec_decode.experiments.families import (
     not_judged,
     smallest_alpha,
 )
-from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
+from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant, clusters_of_groups
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
 
 METRICS: Mapping[str, str] = {
@@ -237,11 +239,12 @@ def _pair(question: _Question, judged: Judged) -> Pair:
     return Pair(*question.key, *question.against[1:], judged.ratio, unadjusted=judged.unadjusted, **decision)
 
 
-def log_ratios(
-    base: Mapping[tuple[int, int], float], own: Mapping[tuple[int, int], float], *, is_rate: bool
-) -> dict[int, float]:
-    """By group, the mean over repetitions of log(own / base), turned for times so that more is better. Values are
-    by (group, repetition); those that lack on either side are left out."""
+Turn = TypeVar("Turn", bound=tuple[int, ...])
+
+
+def log_ratios(base: Mapping[Turn, float], own: Mapping[Turn, float], *, is_rate: bool) -> dict[int, float]:
+    """By what is independent (the first number of a turn), the mean of log(own / base) over its turns, turned for times
+    so that more is better. Turns that lack on either side are left out."""
     by_group: dict[int, list[float]] = {}
     for turn in base:
         if turn in own:
@@ -250,12 +253,16 @@ def log_ratios(
     return {group: sum(logs) / len(logs) for group, logs in by_group.items()}
 
 
-def values_by_turn(records: Sequence[RequestRecord], metric: str, category: str | None) -> dict[tuple[int, int], float]:
-    """One metric's value by (group, repetition); groups that have none are left out."""
-    turns: dict[tuple[int, int], list[RequestRecord]] = {}
+def values_by_turn(
+    records: Sequence[RequestRecord], metric: str, category: str | None
+) -> dict[tuple[int, int, int], float]:
+    """One metric's value by (cluster, group, repetition); groups that have none are left out. A cluster is a group, or
+    those that hold turns of the same conversations."""
+    clusters = clusters_of_groups(records)
+    turns: dict[tuple[int, int, int], list[RequestRecord]] = {}
     for record in records:
         if category is None or record.category == category:
-            turns.setdefault((record.group, record.repetition), []).append(record)
+            turns.setdefault((clusters[record.group], record.group, record.repetition), []).append(record)
     values = {turn: _VALUES[metric](own) for turn, own in turns.items()}
     return {turn: value for turn, value in values.items() if value is not None and value > 0}
 

@@ -35,7 +35,8 @@ def speed_section(compared: Compared, label: Label) -> Section:
 def _notes(baseline: str, *, is_plain: bool) -> Iterator[str]:
     yield (
         f"Ratios to {baseline}, more than 1 is faster; geometric means over groups of prompts, each group paired with"
-        " itself in the same repetition. Intervals: bootstrap-t over groups (the mean over repetitions of each)."
+        " itself in the same repetition. Intervals: bootstrap-t over groups (the mean over repetitions of each; groups"
+        " with turns of the same conversations are one)."
         f" No interval with fewer than {MIN_GROUPS} groups."
     )
     yield (

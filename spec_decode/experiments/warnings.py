@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dovetail.spec_decode.experiments.acceptance import Acceptance, learned_rates, meetings
 from dovetail.spec_decode.experiments.arms import Setup
 from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
+from dovetail.spec_decode.experiments.datasets import conversation_of
 from dovetail.spec_decode.experiments.equality import Equality
 from dovetail.spec_decode.experiments.judging import WIDE_TIE_GAP
 from dovetail.spec_decode.experiments.load.results import LoadReport
@@ -31,11 +32,13 @@ def run_warnings(
         if item.category is None and item.drafted == 0:
             label = f"{setup.label(item.arm, item.length)}, batch {item.batch}"
             yield f"{label}: nothing was drafted; its speed is that of plain decoding with the drafter's overhead."
+    # Turns of one conversation are no independent prompts.
+    num_independent = len(set(map(conversation_of, workload.prompts)))
     for batch in experiment.grid.batch_sizes:
-        groups = -(-len(workload.prompts) // batch)
+        groups = -(-num_independent // batch)
         if groups < MIN_GROUPS:
             yield (
-                f"batch {batch}: {len(workload.prompts)} prompts make {groups} groups, too few for an interval"
+                f"batch {batch}: {num_independent} prompts make {groups} groups, too few for an interval"
                 f" (at least {MIN_GROUPS}): give {MIN_GROUPS * batch} prompts or more"
             )
     if not experiment.sampling.ignore_eos and len({len(record.token_ids) for record in measured.requests}) > 1:

@@ -41,3 +41,18 @@ def test_the_order_is_drawn_anew_and_repeats_with_its_seed() -> None:
     rounds = [tuple(orders[0][start : start + 6]) for start in range(0, 36, 6)]
     assert rounds[1] == rounds[0][::-1]
     assert rounds[2] not in rounds[:2]
+
+
+@given(turns=st.lists(st.integers(1, 3), min_size=1, max_size=20), batch=st.integers(1, 6), seed=st.integers(0, 9))
+def test_turns_of_a_conversation_share_groups_with_few_others(turns: list[int], batch: int, seed: int) -> None:
+    conversations = [index for turn in range(3) for index, count in enumerate(turns) if turn < count]
+    groups = make_groups(len(conversations), batch, seed, conversations)
+    assert {place for group in groups for place in group} == set(range(len(conversations)))
+    assert {len(group) for group in groups} == {batch}
+    met: dict[int, set[int]] = {}
+    full = (len(turns) // batch) * batch
+    for group in groups:
+        for place in group:
+            met.setdefault(conversations[place], set()).update(conversations[place] for place in group)
+    if full == len(turns):
+        assert all(len(others) == batch for others in met.values())
