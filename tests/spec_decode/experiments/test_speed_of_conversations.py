@@ -19,7 +19,7 @@ RESAMPLER = Resampler(0)
 
 def measured(gains: Array, batch: int = 1) -> list[RequestRecord]:
     """Requests of plain, and of an arm whose logarithms of the speed-up are [conversations, turns]."""
-    count, turns = gains.shape
+    count = len(gains)
     conversations = [place % count for place in range(gains.size)]
     records = []
     for group, places in enumerate(make_groups(gains.size, batch, 0, conversations)):
@@ -28,8 +28,10 @@ def measured(gains: Array, batch: int = 1) -> list[RequestRecord]:
                 turn, first = divmod(place, count)
                 last = math.exp(-gains[first, turn]) if arm == "a" else 1.0
                 key = arm, None, batch, 0, group, place
-                later = {"turn": turn, "first_prompt": first if turn else None}
-                records.append(RequestRecord(*key, "all", [1, 2], [last / 2, last], 0, 0, [], "", **later))
+                times, begun_by = [last / 2, last], first if turn else None
+                records.append(
+                    RequestRecord(*key, "all", [1, 2], times, 0, 0, [], "", turn=turn, first_prompt=begun_by)
+                )
     return records
 
 
