@@ -12,9 +12,11 @@ from dovetail.attention_backends.flash.backend import FlashBackend, FlashOptions
 from dovetail.attention_backends.flash.libraries import Attention, DeviceLengths, kind_of
 from dovetail.attention_backends.flash.plan import PagedLengths
 from dovetail.attention_backends.paged_triton.backend import Kind, PagedTritonBackend, Pass, Step
+from dovetail.attention_backends.paged_triton.configs import KernelConfig
 from dovetail.attention_backends.paged_triton.plan import Rows
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.plugin import Environment
+from dovetail.nn.host_copies import on_device
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,12 @@ class FlashPrefillBackend(PagedTritonBackend):
         for layer in {kind_of(layer): layer for layer in layers}.values():
             self._attention.plan(layer, lengths)
         is_run = int(tokens[-1]) - int(tokens[0]) + 1 == len(tokens)
-        places = slice(int(tokens[0]), int(tokens[-1]) + 1) if is_run else torch.from_numpy(tokens).to(device)
+        places = slice(int(tokens[0]), int(tokens[-1]) + 1) if is_run else on_device(tokens, device)
         return LibraryPass(self._attention, places, lengths, block_size)
+
+    def configs(self, kind: Kind) -> list[KernelConfig]:
+        """Without the tiles of prompts, which only graphs have here, and these compile what they need."""
+        return [config for config in super().configs(kind) if config.kind != "prefill"]
 
     def _create_attention(self, options: FlashOptions, setup: AttentionSetup) -> Attention:
         return create_attention(options, setup)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -81,7 +81,8 @@ class TilePass(Pass):
 
     launcher: Launcher
     config: KernelConfig
-    tokens_per_tile: int
+    most_tokens: int
+    """Of a tile: what it holds, or the longest query of the step where that is shorter."""
     num_items: int
     """In a step for a graph a bound that does not depend on lengths; some have nothing to do then."""
     num_merges: int
@@ -93,7 +94,7 @@ class TilePass(Pass):
         """One launch, and one more where tiles are in parts."""
         self.launcher.attend(layer, query, kv_cache, output, self.arrays, self.config, self.num_items)
         if self.num_merges:
-            self.launcher.merge(layer, output, self.merges, self.arrays, self.tokens_per_tile, self.num_merges)
+            self.launcher.merge(layer, output, self.merges, self.arrays, self.most_tokens, self.num_merges)
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,10 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         self._table_room = -(-(setup.max_model_len + _DRAFT_ROOM) // setup.block_size) * setup.max_num_seqs
         self._arrays = self._create_arrays(device)
         self._passes: dict[Kind, list[Pass]] = {}
-        self._launched: set[tuple[str, KernelConfig]] = set()
+        self._compiled: set[int] = set()
+        """Layers of which every kernel was launched."""
         with torch.inference_mode(False):
+            self._no_items = torch.zeros(1, 8, dtype=torch.int32, device=device)
             self._partials, self._sums = self._create_partials(device)
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
@@ -224,9 +227,25 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if len(query) == 0:
             return output
+        if layer.layer_id not in self._compiled:
+            self._compile(layer, query, kv_cache, output)
         for rows in self._passes[self._kind_of[layer.layer_id]]:
             rows.attend(layer, query, kv_cache, output)
         return output
+
+    def _compile(
+        self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """Launches each kernel that a later step can need, with nothing to do: the first launch compiles, which must
+        not wait for the first request that is as long, or shares a prefix."""
+        self._compiled.add(layer.layer_id)
+        kind = self._kind_of[layer.layer_id]
+        arrays = replace(self._launch_arrays(f"short{self._kinds.index(kind)}"), items=self._no_items)
+        configs = self.configs(kind)
+        for config in configs:
+            self._launcher.attend(layer, query, kv_cache, output, arrays, config, 1)
+        if any(self._can_cut(kind, config.block_m // kind.group) for config in configs):
+            self._launcher.merge(layer, output, self._no_items, arrays, 1, 1)
 
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values of single tokens; all sources are read first."""
@@ -260,20 +279,27 @@ class PagedTritonBackend(MovesSlots, RotatesAndWrites):
         if batch.is_for_graph:
             num_tiles = max_tiles(rows, tokens_per_tile)
             num_items, num_merges = num_tiles + most_extra, self._most_merges(kind, num_tiles, tokens_per_tile, name)
-        # The first launch compiles, which must not wait for the first long sequence that is served.
-        elif num_merges == 0 and (name, config) not in self._launched and self._can_cut(kind, tokens_per_tile):
-            num_merges = 1
-        self._launched.add((name, config))
         self._send_items(found, name, num_items, num_merges)
         return TilePass(
             self._launcher,
             config,
-            tokens_per_tile,
+            min(tokens_per_tile, batch.max_query_len),
             num_items,
             num_merges,
             self._launch_arrays(name),
             self._arrays.device[f"merges_{name}"],
         )
+
+    def configs(self, kind: Kind) -> list[KernelConfig]:
+        """The tile sizes that steps can have; a backend that has prompts computed otherwise overrides it."""
+        group = kind.group
+        if self.setup.batch_invariant:
+            return [self._launcher.config("verify", MAX_SHORT * group, group)]
+        found = [self._launcher.config("decode", group, group)]
+        found += [self._launcher.config("verify", tokens * group, group) for tokens in range(2, MAX_SHORT + 1)]
+        if self.setup.max_num_batched_tokens > MAX_SHORT:
+            found.append(self._launcher.config("prefill", 0, group))
+        return list(dict.fromkeys(found))
 
     def _config(self, batch: AttentionBatch, kind: Kind, *, is_long: bool, shares: bool) -> KernelConfig:
         """Tile sizes. Tiles over shared keys are large, except in graphs, which serve steps without any as well."""

@@ -266,12 +266,12 @@ class Launcher:
         output: torch.Tensor,
         merges: torch.Tensor,
         arrays: Arrays,
-        tokens_per_tile: int,
+        most_tokens: int,
         num_merges: int,
     ) -> None:
-        """Puts the parts of tiles together whose keys were cut."""
+        """Puts the parts of tiles together whose keys were cut. `most_tokens`: of a tile, at most."""
         group = layer.num_heads // layer.num_kv_heads
-        merge_parts[(tokens_per_tile * group, layer.num_kv_heads, num_merges)](
+        merge_parts[(most_tokens * group, layer.num_kv_heads, num_merges)](
             output,
             merges,
             arrays.partials,

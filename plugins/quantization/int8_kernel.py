@@ -11,7 +11,7 @@ import triton.language as tl
 from dovetail.nn.triton_launch import FP_FUSION, Launch
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def int8_linear_kernel(
     out,
     x,
@@ -25,7 +25,8 @@ def int8_linear_kernel(
     DEPTH: tl.constexpr,
 ):
     """One tile of `out`; everything contiguous. It is computed turned: weights, widened in registers, are the left
-    factor, which needs not be in shared memory. The scale of an output feature is applied to its sum."""
+    factor, which needs not be in shared memory. The scale of an output feature is applied to its sum. One kernel for
+    any number of rows: a prompt of another length must not compile while it is served."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inner = tl.arange(0, DEPTH)
@@ -71,7 +72,7 @@ def tile_sizes(num_rows: int, element_size: int) -> Mapping[str, int]:
 def launches(dtype: str = "bf16") -> list[Launch]:
     """Every height of tiles for a large model, with activations of `dtype` ("bf16", "fp16", "fp32"): for compiling
     them where there is no GPU."""
-    signature = dict.fromkeys(("num_rows", "in_features", "out_features"), "i32:16")
+    signature = dict.fromkeys(("in_features", "out_features"), "i32:16") | {"num_rows": "i32"}
     signature |= {"out": f"*{dtype}", "x": f"*{dtype}", "weights": "*i8", "scales": "*fp32"}
     made = []
     for num_rows in (16, 64) if dtype == "fp32" else (16, 32, 64, 128):

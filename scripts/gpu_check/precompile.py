@@ -20,12 +20,16 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 import attention
+import quantization
 import torch
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend, RotatingBlockSparse
 from dovetail.attention_backends.paged_triton import backend as paged_triton
-from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.paged_triton.backend import MAX_SHORT, PagedTritonBackend
 from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.plugins.quantization import int8_kernel
+from dovetail.plugins.quantization.int4.method import _Packed
+from dovetail.plugins.quantization.w8a8.fused import quantize_rows, scale_products
 from dovetail.testing.attention_cases import make_batch
 from dovetail.testing.kernel_compiles import compiled_launches
 
@@ -37,7 +41,7 @@ Job = Callable[[], object]
 
 def jobs() -> list[tuple[str, Job]]:
     """In the order in which the parts want them; each is a process's work."""
-    return [*operator_jobs(), *speed_jobs(), *attention_jobs()]
+    return [*operator_jobs(), *speed_jobs(), *attention_jobs(), *quantization_jobs()]
 
 
 def attention_jobs() -> Iterator[tuple[str, Job]]:
@@ -76,7 +80,7 @@ def speed_jobs() -> Iterator[tuple[str, Job]]:
     for kv_dtype in ("bfloat16", "float8_e4m3fn"):
         for what, requests in (
             ("decode", [(2047, 1)] * 2),
-            ("verify", [(2043, 5)] * 2),
+            *((f"verify {tokens}", [(2047, tokens)] * 2) for tokens in (2, 5, MAX_SHORT)),
             ("prefill", [(0, 2048)]),
         ):
             yield f"{what} {kv_dtype}", lambda kv=kv_dtype, rows=requests: launch_step(kv, rows)  # type: ignore[misc]
@@ -96,6 +100,37 @@ def launch_step(kv_dtype: str, requests: list[tuple[int, int]]) -> None:
     for inputs in ((query, key, value), tuple(part.contiguous() for part in (query, key, value))):
         made.forward(setup.layers[0], *inputs, cache)
         made.rotate_and_forward(setup.layers[0], *inputs, cos, sin, cache)
+
+
+def quantization_jobs() -> Iterator[tuple[str, Job]]:
+    """Each method's kernels, in the sizes of the part `quantization`."""
+    dtype, out_features, in_features = torch.bfloat16, 4096, 14336
+    for rows in quantization.ROWS:
+        x = torch.zeros(rows, in_features, dtype=dtype)
+        yield (
+            f"int8 {rows}",
+            lambda x=x: int8_kernel.multiplied(  # type: ignore[misc]
+                x, torch.zeros(out_features, in_features, dtype=torch.int8), torch.ones(out_features)
+            ),
+        )
+        yield f"int4 {rows}", lambda x=x: four_bits(out_features, in_features).multiplied(x)  # type: ignore[misc]
+    yield "w8a8 and fp8", lambda: launch_eight_bits(dtype, out_features, in_features)
+
+
+def four_bits(out_features: int, in_features: int) -> _Packed:
+    groups = in_features // quantization.GROUP
+    scales, zeros = torch.zeros(2, groups, out_features, dtype=torch.float16)
+    nibbles = torch.zeros(out_features, in_features // 2, dtype=torch.uint8)
+    return _Packed(nibbles, scales, zeros, quantization.GROUP)
+
+
+def launch_eight_bits(dtype: torch.dtype, out_features: int, in_features: int) -> None:
+    x = torch.zeros(2, in_features, dtype=dtype)
+    quantize_rows(x, torch.float8_e4m3fn, 448.0, 1e-30)
+    _, row_scales = quantize_rows(x, torch.int8, 127.0, 1e-30)
+    products, column_scales = torch.zeros(2, out_features, dtype=torch.int32), torch.ones(out_features)
+    for bias in (None, torch.zeros(out_features, dtype=dtype)):
+        scale_products(products, row_scales, column_scales, bias, dtype)
 
 
 def operator_jobs() -> Iterator[tuple[str, Job]]:
@@ -127,6 +162,7 @@ def fill(index: int, arch: int) -> tuple[str, int, int, float]:
     """One job: its name, kernels compiled and found, and seconds of a core, its compilers' among them."""
     torch.set_num_threads(1)
     attention.DEVICE = "cpu"
+    attention.launch_steps_only()
     paged_triton.device_facts = lambda device: (MULTIPROCESSORS, arch)
     name, job = jobs()[index]
     before = os.times()

@@ -299,7 +299,7 @@ def test_where_keys_end_is_found_once_a_step(monkeypatch):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """(kernel, grid) of each launch, in place of the launch."""
+    """(kernel, grid, rows of a tile) of each launch, in place of the launch."""
     pytest.importorskip("triton")
     from dovetail.attention_backends.paged_triton import launch
 
@@ -310,7 +310,7 @@ def launches(monkeypatch):
             self.name = name
 
         def __getitem__(self, grid):
-            return lambda *arguments, **constants: found.append((self.name, grid))
+            return lambda *arguments, **constants: found.append((self.name, grid, constants.get("BLOCK_M")))
 
     for name in ("attend", "merge_parts", "write_pages"):
         monkeypatch.setattr(launch, name, Recorded(name))
@@ -327,6 +327,13 @@ def forward(backend, batch):
     backend.forward(layer, *inputs, torch.zeros(backend.kv_cache_shape(2)))
 
 
+def started(backend, launches):
+    """After the first step, which launches every kernel for the compiler's sake."""
+    forward(backend, make_batch([([1], 0, 1)], backend.setup))
+    launches.clear()
+    return backend
+
+
 def small_setup(max_tokens=64, **layer):
     layer = {"num_heads": 4, "num_kv_heads": 1, "head_size": 16, "scale": 1.0, **layer}
     spec = KVSpec(num_kv_heads=1, head_size=16, dtype="float32")
@@ -341,10 +348,10 @@ def small_setup(max_tokens=64, **layer):
 def test_a_graph_merges_parts_only_where_keys_can_be_cut(launches, window, is_invariant, num_merges):
     """It serves steps of any lengths; a window of few keys is never cut, whatever they are, but into runs."""
     setup = replace(small_setup(window=window), batch_invariant=is_invariant)
-    backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
+    backend = started(PagedTritonBackend(PagedTritonBackend.Options(), setup), launches)
     batch = replace(make_batch([([1] * 2, 20, 21)], setup), is_for_graph=True)
     forward(backend, batch)
-    assert [name for name, _ in launches].count("merge_parts") == num_merges
+    assert [name for name, *_ in launches].count("merge_parts") == num_merges
 
 
 def test_a_step_whose_keys_are_in_one_piece_merges_nothing(launches):
@@ -353,20 +360,47 @@ def test_a_step_whose_keys_are_in_one_piece_merges_nothing(launches):
     backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
     for _ in range(3):
         forward(backend, make_batch([([1] * 2, 20, 21)], setup))
-    assert [name for name, _ in launches].count("merge_parts") == 1
+    assert [name for name, *_ in launches].count("merge_parts") == 1
     forward(backend, make_batch([([1] * 200, 3000, 3001)], setup))
-    assert [name for name, _ in launches].count("merge_parts") == 2
+    assert [name for name, *_ in launches].count("merge_parts") == 2
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_a_graph_merges_no_rows_that_its_queries_cannot_have(launches, num_drafts):
+    """A tile of 16 rows holds 4 tokens of 4 query heads, and a decode step fills one: of 256 requests, 256 * 4 rows."""
+    setup = replace(small_setup(max_tokens=2048), max_num_seqs=256)
+    backend = started(PagedTritonBackend(PagedTritonBackend.Options(), setup), launches)
+    new = 1 + num_drafts
+    batch = make_batch([([1] * 10, 100, 100 + new)] * 256, setup)
+    forward(backend, replace(batch, is_for_graph=True))
+    [grid] = [grid for name, grid, _ in launches if name == "merge_parts"]
+    assert grid[0] == 4 * new
+    assert grid[2] >= 256
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_the_first_step_launches_tiles_of_every_height(launches, is_invariant):
+    """Steps of all lengths, alone and behind a common prefix, need none that it had not."""
+    setup = replace(small_setup(max_tokens=256), batch_invariant=is_invariant)
+    backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
+    forward(backend, make_batch([([1] * 16, 0, 256)], setup))
+    first = {(name, rows) for name, _, rows in launches}
+    launches.clear()
+    for new in (*range(1, 41), 200):
+        forward(backend, make_batch([([1] * 16, 0, new)], setup))
+    forward(backend, make_batch([([*range(1, 130), page], 2050, 2051) for page in (200, 201, 202)], setup))
+    assert {(name, rows) for name, _, rows in launches} <= first
 
 
 def test_a_step_of_any_size_can_be_launched(launches):
     """Dimensions of a grid but for the first end at 65535 (CUDA C programming guide); a group of 128 query heads leaves
     a tile to each token."""
     setup = small_setup(max_tokens=70_000, num_heads=128)
-    backend = PagedTritonBackend(PagedTritonBackend.Options(), setup)
+    backend = started(PagedTritonBackend(PagedTritonBackend.Options(), setup), launches)
     forward(backend, make_batch([([1] * 4375, 0, 70_000)], setup))
-    [grid] = [grid for name, grid in launches if name == "attend"]
+    [grid] = [grid for name, grid, _ in launches if name == "attend"]
     assert grid[0] >= 70_000
-    assert all(size <= 65_535 for _, grid in launches for size in grid[1:])
+    assert all(size <= 65_535 for _, grid, _ in launches for size in grid[1:])
 
 
 def test_prompts_of_a_graph_stay_with_the_kernels(launches):
@@ -386,15 +420,15 @@ def test_prompts_of_a_graph_stay_with_the_kernels(launches):
             return Library(setup)
 
     setup = small_setup(max_tokens=128)
-    backend = Recorded(FlashOptions(), setup)
+    backend = started(Recorded(FlashOptions(), setup), launches)
     batch = make_batch([([1] * 4, 10, 50), ([1] * 2, 20, 21)], setup)
     forward(backend, batch)
     assert calls == [((40, 4, 16), (2, BLOCK_SIZE, 1, 16), [0, 40])]
-    assert [name for name, _ in launches].count("attend") == 1
+    assert [name for name, *_ in launches].count("attend") == 1
     calls.clear()
     forward(backend, replace(batch, is_for_graph=True))
     assert calls == []
-    assert [name for name, _ in launches].count("attend") == 3
+    assert [name for name, *_ in launches].count("attend") == 3
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

@@ -49,12 +49,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return launches
 
 
-def as_triton_sees(value: Any) -> Any:
+def as_triton_sees(value: Any, is_specialized: bool) -> Any:
     """The type of an argument, or the value of one that is compiled as a constant."""
     if isinstance(value, torch.Tensor):
         return TYPES[value.dtype]
     if isinstance(value, float):
         return "fp32"
+    if not is_specialized:
+        return "i32"
     return 1 if value == 1 else "i32:16" if value % 16 == 0 else "i32"
 
 
@@ -116,6 +118,10 @@ def compare(launch: Launch, arguments: dict[str, Any]) -> None:
     options = {key: arguments.pop(key) for key in list(arguments) if key not in launch.kernel.arg_names}
     assert {**FP_FUSION, **launch.options} == options, launch.name
     constexprs = {param.name for param in launch.kernel.params if param.is_constexpr}
-    seen = {name: value if name in constexprs else as_triton_sees(value) for name, value in arguments.items()}
+    plain = {param.name for param in launch.kernel.params if param.do_not_specialize}
+    seen = {
+        name: value if name in constexprs else as_triton_sees(value, name not in plain)
+        for name, value in arguments.items()
+    }
     declared = {name: launch.constants.get(name, launch.signature.get(name)) for name in launch.kernel.arg_names}
     assert seen == declared, launch.name

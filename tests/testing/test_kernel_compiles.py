@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -21,6 +22,8 @@ from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.contracts.device import Graph, Work
 from dovetail.executors.gpu.host import HostDevice
 from dovetail.plugins.operators.triton.operators import TritonOperators
+from dovetail.plugins.quantization import int8_kernel
+from dovetail.plugins.quantization.int4.method import _Packed
 from dovetail.testing.kernel_compiles import CompiledKernel, CompiledLaunches, compiled_launches
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -104,6 +107,29 @@ def test_an_engine_compiles_nothing_after_its_warm_up(
     assert launches.compiled == len(first)
     assert max(kernel.shared_bytes for kernel in first) <= SHARED_LIMIT
     assert len(first) <= 12
+
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 112, 128, 129, 250)
+HEIGHTS = 4
+
+
+def test_a_prompt_of_any_length_needs_one_int8_kernel_a_height(cache: Path) -> None:
+    weights, scales = torch.zeros(64, 256, dtype=torch.int8), torch.ones(64)
+    with compiled_launches(90, execute=False) as launches:
+        for num_rows in LENGTHS:
+            int8_kernel.multiplied(torch.zeros(num_rows, 256, dtype=torch.bfloat16), weights, scales)
+    assert len(launches.kernels) == HEIGHTS
+
+
+def test_a_prompt_of_any_length_needs_one_int4_kernel_a_height(cache: Path) -> None:
+    """Two for the highest tiles, with sums in parts and without; and one that adds up parts."""
+    scales, zeros = torch.zeros(2, 16, 64, dtype=torch.float16)
+    part = _Packed(torch.zeros(64, 1024, dtype=torch.uint8), scales, zeros, 128)
+    with compiled_launches(90, execute=False) as launches:
+        for num_rows in LENGTHS:
+            part.multiplied(torch.zeros(num_rows, 2048, dtype=torch.bfloat16))
+    assert len({kernel.key for kernel in launches.kernels if kernel.name == "int4_linear_kernel"}) == HEIGHTS + 1
+    assert len({kernel.key for kernel in launches.kernels if kernel.name == "sum_parts_kernel"}) == 1
 
 
 KERNELS = """

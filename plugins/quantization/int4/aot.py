@@ -13,7 +13,7 @@ _OPTIONS = ("num_warps", "num_stages")
 def launches(dtype: str = "bf16", group_size: int = 128) -> list[Launch]:
     """Every height of tiles, with activations of `dtype` ("bf16", "fp16", "fp32"); and the sum of parts."""
     sizes = dict.fromkeys(("in_features", "out_features", "part_size"), "i32:16")
-    signature = sizes | {"x": f"*{dtype}", "weights": "*u8", "scales": "*fp16", "zeros": "*fp16", "num_rows": "i32:16"}
+    signature = sizes | {"x": f"*{dtype}", "weights": "*u8", "scales": "*fp16", "zeros": "*fp16", "num_rows": "i32"}
     made = []
     for num_rows in NUM_ROWS if dtype != "fp32" else (16, 64):
         constants = tile_sizes(num_rows, group_size, 4 if dtype == "fp32" else 2)

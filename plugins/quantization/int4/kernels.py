@@ -18,7 +18,7 @@ def _whole_numbers(nibbles, zero, dtype: tl.constexpr):
         return (nibbles.to(tl.int32) | 0x4B000000).to(dtype, bitcast=True) - (zero.to(tl.float32) + 8388608.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def int4_linear_kernel(
     out,
     x,
@@ -40,7 +40,8 @@ def int4_linear_kernel(
     hold, the first 16 are in the low nibbles and the others in the high ones, so both are multiplied by neighbours of
     x. scales and zeros are float16 [in_features / GROUP, out_features]; zeros are whole numbers. Each step takes DEPTH
     input features of one group. Tiles are turned: weights, widened in registers, are the left factor, which needs not
-    be in shared memory. Scales are applied to sums.
+    be in shared memory. Scales are applied to sums. One kernel for any number of rows: a prompt of another length must
+    not compile while it is served.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -67,7 +68,7 @@ def int4_linear_kernel(
     tl.store(out + places, total.T.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def sum_parts_kernel(out, parts, num_parts, size, BLOCK: tl.constexpr):
     """float32 [num_parts, size] -> [size], added in order."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
