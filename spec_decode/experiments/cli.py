@@ -225,6 +225,10 @@ def merge(
         Path | None, typer.Option("--output", "-o", help="Write the result to this file, as JSON.")
     ] = None,
     html_file: HTMLFile = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="ARM", help="The arm that speed is compared with; by default the reports'."),
+    ] = None,
 ) -> None:
     """Put reports of one experiment from several machines together; ratios are paired within each."""
     check_writable("--output", output)
@@ -235,7 +239,7 @@ def merge(
     from dovetail.spec_decode.experiments.saved_report import read_report
     from dovetail.spec_decode.experiments.terminal import print_sections
 
-    merged = merge_reports({str(path): read_report(path) for path in reports})
+    merged = merge_reports({str(path): read_report(path) for path in reports}, baseline)
     sections = merged_sections(merged)
     if output is not None:
         write_text("--output", output, merged_json(merged))

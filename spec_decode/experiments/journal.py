@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from io import BufferedRandom
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from dovetail.commands.checks import require
 from dovetail.commands.machine import Span
@@ -67,6 +68,8 @@ class Journal:
         """What has finished, in the order in which it ran; in earlier sessions too."""
         self.segments: dict[SegmentKey, FinishedSegment] = {}
         """Likewise, of an open-loop load."""
+        self.run = uuid4().hex
+        """What tells this run from all others; a run that goes on keeps it."""
         self._file = file
         self._sessions = list(sessions)
 
@@ -99,7 +102,7 @@ class Journal:
         if self._file is not None:
             self._file.seek(0)
             self._file.truncate()
-        self._write({"dovetail_ab_journal": FORMAT, "identity": identity})
+        self._write({"dovetail_ab_journal": FORMAT, "run": self.run, "identity": identity})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -168,6 +171,7 @@ def _read(path: Path, file: BufferedRandom, identity: Mapping[str, Any], *, resu
     file.truncate(len(whole))
     file.seek(len(whole))
     journal = Journal(file, [line["session"] for line in lines if "session" in line])
+    journal.run = lines[0].get("run", journal.run)
     journal.turns = {turn.key: turn for turn in turns}
     segments = [_decode_segment(path, i, line["segment"]) for i, line in enumerate(lines, 1) if "segment" in line]
     journal.segments = {segment.key: segment for segment in segments}

@@ -45,6 +45,8 @@ class Extent:
     """Rounds that ran again for that reason. Of both times the less disturbed counts."""
     decided: Sequence[int] | None
     """Batch sizes that ended since they were decided; None where the run did not look."""
+    run: str
+    """What tells this run from all others, however often it went on."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ class Course:
             sum(self._taken(one) > NOISE_LIMIT for one in self._all()),
             sum(len(self._times(one)) - 1 for one in self._all()),
             decided,
+            self._journal.run,
         )
 
 

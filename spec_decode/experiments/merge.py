@@ -16,19 +16,19 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import combinations
 
 from dovetail.commands.checks import require
 from dovetail.contracts.errors import ConfigError
-from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler, holm
+from dovetail.spec_decode.experiments.bootstrap import Estimate, Resampler, holm
 from dovetail.spec_decode.experiments.columns import plain
 from dovetail.spec_decode.experiments.compare import experiment_differences
-from dovetail.spec_decode.experiments.families import Verdict, exponential, judge_together, not_judged
-from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant, label_among
+from dovetail.spec_decode.experiments.families import Verdict, exponential
+from dovetail.spec_decode.experiments.records import RequestRecord, by_variant, label_among
 from dovetail.spec_decode.experiments.saved_report import SavedReport
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL
-from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, log_ratios, values_by_turn
+from dovetail.spec_decode.experiments.showing import baseline_among
+from dovetail.spec_decode.experiments.speed import METRICS, PRIMARY, Question, judge_questions, questions, repeated
 from dovetail.spec_decode.experiments.tables import Section, TableData, format_estimate
 
 FORMAT = 1
@@ -56,15 +56,18 @@ class Run:
 
 @dataclass(frozen=True)
 class MergedSpeed:
-    """One metric of one variant at one batch size, compared with the baseline of the same run."""
+    """One metric of one variant at one batch size, compared with another variant of the same run."""
 
     metric: str
     label: str
+    against: str
+    """The baseline; of a pair another arm, and of the control `plain`."""
+    is_pair: bool
     batch: int
     ratio: Estimate
     """Over all runs; more than 1 is better, `error` is that of the logarithm. Its interval agrees with the verdict."""
     adjusted_p: float | None
-    """After Holm, over all metrics, variants and batch sizes but the control."""
+    """After Holm, over all metrics, pairs, variants and batch sizes but the control."""
     verdict: Verdict
     by_run: Sequence[Estimate]
     """Of each run alone, over the same groups."""
@@ -79,30 +82,65 @@ class Merged:
     """Several reports together."""
 
     name: str
+    baseline: str
+    """The arm that others are compared with."""
     runs: Sequence[Run]
     speed: Sequence[MergedSpeed]
 
 
-def merge_reports(reports: Mapping[str, SavedReport]) -> Merged:
-    """Merges reports by name. Raises `ConfigError` for fewer than two, for those of different experiments, models or
-    prompts (with the keys that differ), and for runs that ended by what they saw."""
+def merge_reports(reports: Mapping[str, SavedReport], baseline: str | None = None) -> Merged:
+    """Merges reports by name.
+
+    Args:
+        baseline: the arm that others are compared with; None: that of the reports, which is the same in all.
+
+    Raises `ConfigError` for fewer than two reports, for those of different experiments, models or prompts (with the
+    keys that differ), for runs that ended by what they saw, for reports with data in common, and for baselines that
+    differ or that are no arm.
+    """
     require(len(reports) > 1, "one report is merged already: give two or more, of different files")
     names, first = list(reports), next(iter(reports.values()))
     for name, report in reports.items():
         if differing := list(experiment_differences(first, report, _ALLOWED)):
             raise ConfigError(f"{names[0]} and {name} are not of one experiment: {'; '.join(differing)}")
-        ended = report.provenance.extent.get("decided") is not None
+        ended = report.ended_by_itself
         require(not ended, f"{name} was run until it was decided: its number of groups depends on what they brought")
+    records = {name: report.records() for name, report in reports.items()}
     for one, other in combinations(names, 2):
-        same = reports[one].requests.times == reports[other].requests.times
-        require(not same, f"{one} and {other} are of the same run, which counts once")
-    found = [by_variant(report.records()) for report in reports.values()]
-    common = [key for key in found[0] if key[1] != BASELINE and all(key in own for own in found)]
-    require(any(key[1] != CONTROL for key in common), f"{', '.join(names)} have no arm in common")
-    arms, resampler = first.provenance.arms, Resampler(0)
-    logs = {(metric, key): _logs(metric, key, found) for metric in METRICS for key in common}
-    speed = list(_judge(logs, arms, resampler))
-    return Merged(first.provenance.experiment["name"], [_run(name, report) for name, report in reports.items()], speed)
+        require(
+            not _is_of_one_run(reports[one], reports[other], records[one], records[other]),
+            f"{one} and {other} are of the same run, which counts once (a run that --resume went on with is the same):"
+            " give the longer report alone",
+        )
+    against = {name: baseline_among(report, records[name], baseline) for name, report in reports.items()}
+    labels = {name: label_among(first.provenance.arms, *own) for name, own in against.items()}
+    if len(set(against.values())) > 1:
+        said = ", ".join(f"{name}: {label}" for name, label in labels.items())
+        raise ConfigError(f"the reports have several baselines ({said}): choose one with --baseline")
+    found = [by_variant(own) for own in records.values()]
+    common = [key for key in found[0] if all(key in own for own in found)]
+    judged = [key for key in common if key[1] != CONTROL and key[1:] != against[names[0]]]
+    require(bool(judged), f"{', '.join(names)} have no arm in common")
+    asked = questions(common, against[names[0]])
+    logs = {question: [question.logs(own) for own in found] for question in asked}
+    speed = list(_judge(logs, first.provenance.arms, Resampler(0)))
+    runs = [_run(name, report) for name, report in reports.items()]
+    return Merged(first.provenance.experiment["name"], labels[names[0]], runs, speed)
+
+
+def _is_of_one_run(
+    one: SavedReport, other: SavedReport, records: Sequence[RequestRecord], others: Sequence[RequestRecord]
+) -> bool:
+    """By the run's name, which its journal keeps, and by requests that both have: no clock reads alike twice."""
+    run = one.provenance.extent.get("run")
+    if run is not None and run == other.provenance.extent.get("run"):
+        return True
+    return not {_trace(record) for record in records}.isdisjoint(map(_trace, others))
+
+
+def _trace(record: RequestRecord) -> tuple[object, ...]:
+    place = (record.batch, record.arm, record.length, record.repetition, record.group, record.prompt)
+    return (*place, *record.times)
 
 
 def _run(name: str, report: SavedReport) -> Run:
@@ -112,43 +150,34 @@ def _run(name: str, report: SavedReport) -> Run:
     return Run(name, report.provenance.date, cpu, cpus, len(report.requests.arm), list(verdicts))
 
 
-def _logs(metric: str, key: Key, found: Sequence[Mapping[Key, Sequence[RequestRecord]]]) -> list[Logs]:
-    """Of each run, by group."""
-    logs: list[Logs] = []
-    for own in found:
-        base, ours = (values_by_turn(own[which], metric, None) for which in ((key[0], BASELINE, None), key))
-        logs.append(log_ratios(base, ours, is_rate=metric == PRIMARY))
-    return logs
-
-
 def _judge(
-    logs: Mapping[tuple[str, Key], Sequence[Logs]], arms: Mapping[str, Mapping[str, object]], resampler: Resampler
+    logs: Mapping[Question, Sequence[Logs]], arms: Mapping[str, Mapping[str, object]], resampler: Resampler
 ) -> Iterator[MergedSpeed]:
-    """All but the control are one family, as in a report of one run."""
-    groups = {at: [group for group in runs[0] if all(group in own for own in runs)] for at, runs in logs.items()}
-    asks = {at: partial(pool, logs[at], groups[at], resampler) for at in logs if groups[at]}
-    judged = {at: at[0] for at in asks if at[1][1] != CONTROL}
-    verdicts = judge_together({at: asks[at] for at in judged}, judged, PRIMARY)
-    for (metric, key), ask in asks.items():
-        at = (metric, key)
-        found = verdicts[at] if at in verdicts else not_judged(ask)
-        batch, arm, length = key
+    """As in a report of one run: the same family, and what repeats another ratio is left out."""
+    together = {question: pool(runs) for question, runs in logs.items()}
+    for question, found in judge_questions(together, resampler).items():
+        if repeated(question, together) is not None:
+            continue
+        runs, groups = logs[question], list(together[question])
         yield MergedSpeed(
-            metric=metric,
-            label=label_among(arms, arm, length),
-            batch=batch,
+            metric=question.metric,
+            label=label_among(arms, *question.key[1:]),
+            against=label_among(arms, *question.against[1:]),
+            is_pair=question.is_pair,
+            batch=question.key[0],
             ratio=found.ratio,
             adjusted_p=found.decision.adjusted_p,
             verdict=found.decision.verdict,
-            by_run=[exponential(resampler.mean([own[group] for group in groups[at]])) for own in logs[at]],
-            agreement_p=agreement(logs[at], groups[at], resampler),
-            left_out=len({group for own in logs[at] for group in own}) - len(groups[at]),
+            by_run=[exponential(resampler.mean([own[group] for group in groups])) for own in runs],
+            agreement_p=agreement(runs, groups, resampler),
+            left_out=len({group for own in runs for group in own}) - len(groups),
         )
 
 
-def pool(runs: Sequence[Logs], groups: Sequence[int], resampler: Resampler, level: float = LEVEL) -> Estimate:
-    """The mean over groups of the mean over runs."""
-    return resampler.mean([math.fsum(own[group] for own in runs) / len(runs) for group in groups], level=level)
+def pool(runs: Sequence[Logs]) -> Logs:
+    """The mean over runs, of each group that all have."""
+    groups = [group for group in runs[0] if all(group in own for own in runs)]
+    return {group: math.fsum(own[group] for own in runs) / len(runs) for group in groups}
 
 
 def agreement(runs: Sequence[Logs], groups: Sequence[int], resampler: Resampler) -> float | None:
@@ -171,19 +200,23 @@ def merged_sections(merged: Merged) -> list[Section]:
     ]
     numbers = [str(index) for index in range(1, len(merged.runs) + 1)]
     header = ["arm", "batch", *(f"run {number}" for number in numbers), "p they agree", "all runs", "p", "verdict"]
+    alone = [item for item in merged.speed if not item.is_pair]
     tables = [
-        TableData(header, [_speed_row(item) for item in merged.speed if item.metric == metric], metric)
+        TableData(header, [_speed_row(item, item.label) for item in alone if item.metric == metric], metric)
         for metric in METRICS
-        if any(item.metric == metric for item in merged.speed)
+        if any(item.metric == metric for item in alone)
     ]
+    if pairs := [item for item in merged.speed if item.is_pair]:
+        rows = [_speed_row(item, f"{item.label} / {item.against}") for item in pairs]
+        tables.append(TableData(header, rows, f"{PRIMARY}, arms against each other"))
     notes = [
-        "Ratios to plain of the same run, more than 1 is faster: by group of prompts the mean logarithm over"
-        " repetitions, then over runs with equal weights. Intervals are over groups, of these machines: of each run 95%"
-        ", of all runs at the level at which the verdict was tested. p they agree: of the largest difference between"
-        " two runs, paired by group, Holm-corrected. p: of no effect, Holm-corrected over metrics, arms, lengths and"
-        " batch sizes."
+        f"Ratios to {merged.baseline} of the same run (of {CONTROL}: to {BASELINE}), more than 1 is faster: by group of"
+        " prompts the mean logarithm over repetitions, then over runs with equal weights. Intervals are over groups, of"
+        " these machines: of each run 95%, of all runs at the level at which the verdict was tested. p they agree: of"
+        " the largest difference between two runs, paired by group, Holm-corrected. p: of no effect, Holm-corrected"
+        " over metrics, pairs, arms, lengths and batch sizes."
     ]
-    if left_out := max(item.left_out for item in merged.speed):
+    if left_out := max((item.left_out for item in merged.speed), default=0):
         notes.append(f"Up to {left_out} groups are left out, which some run has not measured.")
     return [
         Section("Runs", [], [TableData(["", "report", "date", "machine", "requests", "equality"], runs)]),
@@ -191,7 +224,7 @@ def merged_sections(merged: Merged) -> list[Section]:
     ]
 
 
-def _speed_row(item: MergedSpeed) -> list[str]:
+def _speed_row(item: MergedSpeed, label: str) -> list[str]:
     p_values = ["-" if p is None else f"{p:.3f}" for p in (item.agreement_p, item.adjusted_p)]
     estimates = [format_estimate(one, "{:.3f}") for one in (*item.by_run, item.ratio)]
-    return [item.label, str(item.batch), *estimates[:-1], p_values[0], estimates[-1], p_values[1], item.verdict]
+    return [label, str(item.batch), *estimates[:-1], p_values[0], estimates[-1], p_values[1], item.verdict]

@@ -118,26 +118,38 @@ def compare_speed(records: Sequence[RequestRecord], resampler: Resampler, baseli
     metrics and the pairs.
     """
     found = by_variant(records)
-    wanted = [_Question(metric, key, _against(key, baseline)) for metric in METRICS for key in found]
-    wanted = [question for question in wanted if question.key != question.against]
-    pairs = list(_pairs(found, baseline))
-    logs = {question: question.logs(found) for question in [*wanted, *pairs]}
-    judged = {q: q.group for q in logs if logs[q] and q.key[1] != CONTROL and _repeated(q, logs) is None}
+    wanted = questions(list(found), baseline)
+    logs = {question: question.logs(found) for question in wanted}
+    verdicts = judge_questions(logs, resampler)
+    ratios = [_speed(q, found, verdicts.get(q, _NOTHING)) for q in wanted if not q.is_pair]
+    return Compared(
+        baseline,
+        [*ratios, *_by_category(records, found, baseline, resampler)],
+        [_pair(question, verdicts[question]) for question in wanted if question.is_pair and question in verdicts],
+    )
+
+
+def questions(keys: Sequence[Key], baseline: VariantKey) -> list[Question]:
+    """All that is asked of these variants: every metric against the baseline (the control: against plain), then pairs
+    in tokens/s."""
+    asked = [Question(metric, key, _against(key, baseline)) for metric in METRICS for key in keys]
+    return [*(question for question in asked if question.key != question.against), *_pairs(keys, baseline)]
+
+
+def judge_questions(logs: Mapping[Question, Mapping[int, float]], resampler: Resampler) -> dict[Question, Judged]:
+    """What each ratio comes to, given its logarithm by group: all but the control's are one family. Those of which
+    nothing was measured are left out."""
+    judged = {q: q.group for q in logs if logs[q] and q.key[1] != CONTROL and repeated(q, logs) is None}
     finest = resampler.finest(smallest_alpha(judged, PRIMARY))
-    asks: dict[_Question, Ask] = {q: ask_mean(finest, tuple(own.values())) for q, own in logs.items() if own}
+    asks: dict[Question, Ask] = {q: ask_mean(finest, tuple(own.values())) for q, own in logs.items() if own}
     verdicts = judge_together({q: asks[q] for q in judged}, judged, PRIMARY)
     for question in logs:
-        twin = _repeated(question, logs)
+        twin = repeated(question, logs)
         if twin is not None:
             verdicts[question] = verdicts[twin]
         elif question in asks and question not in verdicts:
             verdicts[question] = not_judged(asks[question])
-    ratios = [_speed(question, found, verdicts.get(question, _NOTHING)) for question in wanted]
-    return Compared(
-        baseline,
-        [*ratios, *_by_category(records, found, baseline, resampler)],
-        [_pair(question, verdicts[question]) for question in pairs if question in verdicts],
-    )
+    return verdicts
 
 
 def variant_named(name: str, labels: Mapping[VariantKey, str]) -> VariantKey:
@@ -156,7 +168,7 @@ _NOTHING = Judged(_NAN, _NAN, Decision(None, "undecided", None, None))
 
 
 @dataclass(frozen=True)
-class _Question:
+class Question:
     """One ratio: of which metric, of whom, and to whom."""
 
     metric: str
@@ -167,6 +179,7 @@ class _Question:
 
     @property
     def group(self) -> str:
+        """Which ratios of the family it is like."""
         return PAIRS if self.is_pair else self.metric
 
     def logs(self, found: Mapping[Key, Sequence[RequestRecord]]) -> dict[int, float]:
@@ -179,19 +192,19 @@ def _against(key: Key, baseline: VariantKey) -> Key:
     return (key[0], *(PLAIN if key[1] == CONTROL else baseline))
 
 
-def _pairs(found: Mapping[Key, object], baseline: VariantKey) -> Iterator[_Question]:
-    others = [key for key in found if key[1] != CONTROL and key[1:] != baseline]
+def _pairs(keys: Sequence[Key], baseline: VariantKey) -> Iterator[Question]:
+    others = [key for key in keys if key[1] != CONTROL and key[1:] != baseline]
     for index, other in enumerate(others):
         for key in others[index + 1 :]:
             if key[0] == other[0]:
-                yield _Question(PRIMARY, key, other, is_pair=True)
+                yield Question(PRIMARY, key, other, is_pair=True)
 
 
-def _repeated(question: _Question, logs: Mapping[_Question, Mapping[int, float]]) -> _Question | None:
+def repeated(question: Question, logs: Mapping[Question, Mapping[int, float]]) -> Question | None:
     """One by one, requests that bring as many tokens have the same ratio end to end as in tokens/s: one question."""
     if question.metric != "e2e" or question.key[0] != 1:
         return None
-    twin = _Question(PRIMARY, question.key, question.against)
+    twin = Question(PRIMARY, question.key, question.against)
     own, other = logs[question], logs[twin]
     is_same = own.keys() == other.keys() and all(math.isclose(own[g], other[g], abs_tol=1e-9) for g in own)
     return twin if is_same and own else None
@@ -206,13 +219,13 @@ def _by_category(
     categories = dict.fromkeys(record.category for record in records)
     for category in categories if len(categories) > 1 else ():
         for key in found:
-            question = _Question(PER_REQUEST, key, _against(key, baseline), category=category)
+            question = Question(PER_REQUEST, key, _against(key, baseline), category=category)
             logs = question.logs(found) if question.key != question.against else {}
             if logs:
                 yield _speed(question, found, not_judged(ask_mean(resampler, tuple(logs.values()))))
 
 
-def _speed(question: _Question, found: Mapping[Key, Sequence[RequestRecord]], judged: Judged) -> Speed:
+def _speed(question: Question, found: Mapping[Key, Sequence[RequestRecord]], judged: Judged) -> Speed:
     batch, arm, length = question.key
     values = [
         list(values_by_turn(found.get(key, ()), question.metric, question.category).values())
@@ -234,7 +247,7 @@ def _speed(question: _Question, found: Mapping[Key, Sequence[RequestRecord]], ju
     )
 
 
-def _pair(question: _Question, judged: Judged) -> Pair:
+def _pair(question: Question, judged: Judged) -> Pair:
     decision = vars(judged.decision)
     return Pair(*question.key, *question.against[1:], judged.ratio, unadjusted=judged.unadjusted, **decision)
 
