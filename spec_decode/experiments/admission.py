@@ -6,6 +6,7 @@ from dovetail.commands.checks import require
 from dovetail.commands.datasets import Prompt
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.experiments.arms import EnginePlan, Setup
+from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS
 from dovetail.spec_decode.experiments.datasets import DataSet
 from dovetail.spec_decode.experiments.schema import Experiment
 
@@ -52,6 +53,17 @@ def fits(prompt: Prompt, length: int, name: str, experiment: Experiment, max_mod
         f" {experiment.sampling.max_tokens} more it exceeds max_model_len {max_model_len}: lower sampling.max_tokens,"
         " or set workload.skip_too_long"
     )
+
+
+def check_groups(prompts: int, experiment: Experiment) -> None:
+    """Raises `ConfigError` where a run until it is decided could decide nothing at some batch size."""
+    for batch in experiment.grid.batch_sizes:
+        groups = -(-prompts // batch)
+        require(
+            groups >= MIN_GROUPS,
+            f"--until-decided: {prompts} prompts make {groups} groups at batch {batch}, and nothing is decided with"
+            f" fewer than {MIN_GROUPS}: give {MIN_GROUPS * batch} prompts or more, or leave --until-decided out",
+        )
 
 
 def check_count(prompts: int, experiment: Experiment) -> None:

@@ -127,7 +127,8 @@ def run(
     check_writable("--html", html_file)
     check_writable("--journal", journal)
     if csv_folder is not None:
-        check_writable("--csv", csv_folder / "results.csv")
+        # A folder that is not there is made.
+        check_writable("--csv", csv_folder / "results.csv" if csv_folder.is_dir() else csv_folder)
     require(max_minutes is None or max_minutes > 0, f"--max-minutes is {max_minutes}: give more than 0")
     require(check or earlier is None, "--from says what --check foretells: give --check as well, or leave it out")
     from dovetail.spec_decode.experiments.schema import read_experiment

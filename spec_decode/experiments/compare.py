@@ -76,13 +76,19 @@ def comparison_json(comparison: Comparison) -> str:
 
 
 def compare_reports(old: SavedReport, new: SavedReport, names: tuple[str, str], *, allow: bool) -> Comparison:
-    """Compares two reports. Raises `ConfigError` where the experiments differ, unless `allow` is set."""
+    """Compares two reports. Raises `ConfigError` where the experiments differ or a run ended by what it saw, unless
+    `allow` is set."""
     differing = list(experiment_differences(old, new, _PASSED_OVER))
     if differing and not allow:
         raise ConfigError(
             f"{names[0]} and {names[1]} are not of one experiment: {'; '.join(differing)}. Measure the same, or compare"
             " what they have in common with --allow"
         )
+    for name, one in zip(names, (old, new), strict=True):
+        if one.ended_by_itself:
+            what = f"{name} was run until it was decided: its number of groups depends on what they brought"
+            require(allow, f"{what}, and the intervals of a comparison do not; --allow compares it all the same")
+            differing.append(f"{what}; intervals and verdicts do not allow for that")
     records = by_variant(old.records()), by_variant(new.records())
     judged = [key for key in records[0] if key[1] not in (BASELINE, CONTROL)]
     common = [key for key in judged if key in records[1]]
@@ -276,7 +282,7 @@ def experiment_differences(old: SavedReport, new: SavedReport, allowed: Set[str]
                 continue
             before, after = _without_data(one, key, passed_over), _without_data(other, key, passed_over)
             if before != after:
-                yield f"{part}.{key}: {shortened(before)} / {shortened(after)}"
+                yield from differences(before, after, name=f"{part}.{key}")
 
 
 def _places(old: SavedProvenance, new: SavedProvenance) -> frozenset[tuple[str, str]]:

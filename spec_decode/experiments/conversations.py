@@ -42,14 +42,14 @@ def with_later_turns(bench: Bench, workload: Workload, name: str) -> Workload:
     require(workload.template == "chat", "workload.turns is all, which needs a chat template: write turns: first")
     prompts, token_ids, left_out = list(workload.prompts), list(workload.token_ids), workload.left_out
     model_len = bench.engines[0].config.model.max_model_len
-    first_index = 1 + max(prompt.index for prompt in prompts)
+    first_later = 1 + max(prompt.index for prompt in prompts) - len(prompts)
     turn = 0
     while open_:
         turn += 1
         answers = _answers(bench, open_, turn)
         still_open = []
         for conversation, answer in zip(open_, answers, strict=True):
-            prompt, ids = _next_turn(bench, conversation, answer, turn, first_index + len(token_ids))
+            prompt, ids = _next_turn(bench, conversation, answer, turn, first_later + len(token_ids))
             if not fits(prompt, len(ids), name, bench.experiment, model_len):
                 # What comes after it would lack its answer.
                 left_out += len(conversation.start.later_turns) - turn + 1

@@ -15,7 +15,7 @@ from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments import provenance
 from dovetail.spec_decode.experiments.acceptance import describe_acceptance
-from dovetail.spec_decode.experiments.admission import check_admission
+from dovetail.spec_decode.experiments.admission import check_admission, check_groups
 from dovetail.spec_decode.experiments.arms import Setup, baseline_of, prepare, with_fixed_lengths
 from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.conversations import with_later_turns
@@ -72,7 +72,9 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
     baseline = baseline_of(experiment, setup)
     trace = read_load_trace(experiment, folder)
     decide: Decide | None = None
+    asked = experiment
     if procedure.until_decided:
+        check_groups(data.num_requests, experiment)
         experiment = experiment.model_copy(update={"repetitions": 1, "rerun_disturbed": 0})
         decide = partial(is_decided, comparisons=num_comparisons(setup, experiment), baseline=baseline)
     of = identity(experiment, setup, data, until_decided=procedure.until_decided) | {"trace": sha256_of(trace)}
@@ -80,6 +82,8 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
         with Bench(setup, experiment) as bench:
             resident = [psutil.Process().memory_info().rss] * len(bench.engines)
             workload = with_later_turns(bench, read_prompts(data, bench.engines[0], experiment), data.name)
+            if procedure.until_decided:
+                check_groups(len(workload.prompts), experiment)
             journal.begin(sha256_of([list(ids) for ids in workload.token_ids]))
             points = plan_load(experiment, workload, trace, bench.engines[0].config.model.max_model_len)
             course = Course(bench, workload, journal, decide)
@@ -96,7 +100,7 @@ def run_experiment(experiment: Experiment, folder: Path, procedure: Procedure = 
             report = replace(report, features=_try_with_fixed_lengths(experiment, setup, workload))
         if experiment.sampling.temperature == 0:
             return report
-        return replace(report, equality=_watch(experiment, setup, workload, measured))
+        return replace(report, equality=_watch(asked, setup, workload, measured))
 
 
 def num_comparisons(setup: Setup, experiment: Experiment) -> int:

@@ -67,9 +67,10 @@ def _watch(
     for number in range(experiment.repetitions):
         on_pass(f"batch {batch}, watching the rule of {variant.label}, pass {number + 1}")
         for start in range(0, len(workload.prompts), batch):
-            # No seed comes twice: a drafter that remembers answers would know that of an equal request.
+            # No seed comes twice, nor one of the timed turns: a drafter that remembers answers would know that of an
+            # equal request.
             places = range(start, min(start + batch, len(workload.prompts)))
-            seeds = request_seeds(experiment.sampling, places, number)
+            seeds = request_seeds(experiment.sampling, places, experiment.repetitions + number)
             params = [bench.params(variant, seed=seed) for seed in seeds]
             try:
                 bench.run(variant, [workload.token_ids[place] for place in places], params)

@@ -100,6 +100,29 @@ def test_a_slower_arm_is_worse_and_the_same_one_is_not() -> None:
     assert worse(compare(old, old)) == set()
 
 
+def test_runs_that_ended_by_what_they_saw_are_refused_unless_allowed() -> None:
+    own = report({"x": 2.0})
+    ended = own.model_copy(update={"provenance": own.provenance.model_copy(update={"extent": {"decided": [1]}})})
+    for pair in ((own, ended), (ended, own)):
+        with pytest.raises(ConfigError, match="was run until it was decided"):
+            compare_reports(*pair, ("old", "new"), allow=False)
+        found = compare_reports(*pair, ("old", "new"), allow=True)
+        assert any("was run until it was decided" in line for line in found.differences)
+
+
+def test_refusals_name_the_inner_key_that_differs() -> None:
+    workload = EXPERIMENT["workload"] | {"per_category": 2}  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="not of one experiment") as error:
+        compare_reports(
+            report({"x": 2.0}),
+            report({"x": 2.0}, experiment=EXPERIMENT | {"workload": workload}),
+            ("a", "b"),
+            allow=False,
+        )
+    assert "experiment.workload.per_category: absent / 2" in str(error.value)
+    assert "{" not in str(error.value)
+
+
 def test_a_drafter_that_drafts_less_at_the_same_rate_is_worse() -> None:
     old, new = report({"x": 2.0}, steps=(1.0, 2.0, 2.0), drafts=8), report({"x": 2.0}, drafts=2)
     found = {what.partition(" (")[0]: what for _, what in worse(compare(old, new))}

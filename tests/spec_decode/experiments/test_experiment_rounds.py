@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from dovetail.commands.datasets import Prompt
 from dovetail.commands.machine import NOISE_LIMIT, Span
 from dovetail.contracts.errors import ConfigError
-from dovetail.spec_decode.experiments import measuring
+from dovetail.spec_decode.experiments import measuring, sampled_equality
+from dovetail.spec_decode.experiments import run as run_module
 from dovetail.spec_decode.experiments.arms import Variant
 from dovetail.spec_decode.experiments.cli import app
 from dovetail.spec_decode.experiments.journal import FinishedTurn, Journal, TurnKey
@@ -213,3 +214,57 @@ def test_until_decided_ends_a_real_run_before_its_prompts_are_used_up(tmp_path: 
     other = CliRunner().invoke(app, [str(path), "--resume"])
     assert isinstance(other.exception, ConfigError)
     assert "until_decided: True / False" in str(other.exception)
+
+
+def sampled(folder: Path, prompts: int) -> Path:
+    """An experiment with temperature, of so many prompts."""
+    save_tiny_model(folder / "model", tiny_config("llama", vocab_size=64))
+    lines = [json.dumps({"prompt_token_ids": [n, 2, 3, n, 2, 3]}) for n in range(1, prompts + 1)]
+    (folder / "set.jsonl").write_text("\n".join(lines))
+    data = {
+        "config": {
+            "model": {"path": "./model", "tokenizer_mode": "none", "dtype": "float32"},
+            "cache": {"num_blocks": 100},
+            "executor": {"threads": 1},
+            "attention": "sdpa",
+        },
+        "arms": {"lookup": {"drafter": {"name": "ngram", "num_tokens": 2, "length": "fixed", "min_match": 1}}},
+        "workload": {"data": "set.jsonl"},
+        "sampling": {"max_tokens": 4, "ignore_eos": True, "temperature": 1.0},
+        "repetitions": 2,
+        "warmup": 0,
+        "compatibility": False,
+    }
+    path = folder / "e.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_rules_are_watched_with_new_seeds_as_often_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timed once, since until decided, and watched twice."""
+    seeds: dict[str, set[tuple[int, ...]]] = {"timed": set(), "watched": set()}
+
+    def noting(kept: set[tuple[int, ...]]) -> Callable[..., list[int]]:
+        def request_seeds(*args: Any) -> list[int]:
+            found = original(*args)
+            kept.add(tuple(found))
+            return found
+
+        return request_seeds
+
+    original = run_module.request_seeds
+    monkeypatch.setattr(sampled_equality, "request_seeds", noting(seeds["watched"]))
+    monkeypatch.setattr(run_module, "request_seeds", noting(seeds["timed"]))
+    folder = tmp_path / "tables"
+    found = CliRunner().invoke(app, [str(sampled(tmp_path, 6)), "--until-decided", "--csv", str(folder)])
+    assert found.exit_code == 0, found.output + repr(found.exception)
+    assert (len(seeds["timed"]), len(seeds["watched"])) == (6, 12)
+    assert not seeds["timed"] & seeds["watched"]
+    # The folder was not there.
+    assert {path.name for path in folder.iterdir()} == {"requests.csv", "steps.csv", "results.csv"}
+
+
+def test_until_decided_with_too_few_prompts_is_refused_before_engines_start(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, [str(sampled(tmp_path, 4)), "--until-decided"])
+    assert isinstance(found.exception, ConfigError)
+    assert "4 prompts make 4 groups at batch 1" in str(found.exception)
