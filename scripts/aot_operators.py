@@ -7,6 +7,7 @@ python scripts/aot_operators.py [--dtype bf16] [--arch 80 90 100]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from dovetail.nn.triton_launch import Launch
 from dovetail.plugins.operators.triton import aot as operators
@@ -26,15 +27,25 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"| kernel | {' | '.join(f'sm_{arch}' for arch in arguments.arch)} |")
     print(f"| --- |{' --- |' * len(arguments.arch)}")
+    for launch in launches(arguments.dtype):
+        cells = (taken(launch, arch) for arch in arguments.arch)
+        print(f"| {launch.name} | {' | '.join(cells)} |", flush=True)
+
+
+def launches(dtype: str = "bf16") -> Iterator[Launch]:
+    """Every kernel, with activations of `dtype`."""
     for module in (operators, int4, int8, w8a8):
-        for launch in module.launches(arguments.dtype):
-            cells = (taken(launch, arch) for arch in arguments.arch)
-            print(f"| {launch.name} | {' | '.join(cells)} |", flush=True)
+        yield from module.launches(dtype)
+
+
+def runs_on(launch: Launch, arch: int) -> bool:
+    """Whether the GPU has the types: float8_e4m3fn came with 8.9."""
+    return arch >= LEAST_FP8 or "*fp8e4nv" not in launch.signature.values()
 
 
 def taken(launch: Launch, arch: int) -> str:
-    """Registers and stack; nothing where the GPU has no fp8."""
-    if arch < LEAST_FP8 and "*fp8e4nv" in launch.signature.values():
+    """Registers and stack; nothing where the GPU lacks a type."""
+    if not runs_on(launch, arch):
         return ""
     used = compile_launch(launch, arch)
     return f"{used.registers}, {used.stack_bytes}"

@@ -16,20 +16,21 @@ from dataclasses import replace
 from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch, merge_launch, write_launch
 from dovetail.attention_backends.paged_triton.configs import KINDS, find_config
 from dovetail.contracts.kv import DTYPE_BYTES
-from dovetail.testing.triton_aot import KernelResources, compile_launch
+from dovetail.nn.triton_launch import Launch
+from dovetail.testing.triton_aot import compile_launch
 
 
-def rows(variant: Variant, arch: int) -> Iterator[tuple[str, str, KernelResources]]:
-    """(kernel, config, resources) for one architecture and variant."""
+def launches(variant: Variant, arch: int) -> Iterator[tuple[Launch, str]]:
+    """Every kernel for one architecture and variant, and its config in words."""
     head_pad = 1 << max(4, (variant.head_size - 1).bit_length())
     for kind in KINDS:
         config = find_config(arch, head_pad, DTYPE_BYTES[variant.kv_dtype], kind)
         text = f"{config.block_m}x{config.block_n} warps={config.num_warps} stages={config.num_stages}"
-        yield f"attend {kind}", text, compile_launch(attend_launch(variant, config), arch)
+        yield attend_launch(variant, config), text
         if kind == "verify":
-            yield "merge_parts", "", compile_launch(merge_launch(variant), arch)
-    yield "write_pages", "", compile_launch(write_launch(variant), arch)
-    yield "write_pages", "rotates", compile_launch(write_launch(variant, rotary=variant.head_size), arch)
+            yield merge_launch(variant), ""
+    yield write_launch(variant), ""
+    yield write_launch(variant, rotary=variant.head_size), "rotates"
 
 
 def main() -> None:
@@ -46,9 +47,10 @@ def main() -> None:
         for kv_dtype in arguments.kv_dtype or ["bfloat16"]:
             for head_size in arguments.head_size or [64, 128, 256]:
                 variant = replace(base, kv_dtype=kv_dtype, head_size=head_size)
-                for kernel, config, used in rows(variant, arch):
+                for launch, config in launches(variant, arch):
+                    used = compile_launch(launch, arch)
                     print(
-                        f"{arch:4} {head_size:4} {kv_dtype:14} {kernel:15} {config:26} {used.registers:4} "
+                        f"{arch:4} {head_size:4} {kv_dtype:14} {launch.name:15} {config:26} {used.registers:4} "
                         f"{used.shared_bytes:7} {used.stack_bytes:7}",
                         flush=True,
                     )

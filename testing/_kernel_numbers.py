@@ -100,12 +100,17 @@ def right_numbers() -> Iterator[None]:
         "create_select": _select,
         "cast_impl": lambda builder, source, target: _cast(cast, builder, source, target),
         "create_fp_to_fp": converted,
+        # Triton 3.6 and 3.7 have no constants of bfloat16.
+        "get_bf16": lambda builder, value: _rounded(np.array([value]), tl.bfloat16),
     }
-    before = {name: _Builder.__dict__[name] for name in replaced}
+    before = {name: _Builder.__dict__.get(name) for name in replaced}
     for name, function in replaced.items():
         setattr(_Builder, name, function)
     try:
         yield
     finally:
         for name, function in before.items():
-            setattr(_Builder, name, function)
+            if function is None:
+                delattr(_Builder, name)
+            else:
+                setattr(_Builder, name, function)

@@ -113,6 +113,8 @@ class _Running:
         sizes = [*(grid(values) if callable(grid) else grid), 1, 1][:3]
         self._local.memory = memory
         scope = interpreter._patch_lang(_LANGUAGE)
+        # Of Triton 3.6, loops fail with numpy 2.4, which makes no integer of an array of one element.
+        scope.set_attr(tl.tensor, "__index__", lambda number: int(number.handle.data.squeeze()))
         try:
             _builder.set_grid_dim(*sizes)
             for x, y, z in product(*map(range, sizes)):

@@ -34,7 +34,7 @@ from dovetail.contracts.attention import (
     RotatesAndWrites,
 )
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.contracts.plugin import Environment, FixableReason, PluginOptions
 from dovetail.nn.triton_check import reasons_against_triton
 
 if TYPE_CHECKING:
@@ -437,6 +437,15 @@ def against_machine(name: str, need: AttentionNeed, environment: Environment) ->
             f"{name} needs compute capability 8.9 for pages of float8_e4m3fn; {device.name} has {major}.{minor}; set "
             f"cache.dtype to float8_e5m2 or int8."
         ]
+    version = environment.packages.get("triton", "")
+    if need.kv_dtype == "float8_e5m2" and need.dtype == "bfloat16" and lacks_e5m2(version, major * 10 + minor):
+        return [
+            FixableReason(
+                f"{name} cannot widen pages of float8_e5m2 to bfloat16 on {device.name} with Triton {version}, which uses "
+                f"an instruction of compute capability 9.0 there: install torch 2.12 or later, with its Triton, or set "
+                f"cache.dtype to int8."
+            )
+        ]
     return reasons_against_triton(environment)
 
 
@@ -487,3 +496,9 @@ def move_tokens(setup: AttentionSetup, kv_cache: torch.Tensor, source: torch.Ten
     if setup.spec.dtype == "int8":
         scales = kv_cache[..., block_size * size :].view(pages, heads, 2, block_size, 2)
         scales[new_page, :, :, new_offset] = scales[page, :, :, offset]
+
+
+def lacks_e5m2(triton: str, arch: int) -> bool:
+    """Whether this version of Triton fails to compile a cast of float8_e5m2 to bfloat16 for `arch` (80, 90): seen with
+    3.6.0, not with 3.7.0."""
+    return arch < 90 and triton.startswith("3.6.")

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 
 import attention
 import quantization
 import torch
+from carried import settle
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend, RotatingBlockSparse
 from dovetail.attention_backends.paged_triton import backend as paged_triton
@@ -190,6 +192,8 @@ def main() -> int:
     if arguments.arch is None and not torch.cuda.is_available():
         print("No CUDA GPU here: say for which one with --arch.", file=sys.stderr)
         return 2
+    if "TRITON_CACHE_DIR" in os.environ:
+        settle(Path(os.environ["TRITON_CACHE_DIR"]).absolute())
     arch = arguments.arch or here()
     chosen = [index for index, (name, _) in enumerate(jobs()) if arguments.only in name]
     started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -70,10 +71,11 @@ def test_kernels_in_the_interpreter(cases, selection):
 
 # --- ahead of time ------------------------------------------------------------------------------------------
 
-STACK_LIMIT = 40
+LIMITS = json.loads((Path(__file__).parents[1] / "kernels" / "limits.json").read_text())
+STACK_LIMIT = LIMITS["stack"]["attend"]
 """Bytes of a thread's stack, where registers are spilled to, that a default config may take."""
-SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""Bytes of shared memory that one program may have (CUDA C programming guide, table of compute capabilities)."""
+SHARED_LIMIT = {int(arch): size for arch, size in LIMITS["shared"].items()}
+"""Bytes of shared memory that one program may have."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -467,6 +469,19 @@ def test_refusals_say_what_is_missing(environment, changes, reason):
         pytest.importorskip("triton")
     found = " ".join(reasons(environment, **changes))
     assert reason in found
+
+
+def test_float8_that_a_triton_cannot_widen_on_a_gpu_is_refused_for_that_version():
+    pytest.importorskip("triton")
+    a100 = DeviceInfo("A100", 2**36, (8, 0))
+
+    def with_triton(version, device=a100, **changes):
+        environment = Environment("cuda", 8, 2**36, devices=(device,), packages={"triton": version})
+        return reasons(environment, kv_dtype="float8_e5m2", **changes)
+
+    [reason] = with_triton("3.6.0")
+    assert "install torch 2.12 or later, with its Triton, or set cache.dtype to int8" in reason
+    assert with_triton("3.7.0") == with_triton("3.6.0", H200) == with_triton("3.6.0", dtype="float16") == []
 
 
 def test_a_machine_without_triton_is_told_what_to_install(monkeypatch):

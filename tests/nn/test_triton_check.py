@@ -95,6 +95,8 @@ def test_a_machine_without_a_c_compiler_is_told_before_the_first_launch(headers,
 def test_triton_itself_finds_no_compiler_then(headers):
     """The oracle: what Triton would call at its first launch."""
     build = pytest.importorskip("triton.runtime.build")
+    if "_find_compiler" not in vars(build):
+        pytest.skip("this Triton looks for the compiler amid the build")
     find = build._find_compiler.__wrapped__
     assert find("c") == str(headers / "gcc")
     (headers / "gcc").unlink()
