@@ -441,9 +441,9 @@ def against_machine(name: str, need: AttentionNeed, environment: Environment) ->
     if need.kv_dtype == "float8_e5m2" and need.dtype == "bfloat16" and lacks_e5m2(version, major * 10 + minor):
         return [
             FixableReason(
-                f"{name} cannot widen pages of float8_e5m2 to bfloat16 on {device.name} with Triton {version}, which uses "
-                f"an instruction of compute capability 9.0 there: install torch 2.12 or later, with its Triton, or set "
-                f"cache.dtype to int8."
+                f"{name} cannot widen pages of float8_e5m2 to bfloat16 on {device.name} with Triton {version}, which "
+                f"uses an instruction of compute capability 9.0 there: install torch 2.12 or later, with its Triton, "
+                f"or set cache.dtype to int8."
             )
         ]
     return reasons_against_triton(environment)
