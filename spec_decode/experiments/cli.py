@@ -49,7 +49,7 @@ JSONFile = Annotated[Path | None, typer.Option("--json", help="Write every sampl
 HTMLFile = Annotated[Path | None, typer.Option("--html", help="Write one page with plots, readable offline.")]
 CSVFolder = Annotated[
     Path | None,
-    typer.Option("--csv", metavar="DIR", help="Write requests.csv, steps.csv and results.csv to this folder."),
+    typer.Option("--csv", metavar="DIR", help="Write the tables of the report as CSV files to this folder."),
 ]
 FailIf = Annotated[
     str | None,
@@ -254,7 +254,9 @@ def merge(
 @app.command("table")
 def table(
     report: Annotated[Path, typer.Argument(metavar="REPORT.json", help="What --json wrote.")],
-    name: Annotated[str, typer.Option("--table", help="requests, steps or results.", metavar="NAME")] = "results",
+    name: Annotated[
+        str, typer.Option("--table", help="requests, steps, results, load_requests or load_results.", metavar="NAME")
+    ] = "results",
 ) -> None:
     """Print one table of a report as CSV."""
     from dovetail.spec_decode.experiments.export import TABLES, read_tables, write_table

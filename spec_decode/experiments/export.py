@@ -74,10 +74,30 @@ def _steps(data: Row) -> list[Row]:
 
 
 def _results(data: Row) -> list[Row]:
-    return list(data["results"])
+    """Without `throughput`, which is `speedup`."""
+    rows = [row for row in data["results"] if "load.point" not in row]
+    return [{name: value for name, value in row.items() if name.partition(".")[0] != "throughput"} for row in rows]
 
 
-TABLES: Mapping[str, Callable[[Row], list[Row]]] = {"requests": _requests, "steps": _steps, "results": _results}
+def _load_results(data: Row) -> list[Row]:
+    return [row for row in data["results"] if "load.point" in row]
+
+
+def _load_requests(data: Row) -> list[Row]:
+    load = data.get("load")
+    rows = load["requests"] if load is not None else []
+    return [{f"{name}_s" if name in _SECONDS else name: value for name, value in row.items()} for row in rows]
+
+
+_SECONDS = ("arrival", "queued", "ttft", "e2e")
+TABLES: Mapping[str, Callable[[Row], list[Row]]] = {
+    "requests": _requests,
+    "steps": _steps,
+    "results": _results,
+    "load_requests": _load_requests,
+    "load_results": _load_results,
+}
+_OF_LOAD = ("load_requests", "load_results")
 
 
 def read_tables(path: Path) -> Row:
@@ -100,10 +120,13 @@ def write_table(data: Row, name: str, file: TextIO) -> None:
 
 
 def write_tables(data: Row, folder: Path) -> None:
-    """All of them: requests.csv, steps.csv and results.csv. Raises `ConfigError` where they cannot be written."""
+    """All of them: requests.csv, steps.csv and results.csv, and of an experiment with a load load_requests.csv and
+    load_results.csv. Raises `ConfigError` where they cannot be written."""
     try:
         folder.mkdir(exist_ok=True)
         for name in TABLES:
+            if name in _OF_LOAD and data.get("load") is None:
+                continue
             with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
                 write_table(data, name, file)
     except OSError as error:

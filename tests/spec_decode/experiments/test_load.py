@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,6 +21,7 @@ from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.columns import plain
 from dovetail.spec_decode.experiments.example import EXAMPLE
 from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
+from dovetail.spec_decode.experiments.export import write_tables
 from dovetail.spec_decode.experiments.fail_if import Condition
 from dovetail.spec_decode.experiments.load.open_loop import Clock, serve
 from dovetail.spec_decode.experiments.load.plan import prompt_of_length
@@ -94,6 +96,16 @@ def test_every_arm_has_the_same_requests_at_the_same_times(folder: Path, tmp_pat
     assert all(list(row.values) and set(row.values) == set(load_names()) for row in rows)
     assert len(Condition("load.ttft > 0 and load.rate == 400").failures(rows)) == 1
     assert json.loads(json.dumps(as_data(report)))["load"]["slo_ms"] == {"ttft": 10_000}
+    tables = {}
+    write_tables(as_data(report), tmp_path / "tables")
+    for path in (tmp_path / "tables").iterdir():
+        with path.open(newline="") as file:
+            tables[path.stem] = list(csv.DictReader(file))
+    assert {row["batch"] for row in tables["results"]} == {"1"}
+    assert not any(name.startswith(("load.", "throughput")) for row in tables["results"] for name in row)
+    assert [row["load.point"] for row in tables["load_results"]] == ["100/s", "400/s"]
+    times = [float(row["ttft_s"]) for row in tables["load_requests"]]
+    assert times == pytest.approx([record.ttft for record in load.requests], abs=1e-6)
     (section,) = [section for section in all_sections(report) if section.title == "Open-loop load"]
     assert [len(table.rows) for table in section.tables] == [2 * 2 * 4, 2 * 3]
 
