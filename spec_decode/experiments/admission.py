@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dovetail.commands.checks import require
 from dovetail.commands.datasets import Prompt
 from dovetail.contracts.errors import ConfigError
@@ -22,6 +24,17 @@ def check_admission(experiment: Experiment, setup: Setup, data: DataSet) -> None
                 f" {engine.resolved.limits.max_num_seqs}: raise it, or the requests would queue"
             )
         _check_lengths(experiment, engine, data)
+
+
+def that_fit(experiment: Experiment, setup: Setup, data: DataSet) -> DataSet:
+    """The prompts that the run will use, as far as it is known without a tokenizer: texts are all counted."""
+    limit = setup.engines[0].resolved.model.max_model_len
+    kept = [
+        prompt
+        for prompt in data.prompts
+        if prompt.token_ids is None or fits(prompt, len(prompt.token_ids), data.name, experiment, limit)
+    ]
+    return replace(data, prompts=kept)
 
 
 def _check_lengths(experiment: Experiment, engine: EnginePlan, data: DataSet) -> None:

@@ -327,7 +327,7 @@ def init(
 
 
 def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None) -> None:
-    from dovetail.spec_decode.experiments.admission import check_admission
+    from dovetail.spec_decode.experiments.admission import check_admission, that_fit
     from dovetail.spec_decode.experiments.arms import baseline_of, prepare
     from dovetail.spec_decode.experiments.datasets import load_prompts
     from dovetail.spec_decode.experiments.foretell import foretell
@@ -338,12 +338,15 @@ def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None) -
     data = load_prompts(parsed.workload, folder)
     setup = prepare(parsed, folder, allow=allow)
     check_admission(parsed, setup, data)
+    data = that_fit(parsed, setup, data)
     baseline_of(parsed, setup)
     trace = read_load_trace(parsed, folder)
     before = read_report(earlier) if earlier is not None else None
     print_setup(parsed, setup, data)
     for line in foretell(parsed, setup, data.num_requests, before).lines():
         typer.echo(line)
+    if parsed.workload.skip_too_long and any(prompt.token_ids is None for prompt in data.prompts):
+        typer.echo("prompts are texts, and tokenized when it runs: those that are too long then are counted here")
     if parsed.load is not None:
         num_variants = sum(len(engine.variants) for engine in setup.engines)
         typer.echo(foretell_load(parsed.load, trace, num_variants * parsed.repetitions))

@@ -486,6 +486,16 @@ def test_check_says_what_would_run(folder: Path) -> None:
     assert "batch 1, 8 groups: 1." in found.output
 
 
+def test_check_counts_only_prompts_that_fit(folder: Path) -> None:
+    lines = [json.dumps({"prompt_token_ids": [1 + n, 2, 3] * (100 if n < 2 else 2)}) for n in range(8)]
+    (folder / "long.jsonl").write_text("\n".join(lines))
+    found = invoke(folder, experiment(workload={"data": "long.jsonl", "skip_too_long": True}), "--check")
+    assert found.exit_code == 0, found.output
+    # Two of eight have 300 tokens, of 256.
+    assert "21 groups will run" in found.output
+    assert "batch 1, 6 groups:" in found.output
+
+
 def test_check_takes_times_and_spread_from_an_earlier_report(grid_run: dict[str, Any], folder: Path) -> None:
     found = invoke(folder, experiment(), "--check", "--from", str(folder / "grid.json"))
     assert found.exit_code == 0
