@@ -139,7 +139,7 @@ def run(
     condition = None if fail_if is None else _condition(fail_if, parsed)
     folder = experiment.absolute().parent
     if check:
-        _print_setup(parsed, folder, allow, earlier)
+        _print_setup(parsed, folder, allow, earlier, until_decided=until_decided)
         return
     from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
     from dovetail.spec_decode.experiments.journal import default_journal
@@ -326,7 +326,7 @@ def init(
     typer.echo(f"wrote {path}; run it with: dovetail ab {path}")
 
 
-def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None) -> None:
+def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None, *, until_decided: bool) -> None:
     from dovetail.spec_decode.experiments.admission import check_admission, that_fit
     from dovetail.spec_decode.experiments.arms import baseline_of, prepare
     from dovetail.spec_decode.experiments.datasets import load_prompts
@@ -343,7 +343,7 @@ def _print_setup(parsed: Any, folder: Path, allow: bool, earlier: Path | None) -
     trace = read_load_trace(parsed, folder)
     before = read_report(earlier) if earlier is not None else None
     print_setup(parsed, setup, data)
-    for line in foretell(parsed, setup, data.num_requests, before).lines():
+    for line in foretell(parsed, setup, data, before, until_decided=until_decided).lines():
         typer.echo(line)
     if parsed.workload.skip_too_long and any(prompt.token_ids is None for prompt in data.prompts):
         typer.echo("prompts are texts, and tokenized when it runs: those that are too long then are counted here")

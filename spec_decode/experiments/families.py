@@ -18,9 +18,10 @@ from dovetail.spec_decode.experiments.bootstrap import (
     LEVEL,
     Estimate,
     Resampler,
+    SmallestEffect,
     Step,
-    detectable,
     groups_needed,
+    smallest_effect,
     step_down,
 )
 
@@ -33,6 +34,8 @@ Ask = Callable[[float], Estimate]
 """The estimate of the logarithm of a ratio, more than 0 is better, with the interval of a level; its p is of 0."""
 
 _FIRST_SHARE = 0.5
+_MOST_LOG = 10.0
+"""Of an effect that is told: nothing is faster by as much as its exponential."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Decision:
     verdict: Verdict
     groups_to_decide: int | None
     detectable: float | None
+    """None where so few groups decide nothing."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +63,23 @@ class Judged:
 NOT_JUDGED = Decision(None, "not judged", None, None)
 
 
-def judge_together(questions: Mapping[K, Ask], groups: Mapping[K, str], first: str) -> dict[K, Judged]:
+def judge_together(
+    questions: Mapping[K, Ask], groups: Mapping[K, str], first: str, smallest: SmallestEffect = smallest_effect
+) -> dict[K, Judged]:
     """The verdict on each ratio among all.
 
     Args:
         groups: which questions are alike. The group `first` has half of the 5% to begin with, the others the rest in
             equal parts; within a group questions are alike. What one does not need goes to those that are left.
+        smallest: what so many groups decide, by the intervals of the questions.
     """
     alone = {key: ask(LEVEL) for key, ask in questions.items()}
     p_values = {key: found.p for key, found in alone.items() if found.p is not None}
     weights = _weights({key: groups[key] for key in p_values}, first)
     steps = step_down(p_values, weights)
-    return {key: _judge(ask, alone[key], steps.get(key), weights.get(key, 1.0)) for key, ask in questions.items()}
+    return {
+        key: _judge(ask, alone[key], steps.get(key), weights.get(key, 1.0), smallest) for key, ask in questions.items()
+    }
 
 
 def smallest_alpha(groups: Mapping[K, str], first: str) -> float:
@@ -114,7 +123,7 @@ def _weights(groups: Mapping[K, str], first: str) -> dict[K, float]:
     return {key: shares[group] / sizes[group] for key, group in groups.items()}
 
 
-def _judge(ask: Ask, alone: Estimate, step: Step | None, weight: float) -> Judged:
+def _judge(ask: Ask, alone: Estimate, step: Step | None, weight: float, smallest: SmallestEffect) -> Judged:
     shown = exponential(alone)
     if step is None or alone.error is None:
         return Judged(shown, shown, Decision(None, "undecided", None, None))
@@ -122,11 +131,13 @@ def _judge(ask: Ask, alone: Estimate, step: Step | None, weight: float) -> Judge
     # Without ends, nothing is left out at that level.
     is_decided = found.low is not None and found.high is not None and not found.low <= 0 <= found.high
     verdict: Verdict = "undecided" if not is_decided else "faster" if found.value > 0 else "slower"
-    needed = groups_needed(alone.value, alone.error, alone.groups, step.alpha)
+    spread = alone.error * math.sqrt(alone.groups)
+    needed = None if is_decided else groups_needed(alone.value, spread, step.alpha, smallest)
+    effect = smallest(alone.groups, (1 - LEVEL) * weight) * spread
     decision = Decision(
         adjusted_p=step.p,
         verdict=verdict,
-        groups_to_decide=None if is_decided or needed is None else max(needed, alone.groups + 1),
-        detectable=math.expm1(min(detectable(alone.error, (1 - LEVEL) * weight), 700.0)),
+        groups_to_decide=None if needed is None else max(needed, alone.groups + 1),
+        detectable=math.expm1(effect) if effect < _MOST_LOG else None,
     )
     return Judged(exponential(found), shown, decision)

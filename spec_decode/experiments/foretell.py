@@ -8,22 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
 
-import numpy as np
 import torch
 
 from dovetail.spec_decode.experiments.arms import Setup, Variant
-from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, Resampler, reaches, studentized
+from dovetail.spec_decode.experiments.bootstrap import MIN_GROUPS, smallest_effect
+from dovetail.spec_decode.experiments.datasets import DataSet
 from dovetail.spec_decode.experiments.families import first_alpha
 from dovetail.spec_decode.experiments.records import Key, RequestRecord, by_variant
 from dovetail.spec_decode.experiments.saved_report import SavedReport
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment
+from dovetail.spec_decode.experiments.sequential import smallest_effect_at_any_look
 from dovetail.spec_decode.experiments.speed import PRIMARY, log_ratios, values_by_turn
 
 DEFAULT_SPREAD = (0.05, 0.15, 0.3)
 """Standard deviation over groups of the logarithm of a ratio, where no report says: prompts that are much alike and a
 quiet machine, prompts of several kinds, a few prompts that gain much."""
-_EXPERIMENTS = 200
-_POWER = 0.8
 _READ_BYTES = 256 << 20
 
 
@@ -56,16 +55,19 @@ class Foretold:
     comparisons: int
     """Ratios in tokens/s that are judged."""
     effects: Sequence[SmallestEffect]
+    until_decided: bool = False
 
     def lines(self) -> Iterator[str]:
         """For the terminal."""
         minutes = self.duration.minutes
-        yield f"about {minutes:.1f} minutes of turns" if minutes is not None else "minutes: not known"
+        most = "at most " if self.until_decided else ""
+        yield f"{most}about {minutes:.1f} minutes of turns" if minutes is not None else "minutes: not known"
         yield f"  {self.duration.source}"
         spreads = ", ".join(f"{spread:.2f}" for spread in self.spreads)
         yield (
             f"smallest speed-up in tokens/s that is decided four times out of five, as one of {self.comparisons} after"
-            f" correction, for a standard deviation over groups of {spreads}"
+            f" correction{' and looks after every group' if self.until_decided else ''}, for a standard deviation over"
+            f" groups of {spreads}"
         )
         yield f"  {self.spread_source}"
         for effect in self.effects:
@@ -74,35 +76,33 @@ class Foretold:
             yield f"  batch {effect.batch}, {effect.groups} groups{few}: {shown}"
 
 
-def foretell(experiment: Experiment, setup: Setup, num_requests: int, earlier: SavedReport | None) -> Foretold:
-    """`earlier`: a report of the same experiment, or of one like it, which knows times and spread."""
+def foretell(
+    experiment: Experiment, setup: Setup, data: DataSet, earlier: SavedReport | None, *, until_decided: bool = False
+) -> Foretold:
+    """What the experiment takes and shows.
+
+    Args:
+        earlier: a report of the same experiment, or of one like it, which knows times and spread.
+        until_decided: each group runs once at most, and is looked at when it has ended.
+    """
+    if until_decided:
+        experiment = experiment.model_copy(update={"repetitions": 1})
     variants = [variant for plan in setup.engines for variant in plan.variants]
     records = by_variant(earlier.records()) if earlier is not None else {}
     spreads, source = _spreads(records)
     comparisons = len(experiment.grid.batch_sizes) * sum(v.arm not in (BASELINE, CONTROL) for v in variants)
     alpha = first_alpha(comparisons)
+    smallest = smallest_effect_at_any_look if until_decided else smallest_effect
     effects = []
     for batch in experiment.grid.batch_sizes:
-        groups = -(-num_requests // batch)
-        needed = smallest_effect(groups, alpha)
+        groups = -(-len(data.prompts) // batch)
+        needed = smallest(groups, alpha)
         effects.append(SmallestEffect(batch, groups, [_ratio(needed * spread) for spread in spreads]))
     if earlier is not None:
-        duration = _as_before(experiment, variants, num_requests, earlier, records)
+        duration = _as_before(experiment, variants, data.num_requests, earlier, records)
     else:
-        duration = _by_reading_weights(experiment, setup, variants, num_requests)
-    return Foretold(duration, spreads, source, comparisons, effects)
-
-
-def smallest_effect(groups: int, alpha: float) -> float:
-    """In standard deviations of a normal group: the mean that a test at `alpha` decides four times out of five.
-    Simulated with the intervals of reports; infinite where they never leave anything out."""
-    if groups < MIN_GROUPS:
-        return math.inf
-    values = np.random.default_rng(groups).normal(size=(_EXPERIMENTS, groups))
-    weights = Resampler(0).finest(alpha).weights(groups)
-    value, error, deviations = studentized(values, np.ones_like(values), weights)
-    below, _ = reaches(error, deviations, 1 - alpha)
-    return float(np.quantile(below - value, _POWER, method="higher"))
+        duration = _by_reading_weights(experiment, setup, variants, data.num_requests)
+    return Foretold(duration, spreads, source, comparisons, effects, until_decided)
 
 
 def _ratio(log: float) -> float:

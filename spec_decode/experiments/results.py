@@ -138,6 +138,8 @@ def _speed_values(name: str, speed: Speed | None) -> _Found:
     }
     none = f"no request has {METRICS[speed.metric]}"
     few = none if ratio.groups == 0 else f"{ratio.groups} groups, {MIN_GROUPS} needed"
+    if ratio.groups >= MIN_GROUPS:
+        few = f"{ratio.groups} groups decide nothing among so many ratios"
     return {f"{name}{part}": (_finite(found[part]), few if part in _NEEDS_INTERVAL else none) for part in _SPEED_PARTS}
 
 

@@ -36,14 +36,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from dovetail.spec_decode.experiments.bootstrap import LEVEL, MIN_GROUPS, Array, Estimate
+from dovetail.spec_decode.experiments.bootstrap import LEVEL, MIN_GROUPS, Array, Estimate, power_quantile
 
 _PRIOR_VARIANCE = 0.3
 """Of the effect in standard deviations of a group. Larger decides large effects some groups earlier (1: 10 groups in
 place of 12 for an effect of 1.2), and skewed noise falsely more often."""
+_EXPERIMENTS = 400
+"""Simulated ones."""
+_MOST_LOOKS = 1024
+"""After which looking is simulated; with more groups effects shrink with the root."""
 _LEAST_DEVIATION = 1e-6
 """As a share of the mean."""
 
@@ -71,6 +76,23 @@ def always_valid(values: Sequence[float], level: float = LEVEL) -> Estimate:
     if math.isinf(low) or math.isinf(high):
         return Estimate(mean, None, None, count, error, least)
     return Estimate(mean, low, high, count, error, least)
+
+
+def smallest_effect_at_any_look(groups: int, alpha: float) -> float:
+    """`SmallestEffect` of an experiment that ends when it is decided, after so many groups at the latest."""
+    if groups < MIN_GROUPS:
+        return math.inf
+    most = min(groups, _MOST_LOOKS)
+    return float(_effects_at_any_look(alpha)[most - 1]) * math.sqrt(most / groups)
+
+
+@lru_cache(maxsize=256)
+def _effects_at_any_look(alpha: float) -> Array:
+    """By number of groups less 1, simulated."""
+    values = np.random.default_rng(1).normal(size=(_EXPERIMENTS, _MOST_LOOKS))
+    lows, _ = Looks.at_every_group(values).intervals(alpha)
+    needed = np.minimum.accumulate(-lows, axis=1)
+    return power_quantile(needed)
 
 
 @dataclass(frozen=True)

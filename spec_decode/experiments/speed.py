@@ -142,7 +142,7 @@ def judge_questions(logs: Mapping[Question, Mapping[int, float]], resampler: Res
     judged = {q: q.group for q in logs if logs[q] and q.key[1] != CONTROL and repeated(q, logs) is None}
     finest = resampler.finest(smallest_alpha(judged, PRIMARY))
     asks: dict[Question, Ask] = {q: ask_mean(finest, tuple(own.values())) for q, own in logs.items() if own}
-    verdicts = judge_together({q: asks[q] for q in judged}, judged, PRIMARY)
+    verdicts = judge_together({q: asks[q] for q in judged}, judged, PRIMARY, resampler.smallest_effect)
     for question in logs:
         twin = repeated(question, logs)
         if twin is not None:

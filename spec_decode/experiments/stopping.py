@@ -14,7 +14,7 @@ from dataclasses import replace
 from dovetail.spec_decode.experiments.bootstrap import LEVEL, Estimate, Resampler
 from dovetail.spec_decode.experiments.records import RequestRecord, by_variant
 from dovetail.spec_decode.experiments.schema import CONTROL
-from dovetail.spec_decode.experiments.sequential import always_valid
+from dovetail.spec_decode.experiments.sequential import always_valid, smallest_effect_at_any_look
 from dovetail.spec_decode.experiments.speed import PLAIN, PRIMARY, VariantKey, log_ratios, values_by_turn
 
 _SHARE = 0.5
@@ -27,6 +27,10 @@ class AlwaysValid(Resampler):
     def finest(self, alpha: float) -> Resampler:
         """This: nothing is drawn."""
         return self
+
+    def smallest_effect(self, groups: int, alpha: float) -> float:
+        """As in the base class, at whatever group it is decided."""
+        return smallest_effect_at_any_look(groups, alpha)
 
     def mean(self, values: Sequence[float], null: float = 0.0, level: float = LEVEL) -> Estimate:
         """As in the base class. Values are in the order in which groups ended."""

@@ -12,7 +12,6 @@ from dovetail.spec_decode.experiments.bootstrap import (
     MIN_GROUPS,
     Resampler,
     binomial_tail,
-    detectable,
     groups_needed,
     holm,
     p_values,
@@ -154,18 +153,18 @@ def test_holm_by_hand() -> None:
 
 def test_sample_size_has_the_power_that_it_claims() -> None:
     effect, spread = 0.04, 0.1
-    needed = groups_needed(effect, spread / math.sqrt(10), 10)
+    needed = groups_needed(effect, spread)
     assert needed is not None
     generator = np.random.default_rng(2)
     values = generator.normal(effect, spread, (EXPERIMENTS, needed))
     value, error, deviations = studentized(values, np.ones_like(values), Resampler(2, draws=1000).weights(needed))
     decided = p_values(value, error, deviations) < 0.05
-    assert 0.76 <= decided.mean() <= 0.84
-    assert detectable(spread / math.sqrt(needed)) == pytest.approx(effect, rel=0.02)
+    # The number comes from 400 simulated experiments.
+    assert 0.74 <= decided.mean() <= 0.86
 
 
 def test_no_effect_needs_no_number() -> None:
-    assert groups_needed(0.0, 0.1, 10) is None
+    assert groups_needed(0.0, 0.1) is None
 
 
 def test_binomial_tail_by_hand() -> None:

@@ -60,7 +60,7 @@ def test_an_interval_for_a_fixed_number_of_groups_would_not_do() -> None:
 
 @pytest.mark.parametrize("effect", [0.3, 0.5])
 def test_half_of_the_experiments_are_decided_with_about_as_many_groups_as_a_fixed_number_takes(effect: float) -> None:
-    fixed = groups_needed(effect, 1 / math.sqrt(10), 10)
+    fixed = groups_needed(effect, 1.0)
     assert fixed is not None
     values = effect + normal(np.random.default_rng(6), (EXPERIMENTS, GROUPS))
     decided = Looks.at_every_group(values).log_evidence() > -math.log(ALPHA)
