@@ -16,6 +16,8 @@ METRICS: Mapping[str, str] = {PRIMARY: PRIMARY, "itl": "ITL", "ttft": "TTFT"}
 """Metrics of a headline, as they are written there."""
 _NAMED = 3
 """Arms that a line names; of more it gives the number."""
+_REFERENCE = "are what others are compared with"
+"""In place of a verdict on tokens, of plain."""
 _UNSOUND = ("LOSSY", "lossy by declaration", "not shown", "too few prompts")
 
 
@@ -94,7 +96,7 @@ class Headline:
         return f"no arm is faster than {self.baseline} in tokens/s; nearest: {best.text}"
 
     def _token_line(self) -> str:
-        counts = Counter(arm.equality for arm in self.arms)
+        counts = Counter(arm.equality for arm in self.arms if arm.equality != _REFERENCE)
         if not counts:
             return ""
         unsound = [f"{arm.name} {arm.equality}" for arm in self.arms if arm.equality in _UNSOUND]
@@ -136,7 +138,7 @@ def make_headline(
     for metric, arm, length, batch in overall:
         if metric == PRIMARY and arm != CONTROL:
             effects = [_effect(overall[name, arm, length, batch]) for name in METRICS]
-            tokens = "are what others are compared with" if arm == BASELINE else equality[arm, length, batch]
+            tokens = _REFERENCE if arm == BASELINE else equality[arm, length, batch]
             arms.append(ArmHeadline(label(arm, length), batch, effects, tokens))
     return Headline(label(*compared.baseline), arms, left_out, num_warnings)
 

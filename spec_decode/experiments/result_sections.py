@@ -259,6 +259,4 @@ def memory_section(report: Report) -> Section:
         if s.arm not in (BASELINE, CONTROL) and s.batch in plain
     ]
     peak_table = TableData(["arm", "batch", "most KV blocks in use", "more than plain"], peaks, "In use")
-    return Section(
-        "7. Memory", ["All drafters of an engine are loaded at once."], [TableData(header, rows), peak_table]
-    )
+    return Section("Memory", ["All drafters of an engine are loaded at once."], [TableData(header, rows), peak_table])

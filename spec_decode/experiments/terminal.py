@@ -67,7 +67,7 @@ def print_comparison(comparison: Comparison) -> None:
         [change.label, change.what, _cell(change.old), _cell(change.new), _interval(change.estimate), change.verdict]
         for change in comparison.changes
     ]
-    header = ["arm", "quantity", "old", "new", "change [95%]", "verdict"]
+    header = ["arm", "quantity", "old", "new", "change [interval]", "verdict"]
     _print_table(console, TableData(header, rows, f"old: {comparison.old}   new: {comparison.new}"))
     console.print(
         Text(

@@ -68,6 +68,8 @@ class LoadSpeed:
     verdict: Verdict
     detectable: float | None
     """The smallest effect that as many segments would decide, with 80% power: 0.03 for 3%."""
+    unadjusted: Estimate
+    """The same ratio with the 95% interval that it has by itself."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ def _speed(
         adjusted_p=decision.adjusted_p,
         verdict=decision.verdict,
         detectable=decision.detectable,
+        unadjusted=judged.unadjusted,
     )
 
 

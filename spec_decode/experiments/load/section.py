@@ -50,7 +50,7 @@ def _speed_table(report: Report, found: LoadReport) -> TableData:
         "metric",
         report.label(*found.baseline),
         "arm's",
-        "ratio [95%]",
+        "ratio [interval]",
         "segments",
         "p",
         "verdict",

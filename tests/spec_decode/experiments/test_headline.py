@@ -16,12 +16,12 @@ from dovetail.spec_decode.experiments.bootstrap import Resampler
 from dovetail.spec_decode.experiments.cli import app
 from dovetail.spec_decode.experiments.headline import Headline, make_headline
 from dovetail.spec_decode.experiments.records import label_of
-from dovetail.spec_decode.experiments.speed import compare_speed
+from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, compare_speed
 from tests.spec_decode.experiments.test_families import VARIANTS, plain_report
 
 
-def headline(speeds: dict[str, float], **tokens: str) -> Headline:
-    compared = compare_speed(plain_report(np.random.default_rng(1), speeds), Resampler(0, draws=2000))
+def headline(speeds: dict[str, float], baseline: VariantKey = PLAIN, **tokens: str) -> Headline:
+    compared = compare_speed(plain_report(np.random.default_rng(1), speeds), Resampler(0, draws=2000), baseline)
     equality = {(arm, length, batch): tokens.get(arm, "identical") for arm, length in VARIANTS for batch in (1, 4)}
     return make_headline(compared, equality, label_of, left_out=["gone"], num_warnings=2)
 
@@ -55,6 +55,11 @@ def test_without_a_faster_arm_the_nearest_is_named() -> None:
         .lines()[0]
         .startswith("no arm is faster than plain in tokens/s; nearest: ")
     )
+
+
+def test_plain_has_no_verdict_on_tokens_where_another_arm_is_the_baseline() -> None:
+    found = headline({"b": 1.6}, ("b", 2))
+    assert "tokens: 8 identical" in found.lines()
 
 
 @pytest.fixture
