@@ -212,7 +212,7 @@ def _lengths(records: Sequence[RequestRecord]) -> dict[int, float]:
 
 
 _ACCEPTANCE: Mapping[str, Callable[[Sequence[RequestRecord]], dict[int, float]]] = {
-    "acceptance rate (mean over requests)": _rates,
+    "acceptance rate (mean over prompts)": _rates,
     "accepted length (tokens per decode step, mean over prompts)": _lengths,
 }
 

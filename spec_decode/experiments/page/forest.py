@@ -1,4 +1,4 @@
-"""The forest plot: every arm's ratios with their intervals, one panel per metric."""
+"""The forest plot: every arm's ratios with their intervals and verdicts, a panel per metric, and that on its tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from dataclasses import dataclass
 from html import escape
 
 from dovetail.spec_decode.experiments.page.plots import picture, text_at
+from dovetail.spec_decode.experiments.verdict_words import TONES
 
 _WIDTH, _ROW, _TOP, _HEADER = 1140, 24, 30, 20
 _PANEL_GAP, _NUMBERS, _LETTER = 26, 132, 6.4
+_LEGEND = {"faster": "faster", "slower": "slower", "undecided": "undecided or not judged"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a row is of."""
+
+    label: str
+    tokens: str
+    """The verdict on its tokens."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +34,38 @@ class Effect:
     """CSS class: faster, slower or undecided."""
 
 
-def forest(title: str, rows: Sequence[str], panels: Mapping[str, Sequence[Effect | None]]) -> str:
-    """Ratios on logarithmic axes with a line at 1: a row per arm, a panel per metric, numbers behind each interval.
-    What lies outside a panel's axis ends in an arrow."""
-    left = min(0.3 * _WIDTH, 16 + _LETTER * max(map(len, rows)))
-    width = (_WIDTH - left) / len(panels) - _PANEL_GAP
+def forest(title: str, rows: Sequence[Row], panels: Mapping[str, Sequence[Effect | None]]) -> str:
+    """Ratios on logarithmic axes with a line at 1: a row per arm, a panel per metric, numbers behind each interval, and
+    last the verdicts on tokens. What lies outside a panel's axis ends in an arrow."""
+    left = min(0.3 * _WIDTH, 16 + _LETTER * max(len(row.label) for row in rows))
+    right = 8 + _LETTER * max(len("tokens"), *(len(row.tokens) for row in rows))
+    width = (_WIDTH - left - right) / len(panels) - _PANEL_GAP
     bottom = _TOP + _HEADER + _ROW * len(rows)
-    content = ""
-    for row, label in enumerate(rows):
-        middle = _TOP + _HEADER + (row + 0.5) * _ROW
+    content = _legend() + _title_at(_WIDTH - right, "tokens")
+    for index, row in enumerate(rows):
+        middle = _TOP + _HEADER + (index + 0.5) * _ROW
         content += f'<path class="grid" d="M0 {middle + _ROW / 2:.1f}H{_WIDTH}"/>'
-        content += text_at(left - 8, middle + 4, label, "end")
+        content += text_at(left - 8, middle + 4, row.label, "end")
+        content += text_at(_WIDTH - right, middle + 4, row.tokens, "start", TONES.get(row.tokens, ""))
     for index, (metric, effects) in enumerate(panels.items()):
         start = left + index * (width + _PANEL_GAP)
-        content += f'<text class="title" x="{start:.1f}" y="{_TOP + 10}">{escape(metric)}</text>'
+        content += _title_at(start, metric)
         content += _panel(effects, start, width - _NUMBERS, bottom)
     return picture(title, bottom + 24, content, _WIDTH)
+
+
+def _title_at(left: float, text: str) -> str:
+    return f'<text class="title" x="{left:.1f}" y="{_TOP + 10}">{escape(text)}</text>'
+
+
+def _legend() -> str:
+    """What the colours of intervals mean, at the right of the picture's title."""
+    content, right = "", float(_WIDTH)
+    for verdict, words in reversed(_LEGEND.items()):
+        right -= 16 + _LETTER * len(words)
+        content += f'<circle class="{verdict} dot" cx="{right:.1f}" cy="14" r="4"/>'
+        content += text_at(right + 8, 18, words, "start")
+    return content
 
 
 def _panel(effects: Sequence[Effect | None], start: float, width: float, bottom: float) -> str:
@@ -61,7 +88,8 @@ def _panel(effects: Sequence[Effect | None], start: float, width: float, bottom:
             content += f'<path class="{effect.verdict} line" d="M{across(low):.1f} {middle:.1f}H{across(high):.1f}"/>'
             content += _arrow(low < 1 / furthest, across(low), middle, -5, effect.verdict)
             content += _arrow(high > furthest, across(high), middle, 5, effect.verdict)
-        content += f'<circle class="{effect.verdict} dot" cx="{across(effect.ratio):.1f}" cy="{middle:.1f}" r="4"/>'
+        content += f'<circle class="{effect.verdict} dot" cx="{across(effect.ratio):.1f}" cy="{middle:.1f}" r="4">'
+        content += f"<title>{_LEGEND[effect.verdict]}</title></circle>"
         content += text_at(start + width + 10, middle + 4, _numbers(effect), "start")
     return content
 

@@ -20,7 +20,8 @@ from dovetail.spec_decode.experiments.verdict_words import TONES
 
 _STYLE = """<style>.bar { stroke: none; } .cell { stroke: none; } .good { color: var(--c2); }
   .bad { color: var(--c1); font-weight: 600; } .caution { color: #8a5a00; }
-  @media (prefers-color-scheme: dark) { .caution { color: var(--c4); } } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
+  @media (prefers-color-scheme: dark) { .caution { color: var(--c4); } }
+  svg .good, svg .bad, svg .caution { fill: currentColor; } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
   table { font-size: 13px; } th, td { padding: .25rem .5rem; white-space: normal; }
   td:first-child { white-space: nowrap; } .facts td { max-width: 62rem; overflow-wrap: anywhere; }
   .verdicts { list-style: none; padding: 0; } .notes { margin: .3rem 0; max-width: 60rem; }</style>"""

@@ -111,9 +111,10 @@ def histograms(title: str, rows: Sequence[tuple[str, Sequence[float]]]) -> str:
     return picture(title, bottom + 20, content)
 
 
-def text_at(left: float, top: float, text: str, anchor: str) -> str:
-    """A text of a picture."""
-    return f'<text x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def text_at(left: float, top: float, text: str, anchor: str, style: str = "") -> str:
+    """A text of a picture. `style`: its CSS class."""
+    attribute = f' class="{style}"' if style else ""
+    return f'<text{attribute} x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def picture(title: str, height: float, content: str, width: int = _WIDTH) -> str:

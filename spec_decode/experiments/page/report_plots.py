@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dovetail.commands import svg
 from dovetail.spec_decode.experiments.bootstrap import Estimate
 from dovetail.spec_decode.experiments.headline import METRICS
-from dovetail.spec_decode.experiments.page.forest import Effect, forest
+from dovetail.spec_decode.experiments.page.forest import Effect, Row, forest
 from dovetail.spec_decode.experiments.page.plots import Bar, Cell, heat_grid, histograms, stacked_bars
 from dovetail.spec_decode.experiments.page.request_views import (
     length_shares,
@@ -42,8 +42,12 @@ def forest_plot(report: Report) -> str:
             None if s is None or math.isnan(s.ratio.value) else Effect(s.ratio.value, ends_of(s.ratio), _style_of(s))
             for s in speeds
         ]
-    labels = [f"{report.label(arm, length)}, batch {batch}" for batch, _, arm, length in rows]
-    return forest(f"Ratio to {report.label(*report.baseline)}, more than 1 is faster", labels, panels)
+    tokens = {(e.batch, e.arm, e.length): e.verdict for e in report.equality}
+    shown = [
+        Row(f"{report.label(arm, length)}, batch {batch}", tokens.get((batch, arm, length), "-"))
+        for batch, _, arm, length in rows
+    ]
+    return forest(f"Ratio to {report.label(*report.baseline)}, more than 1 is faster", shown, panels)
 
 
 def _style_of(speed: Speed) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.spec_decode.experiments.page.forest import Effect, forest
+from dovetail.spec_decode.experiments.page.forest import Effect, Row, forest
 from dovetail.spec_decode.experiments.page.request_views import (
     decode_steps,
     length_shares,
@@ -76,12 +76,26 @@ def texts_of(picture: str) -> list[str]:
 
 def test_the_forest_has_a_row_per_arm_and_says_what_was_not_measured() -> None:
     effects = [Effect(1.2, (1.1, 1.3), "faster"), None]
-    texts = texts_of(forest("Ratio", ["a", "b"], {"tokens/s": effects, "ttft": [None, None]}))
+    rows = [Row("a", "identical"), Row("b", "LOSSY")]
+    texts = texts_of(forest("Ratio", rows, {"tokens/s": effects, "ttft": [None, None]}))
     assert [texts.count(text) for text in ("a", "b", "1.20 [1.10, 1.30]", "not measured")] == [1, 1, 1, 3]
 
 
+def test_the_forest_shows_each_verdict_and_what_its_colour_means() -> None:
+    effects = [Effect(1.2, (1.1, 1.3), "faster"), Effect(0.8, (0.7, 0.9), "slower"), Effect(1.0, None, "undecided")]
+    rows = [Row("a", "identical"), Row("b", "LOSSY"), Row("c", "-")]
+    root = ElementTree.fromstring(forest("Ratio", rows, {"tokens/s": effects}))
+    dots = [(circle.get("class"), circle.findtext("title")) for circle in root.iter("circle")]
+    assert [title for _, title in dots if title is not None] == ["faster", "slower", "undecided or not judged"]
+    legend = {style for style, title in dots if title is None}
+    assert legend == {style for style, title in dots if title is not None}
+    texts = {element.text: element.get("class") for element in root.iter("text")}
+    assert {"tokens", "faster", "slower", "undecided or not judged"} <= texts.keys()
+    assert [texts[row.tokens] for row in rows] == ["good", "bad", None]
+
+
 def test_an_interval_beyond_the_axis_ends_in_an_arrow_within_the_picture() -> None:
-    picture = forest("Ratio", ["a"], {"tokens/s": [Effect(1.0, (0.01, 50.0), "undecided")]})
+    picture = forest("Ratio", [Row("a", "identical")], {"tokens/s": [Effect(1.0, (0.01, 50.0), "undecided")]})
     paths = [element.get("d", "") for element in ElementTree.fromstring(picture).iter("path")]
     assert sum(path.endswith("z") for path in paths) == 2
     assert "nan" not in picture
@@ -89,8 +103,10 @@ def test_an_interval_beyond_the_axis_ends_in_an_arrow_within_the_picture() -> No
 
 @given(st.floats(0.01, 100))
 def test_every_ratio_lies_within_its_panel(ratio: float) -> None:
-    root = ElementTree.fromstring(forest("Ratio", ["a"], {"tokens/s": [Effect(ratio, None, "undecided")]}))
-    (dot,) = root.iter("circle")
+    root = ElementTree.fromstring(
+        forest("Ratio", [Row("a", "identical")], {"tokens/s": [Effect(ratio, None, "undecided")]})
+    )
+    (dot,) = (circle for circle in root.iter("circle") if circle.find("title") is not None)
     assert 0 <= float(dot.get("cx", "nan")) <= float(root.get("width", "nan"))
 
 
