@@ -177,8 +177,9 @@ class GraphForward(ForwardPass):
     def prepare(self) -> None:
         """Captures every shape, largest first, so that smaller ones fit into its memory.
 
-        Raises `CapacityError` where memory does not suffice, and `WorkerError` for any other failure: a capture that
-        fails leaves streams and allocator of the process in a state that nobody can rely on.
+        Raises `CapacityError` where memory does not suffice, `ConfigError` where the device captures nothing, and
+        `WorkerError` for any other failure. A capture that was begun and fails, for want of memory too, leaves streams
+        and allocator of the process in a state that nobody can rely on.
         """
         self.release()
         for shape in self._ladder.descending():
@@ -190,14 +191,19 @@ class GraphForward(ForwardPass):
         `prepare` does."""
         self.release()
         shapes = self._ladder.descending()
-        free = [self._device.memory().free]
+        free = [self._free_memory()]
         for shape in shapes[:2]:
             self._capture(shape)
-            free.append(self._device.memory().free)
+            free.append(self._free_memory())
         self.release()
         self._device.release_unused()
         steps = [max(0, before - after) for before, after in itertools.pairwise(free)]
         return sum(steps) + sum(steps[1:]) * max(0, len(shapes) - 2)
+
+    def _free_memory(self) -> int:
+        """Bytes, those among them that an allocator keeps in a cache."""
+        self._device.release_unused()
+        return self._device.memory().free
 
     def _capture(self, shape: GraphShape) -> None:
         step = dummy_step(shape, 1 + max(self._backends), self._max_model_len, self._block_size)
@@ -205,7 +211,7 @@ class GraphForward(ForwardPass):
         self._device.synchronize()
         try:
             self._graphs[shape] = self._device.capture(lambda: self._call(shape))
-        except CapacityError:
+        except (CapacityError, ConfigError):
             raise
         except Exception as error:
             raise WorkerError(
@@ -298,11 +304,21 @@ def create_forward(
     if problem is not None and runtime.graphs != "auto":
         raise ConfigError(f"executor.cuda_graphs {sizes}: {problem}")
     if problem is not None:
-        logger.warning("steps run eagerly, without captured graphs: %s", problem)
-        return EagerForward(forward, backends)
+        return _eager(forward, backends, problem)
     captured = create_graphs(device, runtime, forward, backends, limits, query_lens)
-    captured.prepare()
+    try:
+        captured.prepare()
+    except ConfigError as error:
+        if runtime.graphs != "auto":
+            raise
+        return _eager(forward, backends, error)
     return captured
+
+
+def _eager(forward: ModelPass, backends: Backends, reason: object) -> EagerForward:
+    """Where "auto" cannot have graphs."""
+    logger.warning("steps run eagerly, without captured graphs: %s", reason)
+    return EagerForward(forward, backends)
 
 
 def create_graphs(

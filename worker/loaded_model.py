@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from dovetail.contracts.attention import AttentionBackend, AttentionSetup
-from dovetail.contracts.errors import ModelError
+from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.executor import WorkerReport
 from dovetail.contracts.kv import KVGroup, KVLayout
 from dovetail.contracts.model import CausalLM
@@ -167,7 +167,11 @@ class LoadedModel:
         runtime, limits = self.setup.placement.runtime, self.setup.config.limits
         if runtime is None or not wants_graphs(runtime) or self.why_not_captured(backends) is not None:
             return 0
-        return create_graphs(self.setup.device, runtime, self.forward, backends, limits, self.query_lens).measure()
+        graphs = create_graphs(self.setup.device, runtime, self.forward, backends, limits, self.query_lens)
+        try:
+            return graphs.measure()
+        except ConfigError:  # the device captures nothing, which `create_forward` says or refuses
+            return 0
 
     def _bind_group(self, group: KVGroup, storage: KVStorage, environment: Environment) -> AttentionBackend:
         """Creates the backend of one KV group and hands each of its layers the backend and its pages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from dovetail.worker.running_worker import RunningWorker, SleepingWorker, initia
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sleep import check_level
 from dovetail.worker.worker_setup import leave_group, set_up
+
+logger = logging.getLogger(__name__)
 
 State = TypeVar("State")
 
@@ -63,10 +66,12 @@ class ModelWorker:
         return operations[method](*args)
 
     def close(self) -> None:
-        """Ends the requests that are left, frees weights and KV pages, and leaves the process group."""
+        """Ends the requests that are left, waits for the device, frees weights and KV pages, and leaves the process
+        group."""
         self._end_requests()
         running = self._with_cache()
         if running is not None:
+            self._finish_work()
             running.forward.release()  # graphs hold collectives of the group that is left below
         self._loaded = self._running = self._sleeping = None
         if self._grammars is not None:
@@ -77,6 +82,7 @@ class ModelWorker:
         """Again for a cache in place of the one that is there."""
         loaded = self._in_order("initialize_cache", None if self._sleeping is not None else self._loaded)
         self._end_requests()
+        self._setup.device.synchronize()  # swaps may still read and write the pages that are freed here
         self._running = initialize_cache(loaded, layout, num_blocks, num_host_blocks, self._grammars)
 
     def _use_grammars(self, grammars: GrammarCompiler) -> None:
@@ -108,6 +114,14 @@ class ModelWorker:
         running = self._with_cache()
         if running is not None:
             running.runner.close()
+
+    def _finish_work(self) -> None:
+        """Nothing that was handed over, swaps among it, may read or write memory that is freed. What that work raises,
+        a lost device among it, keeps nothing from being freed."""
+        try:
+            self._setup.device.synchronize()
+        except Exception:
+            logger.debug("the device's last work failed", exc_info=True)
 
     def _with_cache(self) -> RunningWorker | None:
         """Awake or asleep."""

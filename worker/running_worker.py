@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from dovetail.contracts.errors import CapacityError, WorkerError
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.worker.block_mover import BlockMover
@@ -103,20 +104,27 @@ class SleepingWorker:
         return given_back
 
     def wake_up(self, *, new_weights: bool) -> RunningWorker:
-        """Takes memory again and fills it. Where something fails, it may be called again.
+        """Takes memory again and fills it. Where something fails, it may be called again, but for a `WorkerError`.
 
         Args:
             new_weights: whether another checkpoint is taken than the one that was loaded.
 
         Raises:
             ModelError: where the weights are to be read again and cannot be, or are others and `new_weights` is False.
+            WorkerError: where graphs could not be captured, for want of memory too: this process cannot be used any
+                more.
         """
         if self._sleeper.reads_weights and not new_weights:
             self.running.loaded.check_checkpoint()
         # Handed over like steps: the calling thread may have another current stream than theirs.
         self._device.launch(partial(_fill, self._sleeper, self.running.loaded))
         self._device.synchronize()
-        self.running.forward.prepare()
+        try:
+            self.running.forward.prepare()
+        except CapacityError as error:
+            raise WorkerError(
+                f"capturing graphs anew ran out of memory, and this process cannot be used any more: {error}"
+            ) from error
         return self.running
 
 

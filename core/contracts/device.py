@@ -85,7 +85,9 @@ class Device(ABC):
     @abstractmethod
     def capture(self, work: Work) -> Graph:
         """Captures the operations of `work` without running them; `work` was run once before. Raises `CapacityError`
-        where memory does not suffice, and what torch raises for work that synchronises or reads host memory."""
+        where memory does not suffice, and what torch raises for work that synchronises or reads host memory: both end
+        the worker. Raises `ConfigError`, before anything is captured, where the device captures nothing: steps then run
+        eagerly where `Runtime.graphs` is "auto"."""
 
     @abstractmethod
     def memory(self) -> DeviceMemory:

@@ -34,7 +34,8 @@ class OperatorsCapabilities:
     graph_capture: bool = True
     """The operators of a forward pass (`DrawsTokens` and `AcceptsChains` are none) can be captured in a graph: they
     launch the same operations for every input of the same shape, and neither wait for the device nor read its memory.
-    False: some do, and steps run eagerly."""
+    False: some do, and steps run eagerly. So they do with a set that declares contract 1.0, which had no way to say so;
+    torch's own operators aside."""
 
 
 @dataclass(frozen=True)

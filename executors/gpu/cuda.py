@@ -10,6 +10,7 @@ import torch
 
 from dovetail.contracts.device import Device, DeviceMemory, Event, Graph, Stream, Work
 from dovetail.contracts.errors import CapacityError
+from dovetail.executors.gpu.out_of_memory import is_out_of_memory
 
 
 class CudaStream(Stream):
@@ -93,7 +94,9 @@ class CudaDevice(Device):
             # Other threads, such as NCCL's watchdog, may call CUDA meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._main, capture_error_mode="thread_local"):
                 work()
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise CapacityError(
                 f"no memory is left for captured graphs ({error}): lower cache.memory_fraction, or name fewer sizes in "
                 "executor.cuda_graphs"

@@ -29,8 +29,6 @@ _MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record graphs themselves, which cannot be captured into another graph."""
 _LOST = ("CUDA error:", "CUDA driver error:", "Triton Error [CUDA]:", "CUBLAS_STATUS_")
 """Texts in plain RuntimeErrors of Triton and torch's libraries when the device fails."""
-_OUT_OF_MEMORY = ("Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Those of these texts that mean out of memory; the device goes on."""
 
 
 class GPUOptions(PluginOptions):
@@ -213,8 +211,10 @@ def _translated(error: Exception) -> Exception:
     """Translates an error for the engine: out of memory, which fails one step; or the device is lost."""
     import torch
 
+    from dovetail.executors.gpu.out_of_memory import is_out_of_memory
+
     text = str(error) if isinstance(error, RuntimeError) else ""
-    if isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         translated = CapacityError(
             f"the device ran out of memory in this step: lower cache.memory_fraction or "
             f"scheduler.max_num_batched_tokens ({error})"

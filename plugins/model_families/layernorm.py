@@ -29,7 +29,7 @@ from dovetail.plugins.model_families.layernorm_styles import Style, style_of
 class LayerNormFamily(ModelFamily):
     """Decoders with LayerNorm, with rotary positions or ALiBi."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     capabilities = ModelCapabilities(
         tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, graph_capture=True, stages=True
     )

@@ -33,7 +33,7 @@ from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,

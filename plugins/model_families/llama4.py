@@ -36,7 +36,7 @@ from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 class Llama4Family(ModelFamily):
     """Llama 4, of the models for images the text."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,

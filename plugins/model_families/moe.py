@@ -20,7 +20,7 @@ from dovetail.nn.planning import planned_size, reasons_against
 class MoEFamily(ModelFamily):
     """Decoders whose feed-forward blocks are mixtures of experts."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,

@@ -49,7 +49,7 @@ class Int8Options(PluginOptions):
 class Int8Method(QuantizationMethod):
     """Holds linear weights as int8 with a scale per output channel."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = Int8Options
     stability = "provisional"
     capabilities = QuantizationCapabilities(

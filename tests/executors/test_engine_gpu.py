@@ -15,7 +15,7 @@ import pytest
 from dovetail import LLM, LLMEngine, SamplingParams
 from dovetail.config.load import load_config
 from dovetail.contracts.device import Graph, Work
-from dovetail.contracts.errors import ConfigError, ModelError, RequestError
+from dovetail.contracts.errors import CapacityError, ConfigError, ModelError, RequestError, WorkerError
 from dovetail.engine.resolving import resolve
 from dovetail.executors.gpu.executor import GPUExecutor
 from dovetail.executors.gpu.host import HostDevice
@@ -195,7 +195,7 @@ def test_captured_steps_give_the_same_tokens(
 
 
 def test_sizes_that_cannot_be_captured_are_refused(model: Path) -> None:
-    with pytest.raises(ConfigError, match="ReferenceBackend cannot be captured"):
+    with pytest.raises(ConfigError, match="ReferenceBackend does not declare that it can be captured"):
         LLMEngine.from_config(sections(model, null(cuda_graphs=[2])))
 
 
@@ -244,6 +244,20 @@ def test_graphs_do_not_outlive_a_sleep(model: Path, level: int, order: str, monk
         assert len(captured) == num_graphs
         after = llm.generate(PROMPTS[:3], params)
     assert [o.outputs[0].token_ids for o in after] == [o.outputs[0].token_ids for o in before]
+
+
+def test_a_capture_without_memory_ends_a_worker_that_wakes_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As any capture that fails: the engine cannot be woken up again."""
+
+    def without_memory(device: HostDevice, work: Work) -> Graph:
+        raise CapacityError("no memory is left for captured graphs")
+
+    with LLM(**sections(model, null("late", cuda_graphs=[2]), attention=CAPTURED)) as llm:
+        llm.engine.sleep(1)
+        monkeypatch.setattr(HostDevice, "capture", without_memory)
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="cannot be used any more: no memory is left"):
+                llm.engine.wake_up()
 
 
 def test_what_wakes_up_is_filled_in_launched_work(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from dovetail.contracts.errors import CapacityError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.executors.gpu.cuda import CudaDevice
 from dovetail.executors.gpu.executor import GPUExecutor, GPUOptions
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.toy_worker import Fault, ToySpec, ToyWorker, expected_result, toy_plan
@@ -37,10 +41,9 @@ def test_a_step_is_not_done_when_execute_returns() -> None:
     executor.shutdown()
 
 
-def test_memory_that_runs_out_in_a_step_fails_that_step() -> None:
-    import torch
-
-    faults = (Fault(0, 1, "raise", torch.OutOfMemoryError("tried to allocate 20 GiB")),)
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_memory_that_runs_out_in_a_step_fails_that_step(kind: type[RuntimeError]) -> None:
+    faults = (Fault(0, 1, "raise", kind("CUDA error: out of memory, 20 GiB")),)
     executor = GPUExecutor(NULL, ToySpec(faults=faults), ExecutorNeed("cpu"))
     executor.start()
     with pytest.raises(CapacityError, match=r"max_num_batched_tokens.*20 GiB"):
@@ -173,3 +176,21 @@ def test_auto_captures_nothing_where_compile_records_graphs(mode: str | None, gr
 def test_it_serves_a_gpu_and_the_null_device() -> None:
     assert reasons_against(GPUExecutor, ExecutorNeed("cuda"), GPUOptions(), environment("cuda", GPU)) == []
     assert reasons_against(GPUExecutor, ExecutorNeed("cpu"), NULL, environment("cpu")) == []
+
+
+@pytest.mark.parametrize(("text", "kind"), [("out of memory", CapacityError), ("unknown error", RuntimeError)])
+def test_memory_that_runs_out_while_a_graph_is_made_is_named(
+    text: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's own, at the end of a capture, and not of torch's allocator."""
+
+    @contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        yield
+        raise RuntimeError(f"CUDA error: {text}")
+
+    for name, fake in {"set_device": id, "Stream": id, "set_stream": id, "CUDAGraph": object, "graph": graph}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    with pytest.raises(kind, match=text):
+        CudaDevice("cuda").capture(lambda: None)

@@ -66,6 +66,8 @@ class NoAttention(AttentionBackend):
 class GroupingOperators(TorchOperators, MultipliesGroups):
     """As those of GPUs: the products of all experts at once, here without numbers."""
 
+    contract = (1, 1)
+
     def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         return x.new_empty(len(x), weight.shape[1])
 
@@ -169,20 +171,32 @@ def test_parts_that_declare_nothing_are_named() -> None:
     class SilentMethod(FP8Method):
         capabilities = FP8Method.capabilities.__class__()
 
+    class OlderOperators(TorchOperators):
+        contract = (1, 0)
+
     class WaitingOperators(TorchOperators):
+        contract = (1, 1)
         capabilities = TorchOperators.capabilities.__class__(graph_capture=False)
 
     class SilentBackend(NoAttention):
         capabilities = NoAttention.capabilities.__class__()
 
     assert why_not_captured(family, model, context, [backend]) is None
-    assert "family Silent does not" in (why_not_captured(Silent, model, context, [backend]) or "")
+    _assert_named(Silent, "ModelCapabilities", why_not_captured(Silent, model, context, [backend]))
     silent = SilentBackend(PluginOptions(), backend.setup)
-    assert "SilentBackend cannot" in (why_not_captured(family, model, context, [backend, silent]) or "")
-    context.operators = WaitingOperators(PluginOptions())
-    assert "operators WaitingOperators" in (why_not_captured(family, model, context, [backend]) or "")
+    _assert_named(SilentBackend, "AttentionCapabilities", why_not_captured(family, model, context, [backend, silent]))
+    for operators in (OlderOperators, WaitingOperators):
+        context.operators = operators(PluginOptions())
+        _assert_named(operators, "OperatorsCapabilities", why_not_captured(family, model, context, [backend]))
     context.quantization = SilentMethod(FP8Method.Options(), QuantizationNeed("cuda", "bfloat16"))
-    assert "method SilentMethod" in (why_not_captured(family, model, context, [backend]) or "")
+    _assert_named(SilentMethod, "QuantizationCapabilities", why_not_captured(family, model, context, [backend]))
+
+
+def _assert_named(cls: type, capabilities: str, reason: str | None) -> None:
+    """The part, and what its author is to declare."""
+    assert reason is not None
+    assert f"{cls.__name__} does not declare that it can be captured" in reason
+    assert f"its author declares {capabilities}.graph_capture" in reason
 
 
 def test_every_bundled_family_and_every_method_of_gpus_is_tried_here() -> None:
@@ -194,3 +208,18 @@ def test_every_bundled_family_and_every_method_of_gpus_is_tried_here() -> None:
     for each in methods:
         on = each.capabilities.device_types
         assert (each in METHODS) == (on is None or "cuda" in on)
+
+
+@pytest.mark.parametrize("kind", ["model_family", "quantization", "operators"])
+def test_plugins_that_declare_it_declare_the_contract_that_has_it(kind: str) -> None:
+    """An older host then refuses them with a hint, and does not fail over an unknown capability."""
+    declaring = [
+        each
+        for entry in entry_points(group=KINDS[kind].group)
+        if (each := entry.load()).capabilities.graph_capture
+        and each is not TorchOperators
+        and entry.dist
+        and entry.dist.name == "dovetail"
+    ]
+    assert declaring
+    assert [each.__name__ for each in declaring if each.contract < (1, 1)] == []

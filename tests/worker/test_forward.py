@@ -105,3 +105,44 @@ def test_auto_says_why_nothing_is_captured_and_sizes_that_are_named_refuse(caplo
     assert "without captured graphs: model.layers.1.mlp: a mixture waits" in caplog.text
     with pytest.raises(ConfigError, match=r"cuda_graphs \[2\]: model.layers.1.mlp: a mixture waits"):
         create_forward(HostDevice("cpu"), Runtime(HostDevice, graphs=(2,)), no_pass, {}, limits, [1], obstacle=why)
+
+
+class Eager(HostDevice):
+    """Of an executor of others, for a device that has no graphs."""
+
+    def capture(self, work: Work) -> Graph:
+        raise ConfigError("this device captures no graphs")
+
+
+def test_a_device_that_captures_nothing_runs_eagerly_where_nobody_names_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    setup = AttentionSetup((), PAGES, 4, "float32", "cpu", 4, 64, 64)
+    backends = {0: ReferenceBackend(ReferenceBackend.Options(), setup)}
+    device, limits = Eager("cpu"), SchedulerLimits(64, 4, 64)
+    forward = create_forward(device, Runtime(HostDevice), doubled, backends, limits, [1])
+    assert isinstance(forward, EagerForward)
+    assert "without captured graphs: this device captures no graphs" in caplog.text
+    with pytest.raises(ConfigError, match="this device captures no graphs"):
+        create_forward(device, Runtime(HostDevice, graphs=(2,)), doubled, backends, limits, [1])
+
+
+class CachingDevice(CountingDevice):
+    """Its allocator keeps 1,000 bytes of each step that was launched, until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached = 0
+
+    def launch(self, work: Work, **more: Any) -> None:
+        super().launch(work, **more)
+        self.cached += 1000
+
+    def memory(self) -> DeviceMemory:
+        memory = super().memory()
+        return DeviceMemory(memory.free - self.cached, memory.total)
+
+    def release_unused(self) -> None:
+        self.cached = 0
+
+
+def test_memory_that_an_allocator_keeps_is_not_the_graphs() -> None:
+    assert graphs_of(CachingDevice(), doubled).measure() == 500 + 6 * 20

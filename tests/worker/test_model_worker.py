@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 
 from dovetail.config.load import load_config
+from dovetail.contracts.device import Runtime
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.executor import Placement
 from dovetail.contracts.kv import KVLayout, KVSpec
 from dovetail.engine.resolving import resolve
+from dovetail.executors.gpu.host import late
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.testing.toy_worker import toy_plan
 from dovetail.worker.kv_layout import build_layout
@@ -32,7 +35,7 @@ def worker(tmp_path: Path) -> ModelWorker:
             "executor": "cpu",
         }
     )
-    return ModelWorker(resolve(config), Placement(device="cpu"))
+    return ModelWorker(resolve(config), Placement(device="cpu", runtime=Runtime(late, graphs="off")))
 
 
 def start(worker: ModelWorker) -> None:
@@ -113,3 +116,30 @@ def test_a_sleeping_worker_can_be_closed(worker: ModelWorker) -> None:
     worker.close()
     with pytest.raises(PluginError):
         worker.call("describe")
+
+
+@pytest.mark.parametrize("release", [ModelWorker.close, start])
+def test_work_under_way_is_done_before_pages_are_freed(
+    worker: ModelWorker, release: Callable[[ModelWorker], None]
+) -> None:
+    """A swap in a stream of its own, say."""
+    worker.load()
+    start(worker)
+    assert worker._running is not None
+    device, storage, had_pages = worker._setup.device, weakref.ref(worker._running.storage), []
+    device.launch(lambda: had_pages.append(storage() is not None), stream=device.create_stream())
+    release(worker)
+    assert had_pages == [True]
+
+
+def test_work_that_fails_does_not_keep_a_worker_from_closing(worker: ModelWorker) -> None:
+    """On a device that was lost, all work does."""
+    worker.load()
+    start(worker)
+
+    def lost() -> None:
+        raise RuntimeError("the device is lost")
+
+    worker._setup.device.launch(lost)
+    worker.close()
+    assert worker._running is None

@@ -83,10 +83,12 @@ class NativeOperators(Operators):
     """C kernels for float32 and bfloat16 on CPUs: one call each, no copies of inputs in the form that the model leaves
     them."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     stability = "provisional"
     preference: ClassVar[int] = 5
-    capabilities = OperatorsCapabilities(device_types=frozenset({"cpu"}), dtypes=frozenset({"float32", "bfloat16"}))
+    capabilities = OperatorsCapabilities(
+        device_types=frozenset({"cpu"}), dtypes=frozenset({"float32", "bfloat16"}), graph_capture=True
+    )
 
     @classmethod
     def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:

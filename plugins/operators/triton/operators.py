@@ -33,10 +33,12 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
     """Norms, activations, rotations, drawing of tokens and products of experts, one launch each; acceptance of drafts
     in two."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     stability = "experimental"
     preference: ClassVar[int] = 5
-    capabilities = OperatorsCapabilities(device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset(_DTYPES))
+    capabilities = OperatorsCapabilities(
+        device_types=frozenset({"cpu", "cuda"}), dtypes=frozenset(_DTYPES), graph_capture=True
+    )
 
     @classmethod
     def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:

@@ -49,7 +49,7 @@ _CAPABILITIES = QuantizationCapabilities(
 class GroupedMethod(QuantizationMethod):
     """What the methods have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     stability = "provisional"
     capabilities = _CAPABILITIES
 

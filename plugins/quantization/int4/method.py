@@ -48,7 +48,7 @@ _FORMATS = {f"int4g{size}": 0.5 + _HEADER / size for size in GROUP_SIZES}
 class Int4Method(QuantizationMethod):
     """Four bits a weight, in groups with scale and zero point each."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     stability = "experimental"
     preference: ClassVar[int] = 0
     capabilities = QuantizationCapabilities(

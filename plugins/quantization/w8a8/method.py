@@ -43,7 +43,7 @@ class EightBitOptions(PluginOptions):
 class _EightBitMethod(QuantizationMethod):
     """What the two have in common."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = EightBitOptions
     stability = "experimental"
     capabilities = QuantizationCapabilities(
