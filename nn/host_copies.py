@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 
 def on_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Returns `array` as a tensor on `device`, of its shape and dtype; on a CPU it shares the array's memory.
+    """Returns `array` as a tensor on `device`, of its dtype and shape ([] becomes [1]); on a CPU it shares
+    the memory of a contiguous array.
 
     A copy to a GPU out of ordinary memory has the host wait for all work before it. So the array goes through pinned
     memory of torch's cache, which torch reuses when the copy is done: the array itself may change at once.

@@ -10,6 +10,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.kv import DTYPE_BYTES, KVLayout, KVSpec
+from dovetail.nn.host_copies import on_device
 from dovetail.worker.pinned_pages import pinned_pages
 
 
@@ -91,7 +92,7 @@ class KVStorage:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (from, to) pairs on the device. All sources are read before any target is written."""
-        source, target = (column.to(self._device) for column in _columns(pairs))
+        source, target = on_device(np.array(pairs, dtype=np.int64).T, self._device)
         for tensor in self._tensors:
             tensor[target] = tensor[source]
 
@@ -110,11 +111,6 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
 def _host_pages(num_blocks: int, page_bytes: int) -> torch.Tensor:
     """Zeroed pages that the operating system provides when they are first touched; torch.zeros would touch them."""
     return torch.from_numpy(np.zeros((num_blocks, page_bytes), dtype=np.uint8))
-
-
-def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    table = torch.tensor(pairs, dtype=torch.int64)
-    return table[:, 0], table[:, 1]
 
 
 def _torch_dtype(name: str) -> torch.dtype:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.speculation import Draft, Verdict
+from dovetail.nn.host_copies import on_device
 
 _SUM_TOLERANCE = 1e-3
 """How far from 1 the sum of a draft's distribution may lie: float32 over a large vocabulary, and no more."""
@@ -118,7 +119,7 @@ def _checked_probs(probs: object, token_ids: Sequence[int], vocab_size: int, dev
     probs = probs.detach()
     if not len(probs):
         return probs
-    chosen = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None])
+    chosen = probs.gather(1, on_device(np.array(token_ids, dtype=np.int64), probs.device)[:, None])
     # One look at the device for all three. Comparisons with NaN are false.
     looks = torch.stack((probs.min(), (probs.sum(-1) - 1).abs().max(), chosen.min()))
     least, off, rarest = looks.tolist()

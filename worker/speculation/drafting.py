@@ -14,6 +14,7 @@ from dovetail.contracts.draft_length import DrafterCall, DrafterFacts
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest, LearnsFromRequests
 from dovetail.contracts.step import NewRequest, StepPlan
+from dovetail.nn.host_copies import on_device
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.sampling.grammar_masks import GrammarMasks
@@ -258,7 +259,8 @@ class Drafting:
         if layers == self.hidden_layers:
             return last, layer_states
         parts = layer_states.view(len(layer_states), len(self.hidden_layers), -1)
-        index = torch.tensor([self.hidden_layers.index(layer) for layer in layers], device=self._device)
+        indices = np.array([self.hidden_layers.index(layer) for layer in layers], dtype=np.int64)
+        index = on_device(indices, self._device)
         return last, parts.index_select(1, index).flatten(1)
 
     def _draft(
