@@ -36,27 +36,34 @@ def shared_prefixes(
     candidates = np.flatnonzero(limits >= min_blocks)
     found: list[SharedPrefix] = []
     for same in _equal(batch.block_table[requests[candidates], 0], min_requests):
-        _, groups = _best(batch.block_table, limits, requests, candidates[same], 1, min_requests)
+        groups = _best(batch.block_table, limits, requests, candidates[same], min_requests)
         found += [group for group in groups if group.num_blocks >= min_blocks]
     return found
 
 
 def _best(
-    table: np.ndarray, limits: np.ndarray, requests: np.ndarray, members: np.ndarray, begin: int, min_requests: int
-) -> tuple[int, list[SharedPrefix]]:
-    """The blocks whose reading is saved, and the groups among `members` (equal before block `begin`) that save most."""
-    end = _first_difference(table, requests[members], begin, int(limits[members].min()))
-    saved = (len(members) - 1) * end
-    longer = members[limits[members] > end]
-    if len(longer) < min_requests:
-        return saved, [SharedPrefix(requests[members], end)]
-    parts = [
-        _best(table, limits, requests, longer[same], end + 1, min_requests)
-        for same in _equal(table[requests[longer], end], min_requests)
-    ]
-    if sum(part[0] for part in parts) <= saved:
-        return saved, [SharedPrefix(requests[members], end)]
-    return sum(part[0] for part in parts), [group for part in parts for group in part[1]]
+    table: np.ndarray, limits: np.ndarray, requests: np.ndarray, members: np.ndarray, min_requests: int
+) -> list[SharedPrefix]:
+    """The groups among `members` (whose first blocks are equal) that save most reading. Without recursion: prefixes can
+    be as deep in each other as there are requests."""
+    found = [(members, -1)]
+    ends: list[int] = []
+    for index, (same, parent) in enumerate(found):  # grows on the way: parents before children
+        begin = ends[parent] + 1 if parent >= 0 else 1
+        ends.append(_first_difference(table, requests[same], begin, int(limits[same].min())))
+        longer = same[limits[same] > ends[-1]]
+        if len(longer) >= min_requests:
+            found += [(longer[part], index) for part in _equal(table[requests[longer], ends[-1]], min_requests)]
+    behind, groups = [0] * len(found), [list[SharedPrefix]() for _ in found]
+    for index in reversed(range(len(found))):
+        same, parent = found[index]
+        saved = (len(same) - 1) * ends[index]
+        if behind[index] <= saved:
+            behind[index], groups[index] = saved, [SharedPrefix(requests[same], ends[index])]
+        if parent >= 0:
+            behind[parent] += behind[index]
+            groups[parent] = groups[index] + groups[parent]
+    return groups[0]
 
 
 def _equal(blocks: np.ndarray, min_requests: int) -> list[np.ndarray]:

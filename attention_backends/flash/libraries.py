@@ -205,23 +205,58 @@ class FlashAttention3(Attention):
         return output
 
 
+class _Turns:
+    """Wrappers that take turns, each with an event behind the copies of its last plan."""
+
+    def __init__(self, wrappers: list[Any]):
+        self._wrappers = wrappers
+        self._copied: list[torch.cuda.Event | None] = [None] * len(wrappers)
+        self._turn = 0
+
+    @property
+    def current(self) -> Any:
+        """The wrapper that was planned last."""
+        return self._wrappers[self._turn]
+
+    def begin(self) -> Any:
+        """The next wrapper, once the device has copied what its last plan wrote."""
+        self._turn = (self._turn + 1) % len(self._wrappers)
+        event = self._copied[self._turn]
+        if event is not None:
+            event.synchronize()
+        return self.current
+
+    def end(self, device: torch.device) -> None:
+        """Marks the copies of the plan that was made as issued."""
+        if device.type == "cuda":
+            event = self._copied[self._turn] or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._copied[self._turn] = event
+
+
 class FlashInfer(Attention):
-    """`BatchPrefillWithPagedKVCacheWrapper` of FlashInfer, which serves queries of any length; one for each kind of
-    layer."""
+    """`BatchPrefillWithPagedKVCacheWrapper` of FlashInfer, which serves queries of any length; two in turn for each
+    kind of layer.
+
+    `plan` of a wrapper fills pinned memory that the wrapper keeps, and the device copies it later. So the plan of the
+    next step, which is made while the device still works on this one, must not go through the same wrapper; and before
+    the one after it does, the copies are waited for.
+    """
 
     def __init__(self, setup: AttentionSetup, wrapper: Callable[..., Any] | None = None):
         super().__init__(setup)
         self._create = wrapper or importlib.import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=setup.device)
-        self._wrappers: dict[tuple[Any, ...], Any] = {}
+        self._wrappers: dict[tuple[Any, ...], _Turns] = {}
 
     def plan(self, layer: AttentionLayer, lengths: DeviceLengths) -> None:
         kind = kind_of(layer)
         if kind not in self._wrappers:
-            self._wrappers[kind] = self._create(self._workspace, "NHD")
+            self._wrappers[kind] = _Turns([self._create(self._workspace, "NHD") for _ in range(2)])
+        turns = self._wrappers[kind]
         begins, pages, last = lengths.host.page_lists(self._setup.block_size)
         # Begins and lengths are read on the host first, so they stay there; the pages are read by the device only.
-        self._wrappers[kind].plan(
+        turns.begin().plan(
             torch.from_numpy(lengths.host.cu_seqlens_q),
             torch.from_numpy(begins),
             to_device(pages, torch.device(self._setup.device)),
@@ -237,6 +272,7 @@ class FlashInfer(Attention):
             q_data_type=getattr(torch, self._setup.dtype),
             kv_data_type=getattr(torch, self._setup.spec.dtype),
         )
+        turns.end(self._workspace.device)
 
     def attend(
         self,
@@ -246,7 +282,7 @@ class FlashInfer(Attention):
         values: torch.Tensor,
         lengths: DeviceLengths,
     ) -> torch.Tensor:
-        output: torch.Tensor = self._wrappers[kind_of(layer)].run(query, (keys, values))
+        output: torch.Tensor = self._wrappers[kind_of(layer)].current.run(query, (keys, values))
         return output
 
 

@@ -135,3 +135,13 @@ def test_members_share_what_is_said_and_belong_to_one_group(tables: list[list[in
         for member in group.members:
             assert tables[member][: group.num_blocks] == tables[group.members[0]][: group.num_blocks]
             assert group.num_blocks < len(tables[member]), "the block of the query's own token is no prefix"
+
+
+def test_of_prefixes_within_each_other_the_one_that_saves_most_is_taken() -> None:
+    """Request i has the first i blocks of one text, so that each group holds the next."""
+    setup = make_setup("float32")
+    depths = range(1, 60)
+    rows = [(list(range(1, 2 + n)), (n + 1) * BLOCK_SIZE - 1, (n + 1) * BLOCK_SIZE) for n in depths]
+    [group] = shared_prefixes(make_batch(rows, setup, {}), np.arange(len(rows)), BLOCK_SIZE, min_requests=4, min_keys=8)
+    saved = (len(group.members) - 1) * group.num_blocks
+    assert saved == max((sum(n >= depth for n in depths) - 1) * depth for depth in depths)
