@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from dovetail.config.schema import ComponentSection, EngineConfig
 from dovetail.nn import native
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("dovetail", deadline=None)
+settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dovetail")
 
 

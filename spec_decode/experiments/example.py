@@ -27,7 +27,7 @@ workload:
   data: builtin              # or a JSONL file: {"prompt": ..., "category": ...}, Spec-Bench, MT-Bench, SPEED-Bench,
                              # HumanEval, GSM8K
   turns: first               # all: later turns of conversations too, behind the answers of plain
-  per_category: 4            # of 8 in each of our six categories
+  per_category: 8            # all of each of our six categories; more prompts decide more than repetitions do
   template: auto             # chat where the model has a template, else raw
 
 sampling: {max_tokens: 64, temperature: 0.0, ignore_eos: true}
@@ -40,7 +40,7 @@ grid:
 #   rates: [1, 2]            # per second; or trace: FILE, in Azure's or Mooncake's format
 #   slo: {ttft: 1000, itl: 100}
 
-repetitions: 2
+repetitions: 1
 warmup: 1                    # groups per arm that run before, dropped
 baseline: plain              # what speed is compared with: any arm, or arm@4
 order: abba                  # a drawn order of arms, then its reverse

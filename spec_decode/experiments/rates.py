@@ -70,9 +70,11 @@ def affine(estimate: Estimate, factor: float, offset: float) -> Estimate:
 
 
 def within(estimate: Estimate, low: float, high: float) -> Estimate:
-    """The estimate, whose interval ends at what can be."""
+    """The estimate, whose interval ends at what can be; one that spans all of that says nothing, and is left out."""
     if estimate.low is None or estimate.high is None:
         return estimate
+    if estimate.low <= low and estimate.high >= high:
+        return replace(estimate, low=None, high=None)
     return replace(estimate, low=max(low, estimate.low), high=min(high, estimate.high))
 
 

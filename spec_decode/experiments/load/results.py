@@ -27,6 +27,7 @@ from dovetail.spec_decode.experiments.families import (
     smallest_alpha,
 )
 from dovetail.spec_decode.experiments.load.records import LoadKey, LoadRecord, by_load_key
+from dovetail.spec_decode.experiments.rates import within
 from dovetail.spec_decode.experiments.schema import CONTROL, LevelsSection
 from dovetail.spec_decode.experiments.speed import PLAIN, VariantKey, geometric_mean, log_ratios, mean_known
 
@@ -304,14 +305,13 @@ def _share_met(records: Sequence[LoadRecord], limits: Mapping[str, float]) -> fl
 def _goodput_gain(
     own: Sequence[LoadRecord], base: Sequence[LoadRecord], limits: Mapping[str, float], resampler: Resampler
 ) -> Estimate:
-    """Ends within what can be."""
+    """Ends within what can be; without an interval where segments do not differ, since a few that are alike show no
+    certainty that all are."""
     pair = _by_turn(own), _by_turn(base)
     by_segment: dict[int, list[float]] = {}
     for turn in pair[0]:
         if turn in pair[1]:
             difference = _share_met(pair[0][turn], limits) - _share_met(pair[1][turn], limits)
             by_segment.setdefault(turn[0], []).append(difference)
-    found = resampler.mean([statistics.mean(values) for values in by_segment.values()])
-    if found.low is None or found.high is None:
-        return found
-    return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
+    found = within(resampler.mean([statistics.mean(values) for values in by_segment.values()]), -1.0, 1.0)
+    return replace(found, low=None, high=None) if found.low == found.high else found

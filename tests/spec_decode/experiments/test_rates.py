@@ -138,6 +138,14 @@ def test_a_difference_of_shares_is_at_most_one() -> None:
     found = Resampler(0).mean([1.0, 1.0, 1.0, 1.0, -1.0])
     assert found.low is not None
     assert found.low < -1, "the bootstrap knows no bounds"
+    assert found.high is not None
+    bounded = within(found, -1.0, 2 * found.high)
+    assert (bounded.low, bounded.high) == (-1.0, found.high)
+    assert bounded.value == found.value
+
+
+def test_an_interval_that_spans_all_that_can_be_is_none() -> None:
+    found = Resampler(0).mean([1.0, 1.0, 1.0, 1.0, -1.0])
     bounded = within(found, -1.0, 1.0)
-    assert (bounded.low, bounded.high) == (-1.0, 1.0)
+    assert (bounded.low, bounded.high) == (None, None)
     assert bounded.value == found.value
