@@ -13,7 +13,7 @@ Its modules have more. `.streaming` and `.sampling`: text that streams to the te
 the installed plugins and the schema of the config. For commands that measure: `.checks` (refusals of bad input),
 `.machine` (the machine of a timing, and its other load), `.datasets` (prompts in the shapes of public sets), `.http`
 (servers of OpenAI's API), `.saved` (results read again and compared), `.student` (quantiles of Student's t),
-`.progress`, `.svg` and `.page` (plots and self-contained HTML).
+`.arrivals` (arrival times by rates and from traces), `.progress`, `.svg` and `.page` (plots and self-contained HTML).
 """
 
 from __future__ import annotations

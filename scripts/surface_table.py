@@ -104,6 +104,7 @@ NN = (
 
 COMMANDS = (
     "dovetail.commands",
+    "dovetail.commands.arrivals",
     "dovetail.commands.checks",
     "dovetail.commands.datasets",
     "dovetail.commands.http",

@@ -132,8 +132,8 @@ def test_core_names_no_plugin() -> None:
     """Names of bundled plugins appear in core as hints for users at most, never in comparisons."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # "cpu" is a device type of torch as well, "path" a key of the config, "mistral" a mode of tokenizers, and "top"
-    # where a plot has its legend; "turns" is a key of data sets.
-    elsewhere = {"cpu", "path", "model.path", "mistral", "top", "turns"}
+    # where a plot has its legend; "messages" is a key of data sets.
+    elsewhere = {"cpu", "path", "model.path", "mistral", "top", "messages"}
     names = {name for group in project["entry-points"].values() for name in group} - elsewhere
     offences = []
     files = [
