@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
-
-import torch
 
 from dovetail.commands.machine import describe_machine
 from dovetail.spec_decode.experiments.arms import Setup, effective_values
@@ -22,6 +21,8 @@ _MACHINE = ("cpu", "usable_cpus", "memory_gib", "versions")
 def identity(experiment: Experiment, setup: Setup, data: DataSet, *, until_decided: bool) -> dict[str, Any]:
     """Plain data that is equal where turns may be put together. No weight is read.
 
+    Threads are those of the config, or else of OMP_NUM_THREADS: what torch has now may be of other engines.
+
     `until_decided`: the run ends by what it sees; one that does cannot go on as one that does not.
     """
     machine = describe_machine()
@@ -32,5 +33,5 @@ def identity(experiment: Experiment, setup: Setup, data: DataSet, *, until_decid
         "arms": {name: effective_values(arm) for name, arm in setup.arms.items()},
         "until_decided": until_decided,
         "decided against": experiment.baseline if until_decided else None,
-        "machine": {key: machine[key] for key in _MACHINE} | {"threads": torch.get_num_threads()},
+        "machine": {key: machine[key] for key in _MACHINE} | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
     }
