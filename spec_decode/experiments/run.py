@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from dovetail import LLMEngine, RequestOutput, SamplingParams
+from dovetail import LLMEngine, SamplingParams
 from dovetail.commands.datasets import Prompt
 from dovetail.commands.machine import Watch
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.telemetry import StepStats
 from dovetail.spec_decode.experiments.admission import check_count, fits
 from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name
@@ -20,6 +19,7 @@ from dovetail.spec_decode.experiments.journal import FinishedTurn
 from dovetail.spec_decode.experiments.plan import Turn
 from dovetail.spec_decode.experiments.records import RequestRecord, StepRecord
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, Experiment, SamplingSection
+from dovetail.spec_decode.experiments.serving import Clock, Finished, serve
 from dovetail.spec_decode.experiments.steps import StepRecorder
 
 TokenIds = list[int]
@@ -85,31 +85,18 @@ class Bench:
         params: Sequence[SamplingParams],
         *,
         keeps_cache: bool = False,
+        arrivals: Sequence[float] | None = None,
     ) -> list[Finished]:
-        """One group to its end, on a cold prefix cache or (`keeps_cache`) on what the group before left in it. Raises
-        `RequestError` for a request that is refused, before any is added, and `DovetailError` for one that fails."""
+        """One group to its end, on a cold prefix cache or (`keeps_cache`) on what the group before left in it. All
+        requests come at once, or each at its time of `arrivals` (seconds, in order). Raises as `serve` does."""
         engine = self.engine_of(variant)
-        inputs = [engine.process_input(list(p), own) for p, own in zip(prompts, params, strict=True)]
         if not keeps_cache:
             engine.reset_prefix_cache()
         gc.collect()
         self.take_steps(variant)
         self._names += 1
-        names = [f"ab-{self._names}-{index}" for index in range(len(inputs))]
-        finished = {name: Finished() for name in names}
-        start = time.monotonic()
-        for name, processed in zip(names, inputs, strict=True):
-            engine.add_request(name, processed)
-        try:
-            while engine.has_unfinished_requests():
-                outputs = engine.step()
-                clock = time.monotonic() - start
-                for output in outputs:
-                    finished[output.request_id].take(output, clock)
-        except BaseException:
-            engine.abort_request(names)
-            raise
-        return [finished[name] for name in names]
+        names = [f"ab-{self._names}-{index}" for index in range(len(prompts))]
+        return serve(engine, names, prompts, params, arrivals or [0.0] * len(prompts), Clock())
 
     def forget_finished(self) -> None:
         """Drafters forget the answers that they have seen."""
@@ -131,25 +118,6 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass
-class Finished:
-    """One request's tokens, as they come."""
-
-    token_ids: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    last: RequestOutput | None = None
-
-    def take(self, output: RequestOutput, clock: float) -> None:
-        """What one step brought. Raises `DovetailError` for a request that failed."""
-        if output.error is not None:
-            raise DovetailError(f"a request failed: {output.error}")
-        for completion in output.outputs:
-            self.token_ids += completion.token_ids
-            self.times += [clock] * len(completion.token_ids)
-        if output.finished:
-            self.last = output
 
 
 def read_prompts(data: DataSet, engine: LLMEngine, experiment: Experiment) -> Workload:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from dovetail import LLMEngine, SamplingParams
 from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments.arms import Variant
 from dovetail.spec_decode.experiments.journal import Journal
@@ -16,54 +11,8 @@ from dovetail.spec_decode.experiments.load.plan import Arrival, LoadPoint
 from dovetail.spec_decode.experiments.load.records import FinishedSegment, LoadKey, LoadRecord
 from dovetail.spec_decode.experiments.measuring import OnTurn, TimeLimit, failure_of
 from dovetail.spec_decode.experiments.plan import Turn, make_turns
-from dovetail.spec_decode.experiments.run import Bench, Finished, Workload, request_seeds
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Real time."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-def serve(
-    engine: LLMEngine,
-    names: Sequence[str],
-    prompts: Sequence[list[int]],
-    params: Sequence[SamplingParams],
-    arrivals: Sequence[float],
-    clock: Clock,
-) -> list[Finished]:
-    """Sends each request at its arrival (seconds from now, in order) and steps the engine until all have finished.
-
-    A request that arrives during a step is added after it, and its times count from when it arrived. While nothing is
-    to be computed, the thread sleeps until the next arrival. Tokens' times count from the start. Raises `RequestError`
-    for a request that is refused, before any is added, and `DovetailError` for one that fails; none is left in the
-    engine then.
-    """
-    inputs = [engine.process_input(list(ids), own) for ids, own in zip(prompts, params, strict=True)]
-    served = {name: Finished() for name in names}
-    coming = deque(zip(arrivals, names, inputs, strict=True))
-    added: list[str] = []
-    start = clock.now()
-    try:
-        while coming or engine.has_unfinished_requests():
-            while coming and coming[0][0] <= clock.now() - start:
-                arrival, name, processed = coming.popleft()
-                engine.add_request(name, processed, arrival_time=start + arrival)
-                added.append(name)
-            if not engine.has_unfinished_requests():
-                clock.sleep(max(0.0, coming[0][0] - (clock.now() - start)))
-                continue
-            outputs = engine.step()
-            passed = clock.now() - start
-            for output in outputs:
-                served[output.request_id].take(output, passed)
-    except BaseException:
-        engine.abort_request(added)
-        raise
-    return [served[name] for name in names]
+from dovetail.spec_decode.experiments.run import Bench, Workload, request_seeds
+from dovetail.spec_decode.experiments.serving import Finished
 
 
 class LoadCourse:
@@ -87,8 +36,6 @@ class LoadCourse:
             if one.failure is not None:
                 named = [v for v in bench.variants if (v.arm, v.length) == (one.arm, one.length)]
                 self.failures |= dict.fromkeys(named, one.failure)
-        self._clock = Clock()
-        self._names = 0
 
     def num_left(self) -> int:
         """Segments to run."""
@@ -142,9 +89,6 @@ class LoadCourse:
         )
 
     def _serve(self, variant: Variant, turn: Turn[Variant], arrivals: Sequence[Arrival]) -> list[Finished]:
-        engine = self._bench.engine_of(variant)
-        engine.reset_prefix_cache()
-        gc.collect()
         seeds = request_seeds(self._bench.experiment.sampling, turn.prompts, turn.repetition)
         params = [
             self._bench.params(variant, seed=seed)
@@ -152,10 +96,8 @@ class LoadCourse:
             else self._bench.params(variant, seed=seed, max_tokens=arrival.max_tokens, ignore_eos=True)
             for arrival, seed in zip(arrivals, seeds, strict=True)
         ]
-        self._names += 1
-        names = [f"ab-load-{self._names}-{index}" for index in range(len(arrivals))]
-        times = [arrival.time for arrival in arrivals]
-        return serve(engine, names, [arrival.token_ids for arrival in arrivals], params, times, self._clock)
+        prompts, times = [arrival.token_ids for arrival in arrivals], [arrival.time for arrival in arrivals]
+        return self._bench.run(variant, prompts, params, arrivals=times)
 
     def _record(self, point: LoadPoint, turn: Turn[Variant], arrival: Arrival, served: Finished) -> LoadRecord:
         assert served.last is not None

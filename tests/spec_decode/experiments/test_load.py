@@ -23,7 +23,6 @@ from dovetail.spec_decode.experiments.example import EXAMPLE
 from dovetail.spec_decode.experiments.experiment import Procedure, run_experiment
 from dovetail.spec_decode.experiments.export import write_tables
 from dovetail.spec_decode.experiments.fail_if import Condition
-from dovetail.spec_decode.experiments.load.open_loop import Clock, serve
 from dovetail.spec_decode.experiments.load.plan import prompt_of_length
 from dovetail.spec_decode.experiments.load.records import LoadRecord
 from dovetail.spec_decode.experiments.load.results import describe_load, judge_queue, queue_growth
@@ -31,6 +30,7 @@ from dovetail.spec_decode.experiments.load.rows import load_names
 from dovetail.spec_decode.experiments.report import Report, as_data
 from dovetail.spec_decode.experiments.schema import LevelsSection, parse_experiment
 from dovetail.spec_decode.experiments.sections import all_sections
+from dovetail.spec_decode.experiments.serving import Clock, serve
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 SEGMENTS, REQUESTS = 5, 8
