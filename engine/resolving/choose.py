@@ -223,17 +223,21 @@ class Question(Generic[P]):
             answers.append((name, plugin, against))
         return answers, broken
 
+    def _options_or_issues(self, plugin: type[P]) -> PluginOptions | list[str]:
+        try:
+            return plugin.Options.model_validate(self._handed_over(plugin))
+        except ValidationError as error:
+            issues = [f"option {'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors()]
+            return [f"its options do not go with it ({'; '.join(issues)})"]
+
     def _reasons(self, name: str, plugin: type[P]) -> Sequence[str]:
         """What speaks against one candidate, its options included. What nobody asked for by name needs no options."""
         try:
             passed_over = self._passed_over(plugin)
             if passed_over is not None:
                 return [passed_over]
-            options = plugin.Options.model_validate(self._handed_over(plugin))
-            return self._ask(plugin, options)
-        except ValidationError as error:
-            issues = [f"option {'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors()]
-            return [f"its options do not go with it ({'; '.join(issues)})"]
+            options = self._options_or_issues(plugin)
+            return options if isinstance(options, list) else self._ask(plugin, options)
         except Exception as error:
             # A contract that a candidate breaks is its own fault; nobody named it, so it costs a line and no more.
             problem = f"its check failed with {type(error).__name__}: {error}"
