@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.testing.story_model import STORY, save_story_model
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"
 NUM_HEADS = 3
@@ -26,6 +27,27 @@ class Trained:
     target: Path
     draft: Path
     medusa: Path
+
+
+class TinyPair:
+    """A tiny target, another tiny model of its vocabulary, both as transformers has them, and drafters in a file."""
+
+    def __init__(self, directory: Path, plugins: str):
+        self.target, self.draft = directory / "target", directory / "draft"
+        self.target_model = save_tiny_model(self.target, tiny_config("llama"))
+        small = tiny_config("llama", num_hidden_layers=1, hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
+        self.draft_model = save_tiny_model(self.draft, small, seed=1)
+        self.plugins = directory / "drafters.py"
+        self.plugins.write_text(plugins)
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The tokens that transformers generates."""
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    found: list[int] = out[0, len(prompt) :].tolist()
+    return found
 
 
 def fit_medusa_heads(target: Path, directory: Path) -> Path:

@@ -19,6 +19,8 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.engine.explanation import explain
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
+from .conftest import TinyPair, greedy
+
 NUM_TOKENS = 20
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = replace(PARAMS, temperature=0.9, seed=3)
@@ -84,27 +86,14 @@ class Breaks(DraftModelDrafter):
 '''
 
 
-class Pair:
-    """A tiny target, another tiny model of its vocabulary, and the target's greedy tokens by transformers."""
+class Pair(TinyPair):
+    """With the tokens that transformers generates for some prompts."""
 
     def __init__(self, directory: Path):
-        self.target, self.draft = directory / "target", directory / "draft"
-        self.target_model = save_tiny_model(self.target, tiny_config("llama"))
-        small = tiny_config("llama", num_hidden_layers=1, hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
-        self.draft_model = save_tiny_model(self.draft, small, seed=1)
-        self.plugins = directory / "drafters.py"
-        self.plugins.write_text(PLUGINS)
+        super().__init__(directory, PLUGINS)
         draw = random.Random(2)
         self.prompts = [[draw.randrange(3, 128) for _ in range(draw.choice([3, 9, 30]))] for _ in range(16)]
         self.answers = [greedy(self.target_model, prompt, NUM_TOKENS) for prompt in self.prompts]
-
-
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)
-    out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
-    found: list[int] = out[0, len(prompt) :].tolist()
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail import LLM, RequestOutput, SamplingParams
-from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.worker.speculation.late_reading import read_soonest
+
+from .conftest import TinyPair, greedy
 
 NUM_TOKENS = 20
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -88,27 +88,14 @@ class Logged(DraftModelDrafter):
 '''
 
 
-class Pair:
-    """A tiny target with the tokens that transformers generates, and another tiny model of its vocabulary."""
+class Pair(TinyPair):
+    """With the tokens that transformers generates for some prompts."""
 
     def __init__(self, directory: Path):
-        self.target, self.draft = directory / "target", directory / "draft"
-        model = save_tiny_model(self.target, tiny_config("llama"))
-        small = tiny_config("llama", num_hidden_layers=1, hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
-        self.draft_model = save_tiny_model(self.draft, small, seed=1)
-        self.plugins = directory / "late.py"
-        self.plugins.write_text(PLUGINS)
+        super().__init__(directory, PLUGINS)
         draw = random.Random(4)
         self.prompts = [[draw.randrange(3, 128) for _ in range(length)] for length in (3, 9, 30, 30, 9, 22)]
-        self.answers = [greedy(model, prompt, NUM_TOKENS) for prompt in self.prompts]
-
-
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)
-    out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
-    found: list[int] = out[0, len(prompt) :].tolist()
-    return found
+        self.answers = [greedy(self.target_model, prompt, NUM_TOKENS) for prompt in self.prompts]
 
 
 @pytest.fixture(scope="module")
