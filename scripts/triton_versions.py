@@ -80,10 +80,10 @@ def print_table(found: list[dict[str, Any]]) -> None:
     print(f"| --- |{' --- |' * len(columns)}")
     for kernel in dict.fromkeys(kernel for kernel, _, _ in cells):
         row = (cells.get((kernel, *column)) for column in columns)
-        print(f"| {kernel} | {' | '.join('' if cell is None else told(cell) for cell in row)} |")
+        print(f"| {kernel} | {' | '.join('' if cell is None else cell_text(cell) for cell in row)} |")
 
 
-def told(cell: dict[str, Any]) -> str:
+def cell_text(cell: dict[str, Any]) -> str:
     """Registers and stack; with a mark where the kernel is over a limit."""
     return f"{cell['registers']}, {cell['stack_bytes']}" + (" !" if cell["problem"] else "")
 

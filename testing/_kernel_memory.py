@@ -153,9 +153,9 @@ class LaunchMemory:
             clash = (others != 0) & (others != me)
             if clash.any():
                 place = int(cells[clash][0])
-                told = f"which program {self._name(int(others[clash][0]))} touched by a {rival}"
+                clash_text = f"which program {self._name(int(others[clash][0]))} touched by a {rival}"
                 offset = np.array([place * region.granule + region.first - tensor.first])
-                self._refuse(kind, tensor, offset, f"{told}: programs of a launch run in any order")
+                self._refuse(kind, tensor, offset, f"{clash_text}: programs of a launch run in any order")
         before = marks[kind][cells]
         marks[kind][cells] = np.where((before == 0) | (before == me), me, _MANY)
 

@@ -157,7 +157,7 @@ class _Launch(_Step):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records what goes through torch's dispatcher, and what it is told of besides."""
+    """Records what goes through torch's dispatcher, and what `record` hands it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -35,12 +35,12 @@ Ask = Callable[[float], Estimate]
 
 _FIRST_SHARE = 0.5
 _MOST_LOG = 10.0
-"""Of an effect that is told: nothing is faster by as much as its exponential."""
+"""Of an effect that is reported: nothing is faster by as much as its exponential."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a ratio comes to among others."""
+    """The verdict on a ratio among others."""
 
     adjusted_p: float | None
     verdict: Verdict
@@ -51,7 +51,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Judged:
-    """A ratio of speeds, more than 1 is better, and what it comes to."""
+    """A ratio of speeds, more than 1 is better, and its verdict."""
 
     ratio: Estimate
     """Its interval leaves 1 out if and only if the verdict is faster or slower; `error` is that of the logarithm."""

@@ -1,4 +1,4 @@
-"""What a report comes to, as the page begins with it and the terminal ends with it."""
+"""The verdicts of a report in a few lines, with which the page begins and the terminal ends."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ArmHeadline:
 
 @dataclass(frozen=True)
 class Headline:
-    """Every variant at each batch size, and what they come to together."""
+    """Every variant at each batch size, and the verdict on all of them."""
 
     baseline: str
     arms: Sequence[ArmHeadline]

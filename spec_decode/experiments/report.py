@@ -62,7 +62,7 @@ class Report:
         return load_rows(self.load, self.status, self.label) if self.load is not None else []
 
     def headline(self) -> Headline:
-        """What it comes to."""
+        """The verdicts in a few lines."""
         compared = Compared(self.baseline, self.speed, self.pairs)
         equality = {(e.arm, e.length, e.batch): e.verdict for e in self.equality}
         left_out = [self.label(status.arm, status.length) for status in self.status if not status.ran]

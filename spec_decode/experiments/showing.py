@@ -24,7 +24,7 @@ def baseline_among(saved: SavedReport, records: Sequence[RequestRecord], name: s
 
 
 def compare_anew(saved: SavedReport, baseline: str | None) -> tuple[Compared, Headline, Label]:
-    """All ratios to `baseline` (None: that of the experiment), what they come to, and what arms are called.
+    """All ratios to `baseline` (None: that of the experiment), their verdicts, and what arms are called.
 
     Where the run ended by what it saw, intervals are those that hold for that. Raises `ConfigError` for a baseline that
     is no arm of the report.

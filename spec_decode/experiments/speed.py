@@ -74,7 +74,7 @@ class Speed:
 
     @property
     def decision(self) -> Decision:
-        """What it comes to."""
+        """The verdict on it."""
         return Decision(self.adjusted_p, self.verdict, self.groups_to_decide, self.detectable)
 
 
@@ -97,7 +97,7 @@ class Pair:
 
     @property
     def decision(self) -> Decision:
-        """What it comes to."""
+        """The verdict on it."""
         return Decision(self.adjusted_p, self.verdict, self.groups_to_decide, self.detectable)
 
 
@@ -137,7 +137,7 @@ def questions(keys: Sequence[Key], baseline: VariantKey) -> list[Question]:
 
 
 def judge_questions(logs: Mapping[Question, Mapping[int, float]], resampler: Resampler) -> dict[Question, Judged]:
-    """What each ratio comes to, given its logarithm by group: all but the control's are one family. Those of which
+    """The verdict on each ratio, given its logarithm by group: all but the control's are one family. Those of which
     nothing was measured are left out."""
     judged = {q: q.group for q in logs if logs[q] and q.key[1] != CONTROL and repeated(q, logs) is None}
     finest = resampler.finest(smallest_alpha(judged, PRIMARY))

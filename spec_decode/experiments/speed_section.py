@@ -97,7 +97,7 @@ def ratio_header(groups: str) -> list[str]:
 
 
 def ratio_cells(ratio: Estimate, decision: Decision) -> list[str]:
-    """A ratio of speeds, and what it comes to."""
+    """A ratio of speeds, and its verdict."""
     return [
         format_estimate(ratio, "{:.3f}"),
         "-" if decision.adjusted_p is None else f"{decision.adjusted_p:.4f}",

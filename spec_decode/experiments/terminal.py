@@ -34,7 +34,7 @@ def print_report(report: Report) -> None:
 
 
 def print_headline(console: Console, headline: Headline) -> None:
-    """Each arm in one line, then what they come to."""
+    """Each arm in one line, then the headline."""
     console.print(Text("Verdicts", style="bold"))
     for arm in headline.arms:
         console.print(Text(arm.text, style="dim"))

@@ -9,7 +9,7 @@ from dovetail.plugins.operators.triton import accepting, drawing, grouped, rows
 from dovetail.plugins.operators.triton.operators import chain_sizes, draw_sizes, group_sizes
 
 VOCAB_SIZE = 128256
-"""Of Llama 3; its sizes and strides are multiples of 16, as those of nearly all models, and Triton is told so."""
+"""Of Llama 3; a multiple of 16, as sizes and strides of nearly all models are, and Triton compiles for such."""
 _SIZES = dict.fromkeys(("row_stride", "head_stride", "angle_stride", "size", "half"), "i32:16") | {
     "num_heads": "i32",
     "eps": "fp32",

@@ -32,7 +32,7 @@ _PROGRAMS = 384
 which each program computes one."""
 _MOST_PARTS = 8
 _MOST_SUMS = 256
-"""Parts times tokens: what is written and read once more has to stay small beside the weights."""
+"""Parts times tokens: what is written and read once more has to stay small compared with the weights."""
 _LEAST_STEPS = 4
 """Of a part: fewer, and the first loads are waited for most of the time."""
 _SUM_BLOCK = 1024
