@@ -86,7 +86,7 @@ def create(paths: dict[str, Path], rule: str, seen: Path, **cache: Any) -> LLM:
         model={"path": str(paths["target"]), "dtype": "float32"},
         cache={"memory_gib": 0.3} | cache,
         executor={"threads": 1},
-        scheduler={"max_num_seqs": 16},
+        scheduler={"max_num_seqs": 64},
         speculative={
             "drafters": {
                 label: section | {"path": str(paths[section["name"]])}
@@ -138,9 +138,11 @@ def test_preemption_keeps_the_distribution(drafter_paths: dict[str, Path], tmp_p
 def test_a_rule_that_accepts_15_percent_too_readily_is_found(
     drafter_paths: dict[str, Path], tmp_path: Path, drafter: str
 ) -> None:
+    """Ten times as many requests as elsewhere: of what is 15% too readily accepted 9% are seen, where p / q often exceeds
+    1 already, and that has to show with every processor's rounding."""
     (tmp_path / "rule.py").write_text(READILY)
     with create(drafter_paths, f"{tmp_path}/rule.py:Readily", tmp_path / "seen.f64") as llm:
-        evidence, _ = run(llm, seeded(PARAMS, 4 * NUM_REQUESTS), drafter, tmp_path / "seen.f64")
+        evidence, _ = run(llm, seeded(PARAMS, 10 * NUM_REQUESTS), drafter, tmp_path / "seen.f64")
     assert evidence.p < LOSSY_BELOW
     assert evidence.excess is not None
     assert evidence.excess > 1
