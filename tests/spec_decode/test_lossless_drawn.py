@@ -138,8 +138,8 @@ def test_preemption_keeps_the_distribution(drafter_paths: dict[str, Path], tmp_p
 def test_a_rule_that_accepts_15_percent_too_readily_is_found(
     drafter_paths: dict[str, Path], tmp_path: Path, drafter: str
 ) -> None:
-    """Ten times as many requests as elsewhere: of what is 15% too readily accepted 9% are seen, where p / q often exceeds
-    1 already, and that has to show with every processor's rounding."""
+    """Ten times as many requests as elsewhere: the excess has to show with every processor's rounding. It is 9% over a
+    drafter whose p / q often exceeds 1 already."""
     (tmp_path / "rule.py").write_text(READILY)
     with create(drafter_paths, f"{tmp_path}/rule.py:Readily", tmp_path / "seen.f64") as llm:
         evidence, _ = run(llm, seeded(PARAMS, 10 * NUM_REQUESTS), drafter, tmp_path / "seen.f64")
