@@ -38,7 +38,9 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle-confidence": {"name": "eagle", "num_tokens": 4, "length": "confidence"},
     "eagle-stop_below": {"name": "eagle", "num_tokens": 4, "length": "fixed", "stop_below": 0.2},
 }
-ADAPTIVE = {"adaptive": {"name": "draft_model", "num_tokens": 4}}
+ADAPTIVE: dict[str, dict[str, Any]] = {
+    f"{name}-adaptive": {"name": name, "num_tokens": 4, "length": "adaptive"} for name in ("draft_model", "eagle")
+}
 SURE = LOSSY_BELOW / 100
 """Of the many tests here none may fail by chance: evidence like this comes at most once in 100,000 runs of each."""
 PROMPTS = ["Once upon a time", "One day a little", "Lily liked to", "The dog"]
@@ -115,20 +117,30 @@ def test_drawn_drafts_keep_the_distribution(sound: tuple[LLM, Path], drafter: st
     assert evidence.p > SURE
 
 
-def test_adaptive_lengths_keep_the_distribution(sound: tuple[LLM, Path]) -> None:
+@pytest.mark.parametrize("drafter", ADAPTIVE)
+def test_adaptive_lengths_keep_the_distribution(sound: tuple[LLM, Path], drafter: str) -> None:
     """No drafter draws for seeded requests where the length adapts. How much is drafted depends on the times that steps
     take: little, over a model of this size."""
     llm, seen = sound
     mixed = [params for params in SAMPLINGS.values() for _ in range(NUM_REQUESTS)]
-    evidence, _ = run(llm, mixed, "adaptive", seen)
+    evidence, _ = run(llm, mixed, drafter, seen)
     assert evidence.places > 0
     assert evidence.p > SURE
 
 
+@pytest.fixture(scope="module")
+def crowded(drafter_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Path]]:
+    """As `sound`, with so few blocks that requests are preempted."""
+    seen = tmp_path_factory.mktemp("crowded") / "seen.f64"
+    with create(drafter_paths, RULE, seen, num_blocks=24, block_size=16, memory_gib=None) as llm:
+        yield llm, seen
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", ["draft_model", "eagle"])
-def test_preemption_keeps_the_distribution(drafter_paths: dict[str, Path], tmp_path: Path, drafter: str) -> None:
-    with create(drafter_paths, RULE, tmp_path / "seen.f64", num_blocks=24, block_size=16, memory_gib=None) as llm:
-        evidence, preemptions = run(llm, seeded(PARAMS), drafter, tmp_path / "seen.f64")
+def test_preemption_keeps_the_distribution(crowded: tuple[LLM, Path], drafter: str, sampling: str) -> None:
+    llm, seen = crowded
+    evidence, preemptions = run(llm, seeded(SAMPLINGS[sampling]), drafter, seen)
     assert preemptions > 0
     assert evidence.places > 100
     assert evidence.p > SURE
