@@ -11,8 +11,9 @@ import torch
 from dovetail.attention_backends.flash.backend import FlashBackend, FlashOptions, create_attention
 from dovetail.attention_backends.flash.libraries import Attention, DeviceLengths, kind_of
 from dovetail.attention_backends.flash.plan import PagedLengths
-from dovetail.attention_backends.paged_triton.backend import Kind, PagedTritonBackend, Pass, Step
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
+from dovetail.attention_backends.paged_triton.passes import Kind, Pass, Passes, Step, TileLauncher
 from dovetail.attention_backends.paged_triton.plan import Rows
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.plugin import Environment
@@ -35,6 +36,33 @@ class LibraryPass(Pass):
         output[self.rows] = self.attention.attend(layer, query[self.rows], keys, values, self.lengths)
 
 
+class LibraryPasses(Passes):
+    """Passes whose long rows go through a FlashAttention library."""
+
+    def __init__(self, setup: AttentionSetup, launcher: TileLauncher, num_processors: int, attention: Attention):
+        super().__init__(setup, launcher, num_processors)
+        self._attention = attention
+
+    def plan_long(self, step: Step, rows: Rows, kind: Kind, name: str) -> Pass:
+        """Lengths and tables of the long requests alone. A step for a graph stays with the kernels: the libraries plan
+        on the host."""
+        if step.batch.is_for_graph:
+            return super().plan_long(step, rows, kind, name)
+        device, block_size = torch.device(self.setup.device), self.setup.block_size
+        batch, tokens = requests_alone(step.batch, rows.requests)
+        lengths = DeviceLengths.of(PagedLengths.of(batch, kind.window, block_size), device)
+        layers = [layer for layer in self.setup.layers if Kind.of(layer) == kind]
+        for layer in {kind_of(layer): layer for layer in layers}.values():
+            self._attention.plan(layer, lengths)
+        is_run = int(tokens[-1]) - int(tokens[0]) + 1 == len(tokens)
+        places = slice(int(tokens[0]), int(tokens[-1]) + 1) if is_run else on_device(tokens, device)
+        return LibraryPass(self._attention, places, lengths, block_size)
+
+    def configs(self, kind: Kind) -> list[KernelConfig]:
+        """Without the tiles of prompts, which only graphs have here, and these compile what they need."""
+        return [config for config in super().configs(kind) if config.kind != "prefill"]
+
+
 class FlashPrefillBackend(PagedTritonBackend):
     """Requests with more than 32 query tokens go through the library that `library` names (see `flash`): there a kernel
     written for one kind of GPU gains most. All others, and steps that are captured, go through the kernels of
@@ -43,6 +71,7 @@ class FlashPrefillBackend(PagedTritonBackend):
 
     preference: ClassVar[int] = 12
     Options = FlashOptions
+    options: FlashOptions
     capabilities = replace(
         PagedTritonBackend.capabilities,
         dtypes=FlashBackend.capabilities.dtypes,
@@ -63,28 +92,10 @@ class FlashPrefillBackend(PagedTritonBackend):
             if not decode
         ]
 
-    def __init__(self, options: FlashOptions, setup: AttentionSetup):
-        super().__init__(options, setup)
-        self._attention = self._create_attention(options, setup)
-
-    def plan_long(self, step: Step, rows: Rows, kind: Kind, name: str) -> Pass:
-        """Lengths and tables of the long requests alone. A step for a graph stays with the kernels: the libraries plan
-        on the host."""
-        if step.batch.is_for_graph:
-            return super().plan_long(step, rows, kind, name)
-        device, block_size = torch.device(self.setup.device), self.setup.block_size
-        batch, tokens = requests_alone(step.batch, rows.requests)
-        lengths = DeviceLengths.of(PagedLengths.of(batch, kind.window, block_size), device)
-        layers = [layer for layer in self.setup.layers if Kind.of(layer) == kind]
-        for layer in {kind_of(layer): layer for layer in layers}.values():
-            self._attention.plan(layer, lengths)
-        is_run = int(tokens[-1]) - int(tokens[0]) + 1 == len(tokens)
-        places = slice(int(tokens[0]), int(tokens[-1]) + 1) if is_run else on_device(tokens, device)
-        return LibraryPass(self._attention, places, lengths, block_size)
-
-    def configs(self, kind: Kind) -> list[KernelConfig]:
-        """Without the tiles of prompts, which only graphs have here, and these compile what they need."""
-        return [config for config in super().configs(kind) if config.kind != "prefill"]
+    def create_passes(self, launcher: TileLauncher, num_processors: int) -> Passes:
+        """Those that leave prompts to the library."""
+        attention = self._create_attention(self.options, self.setup)
+        return LibraryPasses(self.setup, launcher, num_processors, attention)
 
     def _create_attention(self, options: FlashOptions, setup: AttentionSetup) -> Attention:
         return create_attention(options, setup)

@@ -20,7 +20,7 @@ import aot_operators
 import aot_report
 
 from dovetail.attention_backends.paged_triton.aot import Variant
-from dovetail.attention_backends.paged_triton.backend import lacks_e5m2
+from dovetail.attention_backends.paged_triton.machine import lacks_e5m2
 from dovetail.nn.triton_launch import Launch
 from dovetail.testing.triton_aot import KernelResources, compile_launch
 

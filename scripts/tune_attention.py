@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from triton.runtime.errors import OutOfResources
 
-from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend, device_facts
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.attention_backends.paged_triton.configs import KINDS, KernelConfig, stored_configs, write_configs
 from dovetail.attention_backends.paged_triton.launch import Launcher
+from dovetail.attention_backends.paged_triton.machine import device_facts
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
 from dovetail.contracts.kv import KVSpec
 from dovetail.testing.attention_cases import make_batch

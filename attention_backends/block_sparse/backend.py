@@ -54,7 +54,8 @@ class BlockSparseBackend(AttentionBackend):
                 f"not {options.sparse_block_size}."
             )
         if need.device_type == "cuda":
-            from dovetail.attention_backends.paged_triton.backend import against_machine, against_shapes
+            from dovetail.attention_backends.paged_triton.backend import against_shapes
+            from dovetail.attention_backends.paged_triton.machine import against_machine
 
             reasons += against_shapes(cls.__name__, need) + against_machine(cls.__name__, need, environment)
             size = options.sparse_block_size

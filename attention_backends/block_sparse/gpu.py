@@ -14,10 +14,11 @@ from dovetail.attention_backends.block_sparse.pattern import (
     head_shifts,
 )
 from dovetail.attention_backends.block_sparse.units import create_items
-from dovetail.attention_backends.paged_triton.backend import check_setup, device_facts
-from dovetail.attention_backends.paged_triton.buffers import StepArrays
+from dovetail.attention_backends.paged_triton.backend import check_setup
+from dovetail.attention_backends.paged_triton.buffers import Arrays, StepArrays
 from dovetail.attention_backends.paged_triton.configs import KernelConfig
-from dovetail.attention_backends.paged_triton.launch import Arrays, Launcher, Pattern
+from dovetail.attention_backends.paged_triton.launch import Launcher, Pattern
+from dovetail.attention_backends.paged_triton.machine import device_facts
 from dovetail.attention_backends.paged_triton.plan import token_records
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer, AttentionSetup
 

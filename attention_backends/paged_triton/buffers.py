@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 _DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.uint8): torch.uint8}
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Device arrays of one launch, as kernels.py describes them."""
+
+    tokens: torch.Tensor
+    table: torch.Tensor
+    tree: torch.Tensor
+    items: torch.Tensor
+    visits: torch.Tensor
+    blocks: torch.Tensor
+    partials: torch.Tensor
+    sums: torch.Tensor
+    members: torch.Tensor
 
 
 class StepArrays:

@@ -12,8 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
+from dovetail.attention_backends.paged_triton.buffers import Arrays
 from dovetail.attention_backends.paged_triton.configs import KernelConfig, find_config
 from dovetail.attention_backends.paged_triton.kernels import attend, merge_parts
+from dovetail.attention_backends.paged_triton.passes import Kind
 from dovetail.attention_backends.paged_triton.plan import RUN
 from dovetail.attention_backends.paged_triton.writing import write_pages
 from dovetail.contracts.attention import AttentionLayer, AttentionSetup
@@ -80,21 +82,6 @@ class Pattern:
     sink_blocks: int = 0
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """Device arrays of one launch, as kernels.py describes them."""
-
-    tokens: torch.Tensor
-    table: torch.Tensor
-    tree: torch.Tensor
-    items: torch.Tensor
-    visits: torch.Tensor
-    blocks: torch.Tensor
-    partials: torch.Tensor
-    sums: torch.Tensor
-    members: torch.Tensor
-
-
 class Launcher:
     """The kernels for the layers of one setup on one architecture, with the stored configs unless others are given."""
 
@@ -117,6 +104,10 @@ class Launcher:
                 if layer.alibi_slopes is not None:
                     slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=setup.device)
                     self._alibi[layer.layer_id] = slopes
+
+    def kind(self, layer: AttentionLayer) -> Kind:
+        """A tile has the query heads of one key head."""
+        return Kind.of(layer)
 
     def config(self, kind: str, rows: int, group: int, most_keys: int | None = None) -> KernelConfig:
         """The stored config for tiles of `rows` rows; a tile holds all `group` query heads of a key head at least."""

@@ -21,7 +21,9 @@ import torch
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
 from dovetail.attention_backends.flash.backend import FlashBackend
 from dovetail.attention_backends.flash_prefill import FlashPrefillBackend
-from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend, device_facts, page_shape
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend, page_shape
+from dovetail.attention_backends.paged_triton.machine import device_facts
+from dovetail.attention_backends.paged_triton.passes import Passes
 from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionNeed, AttentionSetup
 from dovetail.contracts.kv import KVSpec
@@ -422,7 +424,7 @@ def writing(tokens: int, bandwidth: float) -> Iterator[Speed]:
 def launch_steps_only() -> None:
     """Backends of this process launch what their steps have, not every height of tiles that an engine's could: each row
     would compile them all."""
-    PagedTritonBackend.configs = lambda self, kind: []  # type: ignore[method-assign]
+    Passes.configs = lambda self, kind: []  # type: ignore[method-assign]
 
 
 def main() -> int:

@@ -26,8 +26,9 @@ import torch
 from carried import settle
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend, RotatingBlockSparse
-from dovetail.attention_backends.paged_triton import backend as paged_triton
-from dovetail.attention_backends.paged_triton.backend import MAX_SHORT, PagedTritonBackend
+from dovetail.attention_backends.paged_triton import machine
+from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
+from dovetail.attention_backends.paged_triton.passes import MAX_SHORT
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.plugins.quantization import int8_kernel
 from dovetail.plugins.quantization.int4.method import _Packed
@@ -165,7 +166,7 @@ def fill(index: int, arch: int) -> tuple[str, int, int, float]:
     torch.set_num_threads(1)
     attention.DEVICE = "cpu"
     attention.launch_steps_only()
-    paged_triton.device_facts = lambda device: (MULTIPROCESSORS, arch)
+    machine.device_facts = lambda device: (MULTIPROCESSORS, arch)
     name, job = jobs()[index]
     before = os.times()
     with compiled_launches(arch, execute=False) as launches:

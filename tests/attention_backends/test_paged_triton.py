@@ -284,7 +284,7 @@ def test_where_keys_end_is_found_once_a_step(monkeypatch):
     pytest.importorskip("triton")
     found = []
     monkeypatch.setattr(
-        "dovetail.attention_backends.paged_triton.backend.written_ends",
+        "dovetail.attention_backends.paged_triton.passes.written_ends",
         lambda *arguments: found.append(written_ends(*arguments)) or found[-1],
     )
     layers = tuple(AttentionLayer(index, 4, 2, 16, 1.0, window=window) for index, window in enumerate((None, 64)))

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from triton import knobs
 
 from dovetail import LLM, SamplingParams
-from dovetail.attention_backends.paged_triton import backend, launch
+from dovetail.attention_backends.paged_triton import launch, machine
 from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.contracts.device import Graph, Work
 from dovetail.executors.gpu.host import HostDevice
@@ -45,7 +45,7 @@ def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The components for GPUs take the null device for one of compute capability 9.0 with one multiprocessor."""
     can = replace(PagedTritonBackend.capabilities, device_types=frozenset({"cpu"}))
     monkeypatch.setattr(PagedTritonBackend, "capabilities", can)
-    monkeypatch.setattr(backend, "device_facts", lambda device: (1, 90))
+    monkeypatch.setattr(machine, "device_facts", lambda device: (1, 90))
     monkeypatch.setattr(TritonOperators, "check", classmethod(lambda cls, need, options, environment: []))
 
 

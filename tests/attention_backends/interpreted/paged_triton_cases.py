@@ -315,7 +315,7 @@ def test_bits_stay_whatever_is_computed_with_a_row(lengths, has_window, has_sink
             alone = replace(request, query=request.query[skipped:], num_shared=0)
             part = replace(case, requests=(alone,))
             backend = create(part)
-            backend._most_extra = {"short": 0, "long": 0}  # on a device with few processors nothing is cut
+            backend._passes._most_extra = {"short": 0, "long": 0}  # on a device with few processors nothing is cut
             rows = together[start + skipped : start + request.query_len]
             assert torch.equal(part.run_from_scratch(backend), rows)
         start += request.query_len
@@ -355,7 +355,7 @@ SHARING = [([1] * 6, CaseShape(has_sinks=True)), ([2, 1, 3, 1, 2], CaseShape(has
 def test_shared_keys_change_nothing(counts, shape, is_for_graph, checks):
     case = behind_one_prefix(1, replace(shape, head_size=16), counts, 544)
     backend = create(case)
-    [group] = backend._find_groups(case.batch(), split_rows(case.batch(), 32)[0])
+    [group] = backend._passes._find_groups(case.batch(), split_rows(case.batch(), 32)[0])
     assert len(group[0].members) == len(counts) - 1
     kv_cache = case.filled_cache(backend)
     if not is_for_graph:
