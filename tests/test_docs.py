@@ -17,8 +17,6 @@ from dovetail.testing.chat_models import FAMILIES, save_chat_model
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = ("routes", "telemetry", "grammars", "dialects")
-"""Those that show a plugin (mine.py) with its test (test_mine.py)."""
 
 
 def printed_files(page: str) -> dict[str, str]:
@@ -50,7 +48,10 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    ["telemetry", "grammars", *(pytest.param(page, marks=pytest.mark.nightly) for page in ("routes", "dialects"))],
+)
 def test_the_printed_plugin_passes_the_printed_test(page: str, tmp_path: Path) -> None:
     """With the whole suite of its kind: no test fails, and none but those of what is not declared is skipped."""
     for name, source in printed_files(page).items():

@@ -14,7 +14,10 @@ import pytest
 from dovetail.contracts.kinds import CONFIG_NAMES_GROUP, DEFAULTS_GROUP, HOOKS_GROUP, KINDS, NAMES_GROUP
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("plugins", "attention_backends", "executors", "schedulers", "spec_decode")
+FOLDERS = (
+    "attention_backends",
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("plugins", "executors", "schedulers", "spec_decode")),
+)
 
 
 link_tree = runpy.run_path(str(ROOT / "scripts" / "link_tree.py"))["link_tree"]

@@ -71,7 +71,7 @@ CAPTURABLE = Path(__file__).with_name("capturable.py")
 
 
 @pytest.mark.parametrize("model_type", ["llama", pytest.param("gemma2", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("drafts", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_two_ranks_capture_their_steps_with_the_collectives_in_them(
     tmp_path: Path, model_type: str, drafts: bool
 ) -> None:

@@ -55,7 +55,7 @@ class TestFairQueueing(SchedulerSuite):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_random_traffic(kind: Any) -> None:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(rng=st.randoms(use_true_random=False))
     def check(rng: Any) -> None:
         run_random_traffic(random_simulation(lambda limits: kind(kind.Options(), limits), rng), rng)

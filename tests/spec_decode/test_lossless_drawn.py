@@ -146,7 +146,7 @@ def test_preemption_keeps_the_distribution(crowded: tuple[LLM, Path], drafter: s
     assert evidence.p > SURE
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle"])
+@pytest.mark.parametrize("drafter", ["draft_model", pytest.param("eagle", marks=pytest.mark.nightly)])
 def test_a_rule_that_accepts_15_percent_too_readily_is_found(
     drafter_paths: dict[str, Path], tmp_path: Path, drafter: str
 ) -> None:

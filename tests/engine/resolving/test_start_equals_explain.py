@@ -107,8 +107,9 @@ def refused_drafters(family: str, executor: str) -> set[str]:
 
 
 # A process starts slowly, and transformers' models do not split.
-PAIRS = [(family, executor) for family in FAMILIES for executor in ("cpu", "gpu")]
-PAIRS += [("llama", "multiproc"), ("gpt2", "multiproc"), ("llama", "two ranks")]
+PAIRS: list[Any] = [(family, executor) for family in FAMILIES for executor in ("cpu", "gpu")]
+PAIRS += [("llama", "multiproc")]
+PAIRS += [pytest.param(*pair, marks=pytest.mark.nightly) for pair in (("gpt2", "multiproc"), ("llama", "two ranks"))]
 
 
 @pytest.mark.parametrize(("family", "executor"), PAIRS)

@@ -123,6 +123,7 @@ def test_a_client_that_leaves_between_two_frames(served: Served) -> None:
     assert num_generated(served) < generated + 8000
 
 
+@pytest.mark.nightly
 def test_a_reader_of_one_byte_at_a_time_holds_up_nobody(served: Served) -> None:
     """The engine is done with its request long before; what was not read is merged, and nothing of it is lost."""
     whole = read_stream(served, LONG)

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,17 +89,28 @@ def served(story_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
-def read_stream(served: Served, body: dict[str, Any]) -> str:
-    """The text of a stream; raises where it breaks off."""
+def read_stream(served: Served, body: dict[str, Any], runs: threading.Event | None = None) -> str:
+    """The text of a stream; raises where it breaks off. `runs` is set when the stream's first text is there."""
     text = ""
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))
                 text += event["choices"][0]["text"]
+                if runs is not None:
+                    runs.set()
             if line == "data: [DONE]":
                 return text
     raise ConnectionError("the stream broke off")
+
+
+def begin_streams(pool: ThreadPoolExecutor, served: Served, body: dict[str, Any], count: int = 1) -> list[Future[str]]:
+    """Streams that `read_stream` reads, all of which run."""
+    run = [threading.Event() for _ in range(count)]
+    streams = [pool.submit(read_stream, served, body, runs) for runs in run]
+    for runs in run:
+        assert runs.wait(60), "a stream does not begin"
+    return streams
 
 
 def test_two_api_processes_serve_one_engine_and_one_truth(served: Served) -> None:
@@ -138,8 +150,7 @@ def metric(served: Served, name: str) -> float:
 def test_an_api_process_that_is_killed_loses_its_own_streams_only(served: Served) -> None:
     whole = read_stream(served, LONG)
     with ThreadPoolExecutor(8) as pool:
-        streams = [pool.submit(read_stream, served, LONG) for _ in range(8)]
-        wait_until(lambda: metric(served, "vllm:num_requests_running") > 4, "the streams run")
+        streams = begin_streams(pool, served, LONG, count=8)
         served.children("api_process")[0].kill()
         ended = [stream.exception() for stream in streams]
     survivors = [stream.result() for stream, error in zip(streams, ended, strict=True) if error is None]
@@ -152,8 +163,7 @@ def test_an_api_process_that_is_killed_loses_its_own_streams_only(served: Served
 def test_an_engine_that_is_killed_comes_back(served: Served) -> None:
     text = served.post(COMPLETE).json()["choices"][0]["text"]
     with ThreadPoolExecutor(1) as pool:
-        stream = pool.submit(read_stream, served, LONG)
-        wait_until(lambda: metric(served, "vllm:num_requests_running") > 0, "the stream runs")
+        (stream,) = begin_streams(pool, served, LONG)
         (engine,) = served.children("engine_process")
         engine.kill()
         assert stream.exception() is not None
@@ -200,14 +210,20 @@ def send_to_all(processes: list[psutil.Process]) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("send", [send_to_supervisor, send_to_group, send_to_all])
+@pytest.mark.parametrize(
+    "send",
+    [
+        send_to_supervisor,
+        pytest.param(send_to_group, marks=pytest.mark.nightly),
+        pytest.param(send_to_all, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_signal_to_end_lets_streams_finish(
     send: Callable[[list[psutil.Process]], None], story_model: Path, tmp_path: Path
 ) -> None:
     with serving(story_model, tmp_path) as served, ThreadPoolExecutor(1) as pool:
         whole = read_stream(served, LONG)
-        stream = pool.submit(read_stream, served, LONG)
-        wait_until(lambda: metric(served, "vllm:num_requests_running") > 0, "the stream runs")
+        (stream,) = begin_streams(pool, served, LONG)
         supervisor = psutil.Process(served.process.pid)
         processes = [supervisor, *supervisor.children()]
         everything = [process.pid for process in processes]
@@ -300,8 +316,10 @@ class Second(Route):
     ("option", "message"),
     [
         ("server.tls.certfile=/nope.pem", "server.tls.certfile: there is no file /nope.pem"),
-        ("server.tls.certfile=routes.py", "server.tls cannot be used"),
-        ("server.routes.mine.name=routes.py:Broken", "RuntimeError: no such database"),
+        pytest.param("server.tls.certfile=routes.py", "server.tls cannot be used", marks=pytest.mark.nightly),
+        pytest.param(
+            "server.routes.mine.name=routes.py:Broken", "RuntimeError: no such database", marks=pytest.mark.nightly
+        ),
         ("server.routes.mine.name=routes.py:Second", "GET /health is an endpoint of route 'mine' and of"),
     ],
 )
@@ -319,6 +337,7 @@ def test_what_no_api_process_can_serve_is_one_error_at_the_start(
     assert "serving" not in done.stderr, "nothing was served"
 
 
+@pytest.mark.nightly
 def test_an_engine_whose_restart_fails_is_started_again(story_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.symlink_to(story_model)
@@ -373,8 +392,7 @@ def test_live_traffic_is_split_alike_by_all_api_processes_and_recorded_to_the_la
                 assert served.post({**COMPLETE, name: f"somebody-{number}"}).status_code == 200
             stopped.resume()
         assert served.post(COMPLETE).status_code == 200  # of nobody
-        stream = pool.submit(read_stream, served, {**LONG, "user": "somebody-0"})
-        wait_until(lambda: metric(served, "vllm:num_requests_running") > 0, "the stream runs")
+        (stream,) = begin_streams(pool, served, {**LONG, "user": "somebody-0"})
         exposition = httpx.get(f"{served.url}/metrics", timeout=60).text
         served.process.send_signal(signal.SIGTERM)
         stream.result()
