@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,14 +19,16 @@ class PathSource(ModelSource):
     @classmethod
     def recognizes(cls, reference: str) -> bool:
         """Whatever exists, and what is written like a path."""
-        return reference.startswith((".", "/", "~")) or Path(reference).exists()
+        return reference.startswith((".", "/", "~")) or os.path.exists(reference)
 
     def resolve(self, reference: str, revision: str | None = None) -> ModelFiles:
         """See `ModelSource.resolve`; the path comes back absolute."""
         if revision is not None:
             raise ModelError(f"revision {revision!r} cannot be used: a local path has none (model {reference!r})")
-        path = Path(reference).expanduser().absolute()
-        if not path.exists():
+        # Of names that no file can have, such as those with a null byte, os.path says that nothing is there; pathlib
+        # raises for them.
+        path = Path(os.path.expanduser(reference)).absolute()
+        if not os.path.exists(path):
             raise ModelError(
                 f"no file or directory {path}. For a model of the Hugging Face hub write hf:org/name, "
                 "for one in an installed package package:name"

@@ -17,11 +17,14 @@ from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
 from dovetail.plugins.server.live import live_server
 from dovetail.testing.acceptance_suite import AcceptanceRuleSuite
 from dovetail.testing.attention_suite import AttentionBackendSuite
+from dovetail.testing.command_suite import CommandSuite
 from dovetail.testing.dialect_suite import DialectSuite
 from dovetail.testing.draft_length_suite import DraftLengthSuite
 from dovetail.testing.draft_suite import DraftWorkerSuite
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.grammar_suite import GrammarSuite
+from dovetail.testing.hooks_suite import HooksSuite
+from dovetail.testing.logits_suite import LogitsProcessorSuite
 from dovetail.testing.model_family_suite import ModelFamilySuite
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.testing.quantization_suite import QuantizationSuite
@@ -209,6 +212,8 @@ def test_a_command_runs_and_its_errors_are_messages(dovetail):
 @pytest.fixture(autouse=True, scope="module")
 def _classes(frozen: Any) -> None:
     """Suites name classes that can be imported only while the distribution is installed."""
+    from dovetail_frozen_v1 import hooks
+
     TestExecutor.executor_class = frozen.load("executor", "frozen")
     TestModelFamily.family_class = frozen.load("model_family", "frozen")
     TestOperators.operators_class = frozen.load("operators", "frozen")
@@ -220,6 +225,9 @@ def _classes(frozen: Any) -> None:
     TestLength.length_class = frozen.load("draft_length", "frozen")
     TestRoute.route_class = frozen.load("route", "frozen")
     TestTelemetrySink.sink_class = frozen.load("telemetry_sink", "frozen")
+    TestCommand.command_class = frozen.load("command", "frozen")
+    TestHooks.hooks = hooks
+    TestLogitsProcessor.processor_class = frozen.load("logits_processor", "frozen")
     TestDialect.dialect_class = frozen.load("dialect", "frozen")
     TestGrammar.grammar_class = frozen.load("grammar", "frozen")
 
@@ -260,6 +268,20 @@ class TestTelemetrySink(TelemetrySinkSuite):
     @pytest.fixture
     def options(self, tmp_path):
         return {"path": tmp_path / "sums"}
+
+
+class TestCommand(CommandSuite):
+    works = (["world"],)
+    refused = (["nobody"], [])
+
+
+class TestHooks(HooksSuite):
+    pass
+
+
+class TestLogitsProcessor(LogitsProcessorSuite):
+    request_options = (None, (3, 5), tuple(range(20)))
+    refused_options = ((64,), (-1,))
 
 
 class TestLength(DraftLengthSuite):

@@ -10,8 +10,6 @@ from types import ModuleType
 
 from rich.console import Console
 
-from dovetail.nn.native.disk_cache import cache_directory
-
 _MOST_LINES = 1000
 _PROMPT = "> "
 
@@ -40,6 +38,8 @@ class LineInput:
         if self._readline is None:
             yield
             return
+        from dovetail.nn.native.disk_cache import cache_directory  # torch takes seconds, and --help needs none of it
+
         file = cache_directory() / "chat_history"
         with contextlib.suppress(OSError):
             self._readline.read_history_file(file)

@@ -1,0 +1,11 @@
+from collections.abc import Sequence
+from dovetail.contracts.command import Command
+from typing import Any, ClassVar
+
+USAGE = 2
+
+class CommandSuite:
+    command_class: ClassVar[type[Command]]
+    works: ClassVar[Sequence[Sequence[str]]]
+    refused: ClassVar[Sequence[Sequence[str]]] = ()
+    def run(self, arguments: Sequence[str], columns: int = 80) -> Any: ...

@@ -1,0 +1,20 @@
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from dovetail.contracts.weights import ModelSource
+from pathlib import Path
+from typing import Any, ClassVar
+
+ODD_REFERENCES = ...
+
+@dataclass(frozen=True)
+class ExistingModel:
+    reference: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+
+
+class ModelSourceSuite:
+    source_class: ClassVar[type[ModelSource]]
+    missing: ClassVar[str] = 'no-such-model'
+    def existing(self, tmp_path: Path) -> ExistingModel: ...
+    def source(self, existing: ExistingModel) -> ModelSource: ...

@@ -1,0 +1,190 @@
+"""Conformance suite of model sources. A third party's test is a subclass::
+
+    from dovetail.testing.source_suite import ExistingModel, ModelSourceSuite
+
+    class TestMySource(ModelSourceSuite):
+        source_class = MySource
+
+        @pytest.fixture
+        def existing(self, tmp_path):
+            (tmp_path / "llama").mkdir()
+            return ExistingModel("llama", options={"root": tmp_path})
+
+No network is needed: lay the model out where the source looks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import pytest
+
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.weights import ModelFiles, ModelSource
+
+ODD_REFERENCES = {
+    "empty": "",
+    "a space": " ",
+    "a null byte": "a\0b",
+    "half a surrogate": "a\ud800",
+    "a long name": "a" * 300,
+    "many parts": "a/" * 2000,
+    "above the root": "../" * 50,
+    "the home of nobody": "~no-such-user/model",
+    "a scheme": "other:thing",
+    "letters of elsewhere": "моделі/модель",
+    "a pattern": "[a-",
+}
+"""What users type; no source has such models."""
+
+
+@dataclass(frozen=True)
+class ExistingModel:
+    """A model that the source finds."""
+
+    reference: str
+    """Without the scheme."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the source in the config."""
+    revision: str | None = None
+    """One that the model has; None where the source knows no revisions."""
+
+
+class ModelSourceSuite:
+    """Tests of every model source."""
+
+    source_class: ClassVar[type[ModelSource]]
+    missing: ClassVar[str] = "no-such-model"
+    """A reference in the source's form to what does not exist."""
+
+    @pytest.fixture
+    def existing(self, tmp_path: Path) -> ExistingModel:
+        """A model that was laid out for the test."""
+        raise NotImplementedError("lay out a model, and return its ExistingModel")
+
+    @pytest.fixture
+    def source(self, existing: ExistingModel) -> ModelSource:
+        """As the host creates it."""
+        return self._create(existing)
+
+    def test_declares_its_contract(self) -> None:
+        """The host can tell which contract the class was written for."""
+        version = KINDS["model_source"].version
+        assert self.source_class.contract[0] == version.major
+        assert self.source_class.contract[1] <= version.minor
+
+    def test_finds_the_model(self, source: ModelSource, existing: ExistingModel) -> None:
+        """An absolute path that exists, with the reference as it was written."""
+        files = source.resolve(existing.reference)
+        assert isinstance(files, ModelFiles)
+        assert files.reference == existing.reference
+        assert files.path.is_absolute(), f"{files.path} depends on the working directory"
+        assert files.path.exists()
+
+    def test_finds_its_revision(self, source: ModelSource, existing: ExistingModel) -> None:
+        """The files say which revision was asked for."""
+        if existing.revision is None:
+            pytest.skip(f"{self.source_class.__name__} knows no revisions")
+        files = source.resolve(existing.reference, existing.revision)
+        assert files.revision == existing.revision
+        assert files.path.exists()
+
+    def test_no_revision_is_ignored(self, source: ModelSource, existing: ExistingModel) -> None:
+        """One that does not exist, or that the source cannot use, is refused."""
+        with pytest.raises(ModelError) as caught:
+            source.resolve(existing.reference, "no-such-revision")
+        assert "no-such-revision" in str(caught.value), "the message does not name the revision"
+
+    def test_says_what_is_missing(self, source: ModelSource) -> None:
+        """With a `ModelError` that names the reference, where it was searched for, and what to do."""
+        with pytest.raises(ModelError) as caught:
+            source.resolve(self.missing)
+        message = str(caught.value)
+        assert self.missing in message
+        assert len(message) - len(self.missing) > 20, f"the message does not say what to do: {message}"
+
+    @pytest.mark.parametrize("kind", ODD_REFERENCES)
+    def test_refuses_odd_references(self, source: ModelSource, kind: str) -> None:
+        """With a `ModelError`, or it finds something that exists."""
+        with suppress(ModelError):
+            files = source.resolve(ODD_REFERENCES[kind])
+            assert files.path.is_absolute()
+            assert files.path.exists(), f"{files.path} does not exist"
+
+    @pytest.mark.parametrize("kind", ODD_REFERENCES)
+    def test_recognizes_without_raising(self, kind: str) -> None:
+        """The host asks every source about every reference without scheme."""
+        answer = self.source_class.recognizes(ODD_REFERENCES[kind])
+        assert type(answer) is bool, f"recognizes returned {answer!r}"
+
+    def test_recognizes_without_network(self, existing: ExistingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`recognizes` is called for models of other sources too."""
+
+        def refuse(*arguments: object) -> NoReturn:
+            raise AssertionError("recognizes opened a connection")
+
+        monkeypatch.setattr(socket.socket, "connect", refuse)
+        monkeypatch.setattr(socket, "getaddrinfo", refuse)
+        for reference in (existing.reference, self.missing, "org/name"):
+            self.source_class.recognizes(reference)
+
+    def test_finds_the_same_again(self, existing: ExistingModel) -> None:
+        """Every process resolves by itself, and all must read the same files."""
+        sources = [self._create(existing) for _ in range(2)]
+        found = [source.resolve(existing.reference, existing.revision) for source in sources * 2]
+        assert len(set(found)) == 1, f"found {found}"
+
+    def test_finds_it_from_elsewhere(
+        self, source: ModelSource, existing: ExistingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A path that was found holds after the working directory has changed."""
+        path = source.resolve(existing.reference).path
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert path.exists()
+
+    def test_is_asked_by_several_threads(self, source: ModelSource, existing: ExistingModel) -> None:
+        """Engines of one process may start at the same time."""
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: source.resolve(existing.reference), range(8)))
+        assert len(set(found)) == 1, f"found {found}"
+
+    def test_files_travel(self, source: ModelSource, existing: ExistingModel) -> None:
+        """Workers are processes of their own: they get the files by pickle."""
+        files = source.resolve(existing.reference)
+        assert pickle.loads(pickle.dumps(files)) == files
+
+    def test_leaves_the_model_alone(self, source: ModelSource, existing: ExistingModel) -> None:
+        """It was there before, and others may read it."""
+        path = source.resolve(existing.reference).path
+        before = _listing(path)
+        source.resolve(existing.reference)
+        assert _listing(path) == before
+
+    def test_leaves_the_process_alone(self, source: ModelSource, existing: ExistingModel) -> None:
+        """Working directory, environment and import path are not the source's."""
+        before = (Path.cwd(), dict(os.environ), list(sys.path))
+        self.source_class.recognizes(existing.reference)
+        source.resolve(existing.reference)
+        with pytest.raises(ModelError):
+            source.resolve(self.missing)
+        assert (Path.cwd(), dict(os.environ), list(sys.path)) == before
+
+    def _create(self, existing: ExistingModel) -> ModelSource:
+        return self.source_class(self.source_class.Options.model_validate(dict(existing.options)))
+
+
+def _listing(path: Path) -> dict[Path, tuple[int, int]]:
+    """Size and time of change of all files."""
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
