@@ -79,6 +79,7 @@ class FlashPrefillBackend(PagedTritonBackend):
         alibi=False,
         sinks=False,
         batch_invariant=False,
+        latents=False,
     )
 
     @classmethod

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dovetail.contracts.attention import (
+    AttendsLatents,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
@@ -43,14 +44,14 @@ class _Request:
     """int64 [n]: its position in the sequence."""
 
 
-class ReferenceBackend(MovesSlots):
+class ReferenceBackend(MovesSlots, AttendsLatents):
     """Gathers, for each query token, the keys that it sees, and writes out softmax(q K^T) V.
 
     The math is in float32 (float64 for float64). A row is computed by itself, over its visible keys only, so its
     bits depend neither on other rows nor on how its prompt was cut into chunks.
     """
 
-    contract = (1, 0)
+    contract = (1, 1)
     preference: ClassVar[int] = -10
     stability = "stable"
     capabilities = AttentionCapabilities(
@@ -64,6 +65,7 @@ class ReferenceBackend(MovesSlots):
         sinks=True,
         chunked=True,
         batch_invariant=True,
+        latents=True,
     )
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
@@ -74,8 +76,11 @@ class ReferenceBackend(MovesSlots):
         self._write_offsets = torch.empty(0, dtype=torch.int64)
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """[num_blocks, 2 (key, value), block_size, num_kv_heads, head_size]."""
+        """[num_blocks, 2 (key, value), block_size, num_kv_heads, head_size]; of latent vectors [num_blocks, block_size,
+        head_size]."""
         spec = self.setup.spec
+        if self.setup.latent is not None:
+            return (num_blocks, self.setup.block_size, spec.head_size)
         return (num_blocks, 2, self.setup.block_size, spec.num_kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -99,13 +104,28 @@ class ReferenceBackend(MovesSlots):
         kv_cache[self._write_pages, 1, self._write_offsets] = value.to(kv_cache.dtype)
         output = query.new_empty(query.shape)
         for request in self._requests[layer.reach]:
-            self._attend_request(layer, request, query, kv_cache, output)
+            keys = kv_cache[request.pages, 0, request.offsets]
+            self._attend_request(layer, request, query, keys, kv_cache[request.pages, 1, request.offsets], output)
+        return output
+
+    def latent_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, latent: torch.Tensor, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Writes all latent vectors, then attends row by row: the vectors are the keys, their first part the values."""
+        assert self.setup.latent is not None
+        latent_size = self.setup.latent.latent_size
+        kv_cache[self._write_pages, self._write_offsets] = latent.to(kv_cache.dtype)
+        output = query.new_empty(*query.shape[:2], latent_size)
+        for request in self._requests[layer.reach]:
+            vectors = kv_cache[request.pages, request.offsets].unsqueeze(1)
+            self._attend_request(layer, request, query, vectors, vectors[..., :latent_size], output)
         return output
 
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values of single tokens; all sources are read first."""
         block_size = self.setup.block_size
-        kv_cache[target // block_size, :, target % block_size] = kv_cache[source // block_size, :, source % block_size]
+        by_token = kv_cache if self.setup.latent is not None else kv_cache.transpose(1, 2)
+        by_token[target // block_size, target % block_size] = by_token[source // block_size, source % block_size]
 
     def _request(self, batch: AttentionBatch, index: int, reach: Reach) -> _Request:
         start, stop = int(batch.query_start[index]), int(batch.query_start[index + 1])
@@ -157,13 +177,14 @@ class ReferenceBackend(MovesSlots):
         layer: AttentionLayer,
         request: _Request,
         query: torch.Tensor,
-        kv_cache: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         output: torch.Tensor,
     ) -> None:
+        """Keys and values [n, num_kv_heads, elements] of all positions that some row sees."""
         math_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         group = layer.num_heads // layer.num_kv_heads
-        keys = kv_cache[request.pages, 0, request.offsets].to(math_dtype).transpose(0, 1).contiguous()
-        values = kv_cache[request.pages, 1, request.offsets].to(math_dtype).transpose(0, 1).contiguous()
+        keys, values = (vectors.to(math_dtype).transpose(0, 1).contiguous() for vectors in (keys, values))
         for row in request.rows:
             q = query[row.token].to(math_dtype).view(layer.num_kv_heads, group, layer.head_size)
             scores = q @ keys[:, row.keys].transpose(1, 2) * layer.scale
@@ -178,4 +199,4 @@ class ReferenceBackend(MovesSlots):
                 sink = layer.sinks.to(scores).view(layer.num_kv_heads, group, 1)
                 weights = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
             attended = weights @ values[:, row.keys]
-            output[row.token] = attended.reshape(layer.num_heads, layer.head_size).to(query.dtype)
+            output[row.token] = attended.reshape(output.shape[1:]).to(query.dtype)

@@ -14,6 +14,7 @@ from dovetail.nn.communicator import SingleProcess, TorchDistributed
 from dovetail.nn.context import BuildContext
 from dovetail.nn.embedding import LMHead, VocabEmbedding
 from dovetail.nn.kernels import PackedLinear, TiledLinear, TorchLinear, plain_kernel
+from dovetail.nn.latent_attention import LatentAttention, LatentShape
 from dovetail.nn.linear import (
     ColumnLinear,
     Linear,
@@ -41,6 +42,8 @@ __all__ = [
     "ExpertNames",
     "GatedMLP",
     "LMHead",
+    "LatentAttention",
+    "LatentShape",
     "LayerNorm",
     "Linear",
     "LinearPart",
@@ -80,5 +83,5 @@ __all__ = [
     "torch_operators",
 ]
 
-VERSION = ContractVersion(1, 1)
+VERSION = ContractVersion(1, 2)
 """Version of this package's public modules, shared by all of them."""

@@ -12,6 +12,8 @@ from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelContext
 from dovetail.nn.rope import Rotation
 
+NOT_BOUND = "the attention layer has no backend yet: call bind() first"
+
 
 class Attention(torch.nn.Module):
     """Attention over the KV cache of one layer.
@@ -79,14 +81,7 @@ class Attention(torch.nn.Module):
 
     def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies cached keys and values of single tokens as `MovesSlots.move_slots` does."""
-        if self._backend is None or self._kv_cache is None:
-            raise RuntimeError("the attention layer has no backend yet: call bind() first")
-        if not isinstance(self._backend, MovesSlots):
-            raise PluginError(
-                f"{type(self._backend).__name__} declares trees and is no MovesSlots: derive it from that class, or "
-                "leave trees out of its capabilities"
-            )
-        self._backend.move_slots(self._kv_cache, source, target)
+        move_slots(self._backend, self._kv_cache, source, target)
 
     def rotate_and_forward(self, queries_keys: torch.Tensor, value: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Does what `forward` does, for queries and keys that are not rotated yet.
@@ -110,7 +105,7 @@ class Attention(torch.nn.Module):
         num_kv_heads -> [T, num_heads * head_size]. Queries and keys are rotated already, unless `rotate_and_forward`
         leaves a `rotation` to the backend."""
         if self._backend is None or self._kv_cache is None:
-            raise RuntimeError("the attention layer has no backend yet: call bind() first")
+            raise RuntimeError(NOT_BOUND)
         layer, kv_cache = self.layer, self._kv_cache
         num_tokens = query.shape[0]
         query = query.view(num_tokens, layer.num_heads, layer.head_size)
@@ -121,3 +116,17 @@ class Attention(torch.nn.Module):
         else:
             output = self._rotating.rotate_and_forward(layer, query, key, value, rotation.cos, rotation.sin, kv_cache)
         return output.reshape(num_tokens, layer.num_heads * layer.head_size)
+
+
+def move_slots(
+    backend: AttentionBackend | None, kv_cache: torch.Tensor | None, source: torch.Tensor, target: torch.Tensor
+) -> None:
+    """What `AttentionModule.move_slots` does, over the backend and the cache that the layer is bound to."""
+    if backend is None or kv_cache is None:
+        raise RuntimeError(NOT_BOUND)
+    if not isinstance(backend, MovesSlots):
+        raise PluginError(
+            f"{type(backend).__name__} declares trees and is no MovesSlots: derive it from that class, or leave trees "
+            "out of its capabilities"
+        )
+    backend.move_slots(kv_cache, source, target)

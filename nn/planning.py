@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.kv import LatentSpec
 from dovetail.contracts.model import CausalLM, ModelContext, ModelNeed, ModelSize
 from dovetail.nn.context import BuildContext
 from dovetail.nn.loading import num_parameters
@@ -58,6 +59,7 @@ def planned_size(create: Create, config: Mapping[str, Any], max_model_len: int) 
         embedded = module.embed(torch.zeros(1, dtype=torch.int64, device=context.device))
     first = context.attention_layers[0].layer
     return ModelSize(
+        latent_size=_latent_size(context),
         num_parameters=num_parameters(module),
         num_layers=len(context.attention_layers),
         num_kv_heads=first.num_kv_heads,
@@ -66,6 +68,12 @@ def planned_size(create: Create, config: Mapping[str, Any], max_model_len: int) 
         max_model_len=max_model_len,
         hidden_size=embedded.shape[1],
     )
+
+
+def _latent_size(context: ModelContext) -> int:
+    """Of the first attention layer, as `ModelSize.latent_size`."""
+    cache = context.attention_layers[0].cache
+    return cache.latent_size if isinstance(cache, LatentSpec) else 0
 
 
 def against_size(family: str, size: ModelSize, module: CausalLM, context: ModelContext) -> list[str]:
@@ -79,6 +87,7 @@ def against_size(family: str, size: ModelSize, module: CausalLM, context: ModelC
         ("num_layers", size.num_layers, len(context.attention_layers)),
         ("num_kv_heads", max(1, size.num_kv_heads // context.tp_size), first.num_kv_heads),
         ("head_size", size.head_size, first.head_size),
+        ("latent_size", size.latent_size, _latent_size(context)),
         ("hidden_size", size.hidden_size, embedded.shape[1]),
         ("vocab_size", size.vocab_size, logits.shape[1]),
     )

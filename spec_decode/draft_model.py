@@ -66,7 +66,7 @@ class DraftModelDrafter(LoadsModel, KeepsLayers):
         """Returns one entry per layer, as if none had a window."""
         assert need.model is not None
         size = need.model.size
-        return [KVSpec(num_kv_heads=size.num_kv_heads, head_size=size.head_size, dtype=need.kv_dtype)] * size.num_layers
+        return [size.cache(need.kv_dtype)] * size.num_layers
 
     @classmethod
     def check(cls, need: SpeculationNeed, options: DraftModelOptions, environment: Environment) -> list[str]:

@@ -37,6 +37,7 @@ class CaseShape:
     has_chunks: bool = False
     lengths: tuple[tuple[int, int], ...] | None = None
     """(new, cached) tokens of each request."""
+    num_kv_heads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,9 @@ class AttentionCase:
                 if stop > start:
                     backend.plan(make_batch([(list(request.block_ids), start, stop)], self.setup))
                     key, value = request.keys[start:stop], request.values[start:stop]
-                    query = torch.zeros(stop - start, *request.query.shape[1:], dtype=key.dtype)
+                    query = torch.zeros(stop - start, self.layer.num_heads, self.layer.head_size, dtype=key.dtype)
                     device = self.setup.device
-                    backend.forward(self.layer, query.to(device), key.to(device), value.to(device), kv_cache)
+                    self.forward(backend, query.to(device), key.to(device), value.to(device), kv_cache)
         block_size, window = self.setup.block_size, self.setup.spec.window
         readable = {block for request in self.requests for block in request.block_row(block_size, window)}
         freed = sorted(set(range(self.num_blocks)) - (readable - {0}))
@@ -151,7 +152,18 @@ class AttentionCase:
     def run(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> torch.Tensor:
         """Runs the step over a cache that holds the past; returns [T, num_heads, head_size]."""
         backend.plan(self.batch())
-        return backend.forward(self.layer, *self.inputs(), kv_cache)
+        return self.forward(backend, *self.inputs(), kv_cache)
+
+    def forward(
+        self,
+        backend: AttentionBackend,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Calls the backend as the host does, after its `plan`."""
+        return backend.forward(self.layer, query, key, value, kv_cache)
 
     def run_from_scratch(self, backend: AttentionBackend, padding: int = 0) -> torch.Tensor:
         """Makes a cache, fills it and runs the step."""
@@ -223,12 +235,19 @@ def make_batch(
 def brute_force(layer: AttentionLayer, request: CaseRequest) -> np.ndarray:
     """Attention of one request, one query token and head at a time, in float64: [query_len, num_heads, head_size]."""
     query, keys, values = (x.to(torch.float64).numpy() for x in (request.query, request.keys, request.values))
-    group = layer.num_heads // layer.num_kv_heads
-    output = np.zeros(query.shape)
+    return attended_by_pairs(layer, request, query, keys, values)
+
+
+def attended_by_pairs(
+    layer: AttentionLayer, request: CaseRequest, query: np.ndarray, keys: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Attention of query [query_len, num_heads, size] to keys [seq_len, num_kv_heads, size] and values [seq_len,
+    num_kv_heads, value size]: [query_len, num_heads, value size]. Of `request`, what queries see."""
+    group, positions = layer.num_heads // keys.shape[1], _positions(request)
+    output = np.zeros((*query.shape[:2], values.shape[2]))
     for i in range(request.query_len):
-        own_position = _position(request, request.num_cached + i)
-        seen = [j for j in range(request.seq_len) if _sees(layer, request, i, j)]
-        distances = np.array([_position(request, j) - own_position for j in seen])
+        seen = _seen(layer, request, positions, i)
+        distances = positions[seen] - positions[request.num_cached + i]
         for head in range(layer.num_heads):
             scores = keys[seen, head // group] @ query[i, head] * layer.scale
             if layer.soft_cap is not None:
@@ -242,24 +261,25 @@ def brute_force(layer: AttentionLayer, request: CaseRequest) -> np.ndarray:
     return output
 
 
-def _position(request: CaseRequest, index: int) -> int:
-    """Position of key `index`: of a tree's token, the cached tokens and its ancestors come before it."""
-    if request.tree is None or index < request.num_cached:
-        return index
-    return request.num_cached + int(request.tree[index - request.num_cached].sum()) - 1
-
-
-def _sees(layer: AttentionLayer, request: CaseRequest, i: int, j: int) -> bool:
-    """Whether query token i sees key j."""
-    own = request.num_cached + i
-    is_seen = j <= own
+def _positions(request: CaseRequest) -> np.ndarray:
+    """Position of each key: of a tree's token, the cached tokens and its ancestors come before it."""
+    positions = np.arange(request.seq_len)
     if request.tree is not None:
-        is_seen = j < request.num_cached or bool(request.tree[i, j - request.num_cached])
+        positions[request.num_cached :] = request.num_cached + request.tree.sum(axis=1) - 1
+    return positions
+
+
+def _seen(layer: AttentionLayer, request: CaseRequest, positions: np.ndarray, i: int) -> np.ndarray:
+    """Which keys query token i sees, in ascending order."""
+    own = request.num_cached + i
+    seen = np.arange(len(positions)) <= own
+    if request.tree is not None:
+        seen[request.num_cached :] = request.tree[i]
     if layer.window is not None:
-        is_seen = is_seen and _position(request, j) > _position(request, own) - layer.window
+        seen &= positions > positions[own] - layer.window
     if layer.chunk is not None:
-        is_seen = is_seen and _position(request, j) // layer.chunk == _position(request, own) // layer.chunk
-    return is_seen
+        seen &= positions // layer.chunk == positions[own] // layer.chunk
+    return np.flatnonzero(seen)
 
 
 def random_case(seed: int, shape: CaseShape) -> AttentionCase:
@@ -276,6 +296,7 @@ def random_case(seed: int, shape: CaseShape) -> AttentionCase:
     head_size = shape.head_size or int(rng.choice([8, 16, 24, 64]))
     num_kv_heads, group = int(rng.integers(1, 4)), int(rng.integers(1, 5))
     num_heads = num_kv_heads * group
+    num_kv_heads = shape.num_kv_heads or num_kv_heads
     layer = AttentionLayer(
         layer_id=int(rng.integers(0, 4)),
         num_heads=num_heads,

@@ -12,7 +12,7 @@ must hold. The oracle is a loop over (query, key) pairs in float64, see `dovetai
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,22 +20,27 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import (
+    AttendsLatents,
     AttentionBackend,
     AttentionCapabilities,
     AttentionNeed,
     MovesSlots,
     RotatesAndWrites,
 )
+from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, keys_as_cached, random_case
+from dovetail.testing.latent_cases import random_latent_case
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 FEATURES = (
     *("plain", "sliding_window", "soft_cap", "alibi", "trees", "sliding_window+trees", "alibi+trees", "sinks"),
-    *("chunked", "chunked+trees", "chunked+alibi"),
+    *("chunked", "chunked+trees", "chunked+alibi", "latents", "latents+trees"),
 )
+BOTH_PAGES = pytest.mark.parametrize("feature", ["plain", "latents"])
+"""For pages of keys and values, and for those of latent vectors."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class AttentionBackendSuite:
     """By dtype. Where a backend needs larger tolerances than the defaults, its `reason` says why."""
     num_cases: ClassVar[int] = 6
     """Random cases per dtype and feature."""
+    latent_sizes: ClassVar[Sequence[tuple[int, int]]] = ((16, 8), (32, 8), (64, 16))
+    """(latent_size, rotary_size) of cases with latent vectors."""
 
     # --- hooks and helpers ---------------------------------------------------------------------------------
 
@@ -116,6 +123,9 @@ class AttentionBackendSuite:
             has_sinks="sinks" in asked,
             has_chunks="chunked" in asked,
         )
+        if "latents" in asked:
+            latent_size, rotary_size = self.latent_sizes[seed % len(self.latent_sizes)]
+            return random_latent_case(seed, replace(shape, **changes), latent_size, rotary_size)
         return random_case(seed, replace(shape, **changes))
 
     def assert_close(self, actual: torch.Tensor, case: AttentionCase) -> None:
@@ -124,6 +134,11 @@ class AttentionBackendSuite:
         torch.testing.assert_close(
             actual.to("cpu", torch.float64), case.expected(), atol=tolerance.absolute, rtol=tolerance.relative
         )
+
+    def kv_dtypes(self, feature: str) -> list[str]:
+        """The declared dtypes of pages; those of latent vectors are never quantized."""
+        declared = sorted(self.capabilities.kv_dtypes or {self.main_dtype})
+        return [dtype for dtype in declared if feature != "latents" or DTYPE_BYTES[dtype] > 1]
 
     def require(self, *capabilities: str) -> None:
         """Skips where the backend does not declare one of these."""
@@ -165,13 +180,15 @@ class AttentionBackendSuite:
             assert output.dtype == getattr(torch, dtype), "the output has the query's dtype"
             self.assert_close(output, case)
 
-    def test_pages_of_every_declared_dtype(self) -> None:
+    @BOTH_PAGES
+    def test_pages_of_every_declared_dtype(self, feature: str) -> None:
         """What is attended to is what the pages hold: keys and values rounded to their dtype."""
+        self.require(feature)
         if self.capabilities.kv_dtypes is None:
             pytest.skip(f"{self.backend_class.__name__} does not declare kv_dtypes")
-        for kv_dtype in sorted(self.capabilities.kv_dtypes):
+        for kv_dtype in self.kv_dtypes(feature):
             for seed in range(self.num_cases):
-                case = self.case(seed)
+                case = self.case(seed, feature=feature)
                 rounded = tuple(
                     replace(
                         request, keys=keys_as_cached(request.keys, kv_dtype), values=as_cached(request.values, kv_dtype)
@@ -206,10 +223,12 @@ class AttentionBackendSuite:
             )
             self.assert_close(output, replace(rotated, requests=rounded))
 
-    def test_long_prompts(self) -> None:
+    @BOTH_PAGES
+    def test_long_prompts(self, feature: str) -> None:
         """Hundreds of query tokens, whole and after cached ones, with a decode row."""
+        self.require(feature)
         for seed, lengths in enumerate(((310, 0), (290, 270), (1, 150))[: max(2, min(3, self.num_cases))]):
-            case = self.case(seed, lengths=(lengths, (1, 40)))
+            case = self.case(seed, feature=feature, lengths=(lengths, (1, 40)))
             self.assert_close(case.run_from_scratch(self.create(case)), case)
 
     def test_long_prompts_by_chunks(self) -> None:
@@ -222,44 +241,52 @@ class AttentionBackendSuite:
             case = replace(case, setup=replace(case.setup, layers=layers, spec=spec))
             self.assert_close(case.run_from_scratch(self.create(case)), case)
 
-    def test_inputs_are_not_changed(self) -> None:
-        case = self.case(0)
+    @BOTH_PAGES
+    def test_inputs_are_not_changed(self, feature: str) -> None:
+        self.require(feature)
+        case = self.case(0, feature=feature)
         backend = self.create(case)
         kv_cache = case.filled_cache(backend)
         backend.plan(case.batch())
         inputs = case.inputs()
         copies = [tensor.clone() for tensor in inputs]
-        backend.forward(case.layer, *inputs, kv_cache)
+        case.forward(backend, *inputs, kv_cache)
         assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, copies, strict=True))
 
-    def test_inputs_may_be_slices_of_one_projection(self) -> None:
+    @BOTH_PAGES
+    def test_inputs_may_be_slices_of_one_projection(self, feature: str) -> None:
         """Query, key and value as they come out of a fused projection: rows that are not contiguous."""
-        case = self.case(1)
+        self.require(feature)
+        case = self.case(1, feature=feature)
         backend = self.create(case)
         kv_cache = case.filled_cache(backend)
         backend.plan(case.batch())
         query, key, value = case.inputs()
         fused = torch.cat((query, key, value), dim=1)
         first, second = query.shape[1], query.shape[1] + key.shape[1]
-        output = backend.forward(case.layer, fused[:, :first], fused[:, first:second], fused[:, second:], kv_cache)
+        output = case.forward(backend, fused[:, :first], fused[:, first:second], fused[:, second:], kv_cache)
         self.assert_close(output, case)
 
     # --- steps ---------------------------------------------------------------------------------------------
 
-    def test_the_plan_copies_what_it_needs(self) -> None:
+    @BOTH_PAGES
+    def test_the_plan_copies_what_it_needs(self, feature: str) -> None:
         """The host overwrites its arrays after `plan`."""
-        case = self.case(2)
+        self.require(feature)
+        case = self.case(2, feature=feature)
         backend = self.create(case)
         kv_cache = case.filled_cache(backend)
         batch = case.batch()
         backend.plan(batch)
         for array in (batch.query_start, batch.seq_lens, batch.block_table, batch.slot_mapping):
             array.fill(-1)
-        self.assert_close(backend.forward(case.layer, *case.inputs(), kv_cache), case)
+        self.assert_close(case.forward(backend, *case.inputs(), kv_cache), case)
 
-    def test_nothing_leaks_from_one_step_to_the_next(self) -> None:
+    @BOTH_PAGES
+    def test_nothing_leaks_from_one_step_to_the_next(self, feature: str) -> None:
         """A large step, a small one and the large one again, on one backend object."""
-        large = max((self.case(seed) for seed in range(8)), key=lambda case: len(case.inputs()[0]))
+        self.require(feature)
+        large = max((self.case(seed, feature=feature) for seed in range(8)), key=lambda case: len(case.inputs()[0]))
         small = replace(large, requests=large.requests[:1])
         backend = self.create(large)
         kv_cache = large.make_cache(backend)
@@ -267,9 +294,11 @@ class AttentionBackendSuite:
             case.write_past(backend, kv_cache)
             self.assert_close(case.run(backend, kv_cache), case)
 
-    def test_one_plan_serves_all_layers(self) -> None:
+    @BOTH_PAGES
+    def test_one_plan_serves_all_layers(self, feature: str) -> None:
         """`forward` of one layer leaves the plan as it was, and heeds that layer's scale, whichever comes first."""
-        plain = self.case(3)
+        self.require(feature)
+        plain = self.case(3, feature=feature)
         first = plain.layer
         layers = tuple(
             replace(first, layer_id=first.layer_id + index, scale=first.scale * factor)
@@ -282,14 +311,16 @@ class AttentionBackendSuite:
             caches = {index: cases[index].filled_cache(backend) for index in order}
             backend.plan(plain.batch())
             for index in order:
-                self.assert_close(backend.forward(layers[index], *plain.inputs(), caches[index]), cases[index])
+                self.assert_close(cases[index].forward(backend, *plain.inputs(), caches[index]), cases[index])
 
-    def test_batch_invariance(self) -> None:
+    @BOTH_PAGES
+    def test_batch_invariance(self, feature: str) -> None:
         """The bits of a request's rows stay when the other requests leave, and when its prompt comes in chunks."""
-        self.require("batch_invariant")
+        self.require(feature, "batch_invariant")
         for seed in range(self.num_cases):
-            case = self.case(seed)
-            if self.check(self.need(batch_invariant=True, sliding_window=case.layer.window is not None)):
+            case = self.case(seed, feature=feature)
+            window, latents = case.layer.window is not None, feature == "latents"
+            if self.check(self.need(batch_invariant=True, sliding_window=window, latents=latents)):
                 continue
             case = replace(case, setup=replace(case.setup, batch_invariant=True))
             together = case.run_from_scratch(self.create(case))
@@ -305,10 +336,12 @@ class AttentionBackendSuite:
 
     # --- pages ---------------------------------------------------------------------------------------------
 
-    def test_a_page_takes_the_specified_bytes(self) -> None:
-        kv_dtypes = sorted(self.capabilities.kv_dtypes or {self.main_dtype})
+    @BOTH_PAGES
+    def test_a_page_takes_the_specified_bytes(self, feature: str) -> None:
+        self.require(feature)
+        kv_dtypes = self.kv_dtypes(feature)
         for seed in range(8):
-            case = self.case(seed)
+            case = self.case(seed, feature=feature)
             spec = replace(case.setup.spec, dtype=kv_dtypes[seed % len(kv_dtypes)])
             case = replace(case, setup=replace(case.setup, spec=spec))
             shape = self.create(case).kv_cache_shape(7)
@@ -317,15 +350,19 @@ class AttentionBackendSuite:
             assert shape[0] == 7
             assert math.prod(shape) * itemsize == 7 * page_bytes
 
-    def test_pages_may_lie_apart(self) -> None:
+    @BOTH_PAGES
+    def test_pages_may_lie_apart(self, feature: str) -> None:
         """The stride of dimension 0 is larger than a page where layers with larger pages share the storage."""
+        self.require(feature)
         for seed in range(min(4, self.num_cases)):
-            case = self.case(seed)
+            case = self.case(seed, feature=feature)
             self.assert_close(case.run_from_scratch(self.create(case), padding=8 * (seed + 1)), case)
 
-    def test_a_page_can_be_moved(self) -> None:
+    @BOTH_PAGES
+    def test_a_page_can_be_moved(self, feature: str) -> None:
         """Copying dimension 0 moves all that a page holds, as swapping and copy-on-write do."""
-        case = self.case(4)
+        self.require(feature)
+        case = self.case(4, feature=feature)
         backend = self.create(case)
         kv_cache = case.filled_cache(backend)
         size = case.num_blocks
@@ -343,11 +380,12 @@ class AttentionBackendSuite:
             other_cache[2 * size - block] = kv_cache[block].to("cpu").to(other_cache.device)
         self.assert_close(moved.run(backend, other_cache), moved)
 
-    def test_slots_can_be_moved(self) -> None:
+    @BOTH_PAGES
+    def test_slots_can_be_moved(self, feature: str) -> None:
         """After a tree was verified, the accepted tokens move; sources are read before targets are written."""
-        self.require("trees")
+        self.require(feature, "trees")
         for padding in (0, 8):
-            case = self.case(5, lengths=((5, 37),))
+            case = self.case(5, feature=feature, lengths=((5, 37),))
             request = case.requests[0]
             backend = self.create(case)
             assert isinstance(backend, MovesSlots), "a backend that declares trees is a MovesSlots"
@@ -384,6 +422,14 @@ class AttentionBackendSuite:
         assert self.check(self.need(**declared)) == []
         if can.batch_invariant:
             assert self.check(self.need(batch_invariant=True)) == []
+        for latent_size, rotary_size in self.latent_sizes if can.latents else ():
+            sizes = frozenset({latent_size + rotary_size})
+            assert self.check(self.need(latents=True, head_sizes=sizes, trees=can.trees)) == []
+
+    def test_declared_latents_are_attended_to(self) -> None:
+        """The host calls `latent_forward`."""
+        self.require("latents")
+        assert issubclass(self.backend_class, AttendsLatents), "a backend that declares latents is an AttendsLatents"
 
 
 __all__ = ["DEFAULT_TOLERANCES", "AttentionBackendSuite", "Tolerance"]

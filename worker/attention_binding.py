@@ -69,4 +69,5 @@ def _need(setup: AttentionSetup, device_type: str) -> AttentionNeed:
         sinks=any(layer.sinks is not None for layer in setup.layers),
         chunked=any(layer.chunk is not None for layer in setup.layers),
         batch_invariant=setup.batch_invariant,
+        latents=setup.latent is not None,
     )

@@ -77,11 +77,6 @@ def _checked(layer_id: int, cache: LayerCache) -> KVSpec:
             f"layer {layer_id} keeps a recurrent state (Mamba, RWKV, linear attention); the KV memory holds pages of "
             "keys and values only, so models with such layers cannot be served yet"
         )
-    if isinstance(cache, LatentSpec):
-        raise ModelError(
-            f"layer {layer_id} keeps a latent vector per token (multi-head latent attention); no attention backend "
-            "reads pages of latent vectors yet, so build the layer with keys and values of its heads"
-        )
     if isinstance(cache, CrossSpec):
         raise ModelError(
             f"layer {layer_id} attends to an encoder's output (cross attention); no request has an encoder's input "
@@ -89,6 +84,11 @@ def _checked(layer_id: int, cache: LayerCache) -> KVSpec:
         )
     if cache.dtype not in DTYPE_BYTES:
         raise ConfigError(f"KV cache dtype {cache.dtype!r} is not one of {', '.join(sorted(DTYPE_BYTES))}")
+    if isinstance(cache, LatentSpec) and DTYPE_BYTES[cache.dtype] < 2:
+        raise ConfigError(
+            f"layer {layer_id} keeps latent vectors (multi-head latent attention), whose pages cannot be "
+            f"{cache.dtype} yet; set cache.dtype to auto"
+        )
     if cache.window is not None and cache.window < 1:
         raise ModelError(f"layer {layer_id} has a sliding window of {cache.window} tokens; it must be at least 1")
     return cache

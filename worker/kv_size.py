@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dovetail.config.resolved import ResolvedCache
-from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
 
 
 def kv_bytes_per_token(size: ModelSize, dtype: str, tensor_parallel: int) -> int:
     """Bytes that one token takes in the KV memory of one rank, if every layer keeps it."""
-    num_kv_heads = max(1, size.num_kv_heads // tensor_parallel)
-    return size.num_layers * KVSpec(num_kv_heads=num_kv_heads, head_size=size.head_size, dtype=dtype).page_bytes(1)
+    return size.num_layers * size.cache(dtype, tensor_parallel).page_bytes(1)
 
 
 def kv_capacity(cache: ResolvedCache, bytes_per_token: int) -> int | None:

@@ -7,7 +7,7 @@ One backend object serves one KV group on one worker; a drafter's own layers hav
     each step:
         backend.plan(batch)                      once; reads host arrays, fills buffers the backend owns
         backend.forward(layer, q, k, v, cache)   once per layer; reads only what plan() prepared
-          or rotate_and_forward, of a `RotatesAndWrites`
+          or rotate_and_forward, of a `RotatesAndWrites`; latent_forward, of an `AttendsLatents`
 
 `plan` may look at host values; `forward` must not synchronise with the device, so that a step can be captured
 in a graph where the backend declares `graph_capture`.
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.kv import DTYPE_BYTES, KVSpec, LatentSpec
 from dovetail.contracts.needs import (
     RUNS_ON,
     SERVES_DTYPES,
@@ -72,6 +72,9 @@ class AttentionCapabilities:
     """The backend serves layers with `AttentionLayer.sinks`."""
     chunked: bool = False
     """The backend serves layers with `AttentionLayer.chunk`."""
+    latents: bool = False
+    """Pages may hold latent vectors (`LatentSpec`), in `dtypes` of two bytes or more; such a backend is an
+    `AttendsLatents`. Of the other features, layers with latents have trees and batch invariance at most."""
 
 
 class _PageDtype(Rule):
@@ -88,6 +91,19 @@ class _PageDtype(Rule):
         if kv_dtype in can.kv_dtypes:
             return None
         return f"{name} keeps keys and values in {listed(can.kv_dtypes)}, not in {kv_dtype}; set cache.dtype."
+
+
+class _Latents(Rule):
+    """Compares with `latents`, and refuses quantized pages."""
+
+    def against(self, name: str, can: AttentionCapabilities, need: AttentionNeed, asked: bool) -> str | None:
+        if not asked:
+            return None
+        if not can.latents:
+            return f"{name} has no multi-head latent attention; choose another backend, or auto."
+        if DTYPE_BYTES.get(need.kv_dtype, 2) < 2:
+            return f"pages of latent vectors cannot be {need.kv_dtype} yet; set cache.dtype to auto."
+        return None
 
 
 def _feature(capability: str, words: str) -> Mapping[str, Rule]:
@@ -121,6 +137,8 @@ class AttentionNeed:
     """Some layer has `AttentionLayer.sinks`."""
     chunked: bool = field(default=False, metadata=_feature("chunked", "chunked attention"))
     """Some layer has `AttentionLayer.chunk`."""
+    latents: bool = field(default=False, metadata=by_rule(_Latents()))
+    """The layers keep `LatentSpec`s."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +222,7 @@ class AttentionSetup:
 
     layers: tuple[AttentionLayer, ...]
     spec: KVSpec
-    """What each layer of the group caches."""
+    """What each layer of the group caches; a `LatentSpec` only where the backend declares `latents`."""
     block_size: int
     dtype: str
     device: str
@@ -213,6 +231,11 @@ class AttentionSetup:
     max_model_len: int
     batch_invariant: bool = False
     """Whether results must be batch-invariant as `AttentionCapabilities.batch_invariant` defines it."""
+
+    @property
+    def latent(self) -> LatentSpec | None:
+        """`spec`, where the layers keep latent vectors; else None."""
+        return self.spec if isinstance(self.spec, LatentSpec) else None
 
 
 @dataclass(frozen=True)
@@ -337,12 +360,32 @@ class RotatesAndWrites(AttentionBackend):
         """
 
 
+class AttendsLatents(AttentionBackend):
+    """A backend whose pages may hold latent vectors. Backends that declare `latents` must be one."""
+
+    @abstractmethod
+    def latent_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, latent: torch.Tensor, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Writes the new latent vectors into the pages, then attends to them (DeepSeek-V2, section 2.1, with the
+        up-projections of keys and values absorbed into queries and outputs).
+
+        `AttentionSetup.spec` is a `LatentSpec`; the layer has one key head, and head_size = latent_size + rotary_size.
+        query is [T, num_heads, head_size], already multiplied by the up-projection of the keys; latent is [T,
+        head_size]. In both the rotary part comes last and is rotated. All heads read the same vectors: weights are the
+        softmax of scale * query . latent over the positions that a query sees. Returns [T, num_heads, latent_size] in
+        query's dtype, the weighted sums of the first latent_size elements. `kv_cache` is the layer's tensor of
+        `kv_cache_shape`, which is (num_blocks, block_size, head_size) unless the backend needs another one of as many
+        bytes. All else is as for `forward`, capture in a graph included.
+        """
+
+
 class MovesSlots(AttentionBackend):
     """A backend that copies keys and values of single tokens. Backends that declare `trees` must be one."""
 
     @abstractmethod
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies keys and values of single tokens: slot source[i] to slot target[i] (int64 [n]).
+        """Copies keys and values (or latent vectors) of single tokens: slot source[i] to slot target[i] (int64 [n]).
 
         The host calls it after a tree was verified, to bring the accepted path into consecutive slots. Read all sources
         before writing a target.

@@ -43,7 +43,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
-            _V1,
+            ContractVersion(1, 1),
             "the KV page layout and attention over it",
             "dovetail.contracts.attention:AttentionNeed",
         ),
@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family",
             "dovetail.contracts.model:ModelFamily",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "a config to a module that calls attention",
             "dovetail.contracts.model:ModelNeed",
         ),

@@ -7,7 +7,7 @@ page while the request lives; a sliding window of W frees the pages that no late
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -64,18 +64,29 @@ class StateSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentSpec:
-    """Reserved: one latent vector per token, from which keys and values of all heads are computed, and a rotated key
-    that they share (multi-head latent attention; DeepSeek-V2, section 2.1). The host refuses layers that declare it."""
+class LatentSpec(KVSpec):
+    """One latent vector per token, from which keys and values of all heads are computed, and a rotated key that they
+    share (multi-head latent attention; DeepSeek-V2, section 2.1). Every tensor-parallel rank keeps all of it.
+
+    To an attention backend this is one key head, whose first `latent_size` elements are the value as well: there is
+    nothing else in a page. Queries see all positions up to their own. Pages of int8 and fp8 are refused.
+    """
 
     latent_size: int
     rotary_size: int
     """Elements of the shared key, after the latent ones."""
     dtype: str
+    num_kv_heads: int = field(init=False, default=1)
+    head_size: int = field(init=False)
+    """latent_size + rotary_size."""
+    window: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head_size", self.latent_size + self.rotary_size)
 
     def page_bytes(self, block_size: int) -> int:
         """Bytes of one page: block_size x (latent_size + rotary_size) x bytes per element."""
-        return block_size * (self.latent_size + self.rotary_size) * DTYPE_BYTES[self.dtype]
+        return block_size * self.head_size * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)

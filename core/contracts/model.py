@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.contracts.kv import KVSpec, LatentSpec
 from dovetail.contracts.needs import at_most, compared, flag, informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
@@ -238,8 +239,8 @@ class CausalLM(Protocol):
 class ModelSize:
     """Sizes of the whole model, over all ranks and stages, as its config gives them.
 
-    The host compares `num_layers`, `num_kv_heads`, `head_size`, `hidden_size` and `vocab_size` with the module that
-    `create` builds, and refuses the family where one differs. `num_parameters` and `max_model_len` are the
+    The host compares `num_layers`, `num_kv_heads`, `head_size`, `latent_size`, `hidden_size` and `vocab_size` with the
+    module that `create` builds, and refuses the family where one differs. `num_parameters` and `max_model_len` are the
     family's word: the host refuses only a `num_parameters` far above what the checkpoint stores.
     """
 
@@ -249,13 +250,25 @@ class ModelSize:
     num_kv_heads: int
     """Number of key-value heads of the first attention layer."""
     head_size: int
-    """Head size of the first attention layer."""
+    """Head size of the first attention layer; where it keeps latent vectors, the elements of one (`LatentSpec`)."""
     hidden_size: int
     """Elements of a hidden state: the output of `CausalLM.embed`, and the input of `compute_logits`."""
     vocab_size: int
     """Number of logits of a token."""
     max_model_len: int
     """Longest sequence that the config declares (max_position_embeddings, RoPE scaling included)."""
+    latent_size: int = 0
+    """Elements of `head_size` that are the latent ones, where the attention layers keep latent vectors and
+    `num_kv_heads` is 1 (`LatentSpec.latent_size`); 0: the layers keep keys and values."""
+
+    def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec:
+        """Returns what each attention layer caches on one of `tensor_parallel` ranks, in pages of `dtype`, as far as
+        the sizes tell: without windows."""
+        if self.latent_size:
+            rotary_size = self.head_size - self.latent_size
+            return LatentSpec(latent_size=self.latent_size, rotary_size=rotary_size, dtype=dtype)
+        num_kv_heads = max(1, self.num_kv_heads // tensor_parallel)
+        return KVSpec(num_kv_heads=num_kv_heads, head_size=self.head_size, dtype=dtype)
 
 
 class ModelFamily(Plugin):

@@ -26,6 +26,7 @@ def attention_need(state: Resolution, model: ChosenModel) -> AttentionNeed:
         batch_invariant=state.is_strict,
         kv_dtype=model.dtype,
         chunked=_has_reach(text, "chunked", text.get("attention_chunk_size")),
+        latents=bool(model.size.latent_size),
     )
 
 

@@ -11,7 +11,7 @@ from dovetail.config.tree import KeyPath, dotted, nearest
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.draft_length import LengthNeed
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
-from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.kv import KVSpec, LatentSpec
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import QuantizationNeed
@@ -202,6 +202,7 @@ def _choose_draft_attention(
         trees=trees,
         batch_invariant=state.is_strict,
         kv_dtype=specs[0].dtype,
+        latents=any(isinstance(spec, LatentSpec) for spec in specs),
     )
     slot = DRAFT_ATTENTION.at(path[-1])
     return choose(state, slot, need, section=state.section(slot.path) or ComponentSection()).component

@@ -216,6 +216,70 @@ class ClaimsTrees(AttentionBackend):
         return self.sound.forward(layer, *tensors)
 
 
+class LatentFault(ReferenceBackend):
+    """Serves keys and values as it should."""
+
+    def latent_forward(self, layer: AttentionLayer, query: Any, latent: Any, kv_cache: Any) -> torch.Tensor:
+        return super().latent_forward(layer, *self.changed(query, latent), kv_cache)
+
+    def changed(self, query: torch.Tensor, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return query, latent
+
+
+class IgnoresSharedKey(LatentFault):
+    """Attends to the latent part alone."""
+
+    def changed(self, query: torch.Tensor, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        query = query.clone()
+        query[..., self.setup.spec.latent_size :] = 0  # type: ignore[attr-defined]
+        return query, latent
+
+
+class OneQueryForAll(LatentFault):
+    def changed(self, query: torch.Tensor, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return query[:, :1].expand_as(query), latent
+
+
+class ChangesLatents(LatentFault):
+    def changed(self, query: torch.Tensor, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return query, latent.neg_()
+
+
+class SharedKeyFirst(LatentFault):
+    """The scores are right, and the shared key is a part of the value."""
+
+    def changed(self, query: torch.Tensor, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rotary_size = self.setup.spec.rotary_size  # type: ignore[attr-defined]
+        return query.roll(rotary_size, -1), latent.roll(rotary_size, -1)
+
+
+class ScalesByHeadSize(ReferenceBackend):
+    """The size of a vector says nothing about the scale."""
+
+    def latent_forward(self, layer: AttentionLayer, *tensors: torch.Tensor) -> torch.Tensor:
+        return super().latent_forward(replace(layer, scale=layer.head_size**-0.5), *tensors)
+
+
+class WholeVectors(ReferenceBackend):
+    """Pages as large as those of keys and values."""
+
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
+        shape = super().kv_cache_shape(num_blocks)
+        return shape if self.setup.latent is None else (*shape[:-1], 2 * shape[-1])
+
+
+class MovesLatentsOneByOne(ReferenceBackend):
+    def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        for one in range(len(source)) if self.setup.latent is not None else ():
+            super().move_slots(kv_cache, source[one : one + 1], target[one : one + 1])
+        if self.setup.latent is None:
+            super().move_slots(kv_cache, source, target)
+
+
+class ClaimsLatents(ClaimsTrees):
+    """Declares them, and has no `latent_forward`."""
+
+
 ORACLE = "test_equals_the_oracle[float32-{}]"
 FAULTS = [
     Fault("takes the first layer's scale for all", FirstScale, "test_one_plan_serves_all_layers"),
@@ -241,6 +305,15 @@ FAULTS = [
     Fault("moves slots one by one", MovesOneByOne, "test_slots_can_be_moved"),
     Fault("declares trees and moves no slots", ClaimsTrees, "test_slots_can_be_moved"),
     Fault("rotates queries only", RotatesQueriesOnly, "test_rotates_as_operators_do[float32]"),
+    Fault("ignores the shared key", IgnoresSharedKey, ORACLE.format("latents")),
+    Fault("reads the query of one head for all", OneQueryForAll, ORACLE.format("latents")),
+    Fault("takes the shared key for a part of the value", SharedKeyFirst, ORACLE.format("latents")),
+    Fault("scales by the size of a latent vector", ScalesByHeadSize, ORACLE.format("latents")),
+    Fault("changes latent vectors", ChangesLatents, "test_inputs_are_not_changed[latents]"),
+    Fault("has larger pages of latents than it may", WholeVectors, "test_a_page_takes_the_specified_bytes[latents]"),
+    Fault("moves slots of latents one by one", MovesLatentsOneByOne, "test_slots_can_be_moved[latents]"),
+    Fault("ignores trees over latents", IgnoresTrees, ORACLE.format("latents+trees")),
+    Fault("declares latents and attends to none", ClaimsLatents, "test_declared_latents_are_attended_to"),
     Fault("refuses what it declares", RefusesTrees, "test_check_accepts_what_is_declared"),
     Fault("declares batch invariance falsely", MixesRows, "test_batch_invariance"),
 ]

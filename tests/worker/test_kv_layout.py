@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
-from dovetail.contracts.kv import KVSpec, LayerCache, StateSpec
+from dovetail.contracts.kv import KVSpec, LatentSpec, LayerCache, StateSpec
 from dovetail.worker.kv_layout import (
     blocks_per_request,
     build_layout,
@@ -63,6 +63,25 @@ def test_an_int8_page_holds_a_float16_scale_per_token_head_and_part():
     assert KVSpec(num_kv_heads=3, head_size=64, dtype="int8").page_bytes(16) == 2 * 16 * 3 * (64 + 2)
 
 
+def latents(dtype: str = "bfloat16") -> LatentSpec:
+    return LatentSpec(latent_size=512, rotary_size=64, dtype=dtype)
+
+
+def test_a_page_of_latent_vectors_holds_one_per_token():
+    """DeepSeek-V2, section 2.1.4: 512 + 64 numbers per token and layer, where 128 heads would have 2 x 128 x 128."""
+    assert latents().page_bytes(16) == 16 * (512 + 64) * 2
+    assert latents().num_kv_heads == 1
+    assert latents().head_size == 576
+
+
+def test_layers_with_latent_vectors_are_a_kind_of_their_own_and_keep_all_pages():
+    heads = KVSpec(num_kv_heads=1, head_size=576, dtype="bfloat16")
+    layout = build_layout([latents(), heads, latents(), heads], 16, {"drafter": [latents()]})
+    assert [(group.layer_ids, group.window) for group in layout.groups] == [((0, 2), None), ((1, 3), None)]
+    assert layout.page_bytes == heads.page_bytes(16) == 2 * latents().page_bytes(16)
+    assert layout.extra_tensors[0].page_bytes == (latents().page_bytes(16),)
+
+
 @pytest.mark.parametrize(
     ("caches", "error", "message"),
     [
@@ -70,6 +89,8 @@ def test_an_int8_page_holds_a_float16_scale_per_token_head_and_part():
         ([None], ModelError, "no layer"),
         ([KVSpec(num_kv_heads=1, head_size=8, dtype="int4")], ConfigError, "int4"),
         ([spec(0)], ModelError, "window of 0"),
+        ([latents("int8")], ConfigError, "latent vectors .* cannot be int8 yet; set cache.dtype to auto"),
+        ([latents("float8_e4m3fn")], ConfigError, "cannot be float8_e4m3fn yet"),
     ],
 )
 def test_refusals_say_why(caches: list[LayerCache | None], error: type[Exception], message: str):

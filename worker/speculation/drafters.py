@@ -12,7 +12,7 @@ import torch
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionModule, AttentionSetup
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.kv import KVLayout, KVSpec
+from dovetail.contracts.kv import KVLayout, KVSpec, LatentSpec
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationNeed
@@ -163,15 +163,24 @@ def _load_drafter(
 def against_caches(drafter: str, announced: Sequence[KVSpec], layers: Sequence[AttentionModule]) -> list[str]:
     """Compares what a drafter's `caches` announced with the layers that it built, in any order. Windows are left out:
     configs may not tell of them, and without one nothing is underestimated. Returns a sentence for each difference."""
-    said = Counter(replace(spec, window=None) for spec in announced)
-    built = Counter(replace(layer.cache, window=None) for layer in layers)
+    said = Counter(map(_without_window, announced))
+    built = Counter(_without_window(layer.cache) for layer in layers)
     return [
-        f"{drafter}'s caches() announces {said[spec]} attention layers that cache {spec.num_kv_heads} heads of"
-        f" {spec.head_size} elements in {spec.dtype}, and its attention_layers() names {built[spec]}: correct its"
-        " caches()"
+        f"{drafter}'s caches() announces {said[spec]} attention layers that cache {_described(spec)} in {spec.dtype},"
+        f" and its attention_layers() names {built[spec]}: correct its caches()"
         for spec in said | built
         if said[spec] != built[spec]
     ]
+
+
+def _without_window(spec: KVSpec) -> KVSpec:
+    return spec if isinstance(spec, LatentSpec) else replace(spec, window=None)
+
+
+def _described(spec: KVSpec) -> str:
+    if isinstance(spec, LatentSpec):
+        return f"latent vectors of {spec.latent_size} + {spec.rotary_size} elements"
+    return f"{spec.num_kv_heads} heads of {spec.head_size} elements"
 
 
 def _own_context(target: BuildContext, dtype: str, kv_dtype: str, max_model_len: int) -> BuildContext:

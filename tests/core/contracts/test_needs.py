@@ -130,6 +130,16 @@ def model_need(**asked: Any) -> ModelNeed:
             AttentionNeed("cpu", "float32", 16, frozenset({64}), kv_dtype="int8"),
             "in the model's dtype, float32, not in int8; set cache.dtype",
         ),
+        (
+            AttentionCapabilities(device_types=CPU, dtypes=FLOAT),
+            AttentionNeed("cpu", "float32", 16, frozenset({576}), latents=True),
+            "it has no multi-head latent attention; choose another backend, or auto",
+        ),
+        (
+            AttentionCapabilities(device_types=CPU, dtypes=FLOAT, kv_dtypes=frozenset({"int8"}), latents=True),
+            AttentionNeed("cpu", "float32", 16, frozenset({576}), latents=True, kv_dtype="int8"),
+            "pages of latent vectors cannot be int8 yet; set cache.dtype to auto",
+        ),
         (ModelCapabilities(), model_need(tensor_parallel=2), "set executor.tensor_parallel to 1"),
         (ModelCapabilities(), model_need(pipeline_parallel=2), "not 2 stages: set executor.pipeline_parallel to 1"),
         (

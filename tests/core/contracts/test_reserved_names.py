@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.contracts.attention import AttentionBatch, AttentionLayer
 from dovetail.contracts.errors import ModelError, PluginError
-from dovetail.contracts.kv import CrossSpec, KVSpec, LatentSpec, LayerCache
+from dovetail.contracts.kv import CrossSpec, KVSpec, LayerCache
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.step import KVEvent, MediaItem, NewRequest, StepResult
 from dovetail.worker.kv_layout import build_layout
@@ -51,10 +51,6 @@ def test_a_reserved_field_is_refused_when_it_is_used(name: str, value: Any, miss
     ("cache", "reason"),
     [
         (
-            LatentSpec(latent_size=16, rotary_size=8, dtype="float32"),
-            "no attention backend reads pages of latent vectors",
-        ),
-        (
             CrossSpec(num_kv_heads=2, head_size=8, dtype="float32", max_tokens=100),
             "no request has an encoder's input yet",
         ),
@@ -65,10 +61,7 @@ def test_a_layer_with_a_reserved_cache_is_refused(cache: LayerCache, reason: str
         build_layout([KVSpec(num_kv_heads=2, head_size=8, dtype="float32"), cache], 16)
 
 
-def test_pages_of_latent_vectors_are_narrower_than_those_of_all_heads() -> None:
-    """DeepSeek-V2: 512 + 64 numbers per token in place of 2 x 128 x 128."""
-    latent = LatentSpec(latent_size=512, rotary_size=64, dtype="bfloat16")
-    assert latent.page_bytes(16) == 16 * (512 + 64) * 2
+def test_pages_of_an_encoder_are_as_large_as_those_of_all_heads() -> None:
     heads = KVSpec(num_kv_heads=128, head_size=128, dtype="bfloat16")
     assert CrossSpec(num_kv_heads=128, head_size=128, dtype="bfloat16", max_tokens=8).page_bytes(
         16
