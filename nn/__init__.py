@@ -30,6 +30,7 @@ from dovetail.nn.moe import ExpertNames, SparseMoE, SparseShape
 from dovetail.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from dovetail.nn.operators import TorchOperators, torch_operators
 from dovetail.nn.rope import RopeSpec, RotaryEmbedding, Rotation, halves_from_pairs
+from dovetail.nn.routing import GroupRouter, GroupRouting
 from dovetail.nn.stages import StagedCausalLM, check_inputs, check_whole
 from dovetail.nn.waiting import MayWait
 
@@ -41,6 +42,8 @@ __all__ = [
     "Communicator",
     "ExpertNames",
     "GatedMLP",
+    "GroupRouter",
+    "GroupRouting",
     "LMHead",
     "LatentAttention",
     "LatentShape",

@@ -96,13 +96,13 @@ class LatentAttention(WeightHolder):
         """Copies cached vectors of single tokens as `MovesSlots.move_slots` does."""
         move_slots(self._backend, self._kv_cache, source, target)
 
-    def forward(self, query: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
-        """Attends: query [T, num_heads, key_size + rotary_size] and latent [T, latent_size + rotary_size], the rotary
-        part last in both, and rotated -> [T, num_heads * value_size]. Heads are those of this rank."""
+    def forward(self, query: torch.Tensor, rotated: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+        """Attends: query [T, num_heads, key_size] and its rotated part [T, num_heads, rotary_size]; latent [T,
+        latent_size + rotary_size], the rotated key last -> [T, num_heads * value_size]. Heads are those of this
+        rank."""
         if self._backend is None or self._kv_cache is None:
             raise RuntimeError(NOT_BOUND)
-        plain, rotated = query[..., : self.shape.key_size], query[..., self.shape.key_size :]
-        absorbed = torch.cat((self._absorb_key(plain), rotated), dim=-1)
+        absorbed = torch.cat((self._absorb_key(query), rotated), dim=-1)
         attended = self._backend.latent_forward(self.layer, absorbed, latent, self._kv_cache)
         return self._compute_values(attended).flatten(1)
 

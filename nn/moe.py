@@ -15,6 +15,7 @@ from dovetail.contracts.quantization import LinearKernel
 from dovetail.nn.kernels import TorchLinear
 from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
 from dovetail.nn.mlp import GatedMLP, gated_activation
+from dovetail.nn.routing import GroupRouter, GroupRouting, sigmoid_by_rows
 from dovetail.nn.waiting import MayWait
 
 
@@ -28,6 +29,7 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_expert"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class SparseShape:
     """Whether the weight multiplies an expert's input instead of its output (Llama 4)."""
     shared_gate: bool = True
     """Whether the shared expert has the sigmoid gate."""
+    routing: GroupRouting | None = None
+    """Takes the place of `normalize` and `has_sigmoid`: experts are chosen group by group, by a router in float32."""
 
 
 class Expert(torch.nn.Module):
@@ -83,7 +87,7 @@ class SparseMoE(torch.nn.Module, MayWait):
         names = names or ExpertNames()
         self._shape = shape
         self._communicator = context.communicator
-        self.router = ReplicatedLinear(context, f"{name}.{names.router}", shape.hidden_size, shape.num_experts)
+        self.router = _router(context, f"{name}.{names.router}", shape)
         self.experts = torch.nn.ModuleList(
             Expert(context, f"{name}.{names.experts}.{index}", shape, names) for index in range(shape.num_experts)
         )
@@ -95,7 +99,7 @@ class SparseMoE(torch.nn.Module, MayWait):
         kernels = first.gate_up_proj.kernel, first.down_proj.kernel
         operators, is_plain = context.operators, all(isinstance(kernel, TorchLinear) for kernel in kernels)
         self._grouping = operators if is_plain and isinstance(operators, MultipliesGroups) else None
-        self.shared = _shared_expert(context, name, shape) if shape.shared_intermediate_size else None
+        self.shared = _shared_expert(context, f"{name}.{names.shared}", shape)
 
     def why_it_waits(self) -> str | None:
         """Without grouped products, for the number of rows of each expert."""
@@ -114,7 +118,7 @@ class SparseMoE(torch.nn.Module, MayWait):
         run = self._run_each if self._grouping is None else partial(self._run_grouped, self._grouping)
         shares = weights.flatten()[by_expert, None]
         if self._shape.weighs_inputs:
-            contributions = run(x[tokens] * shares, experts)
+            contributions = run((x[tokens] * shares).to(x.dtype), experts)
         else:
             contributions = run(x[tokens], experts) * shares
         output = _summed(contributions, by_expert, self._shape.top_k).to(x.dtype)
@@ -139,10 +143,13 @@ class SparseMoE(torch.nn.Module, MayWait):
         return operators.grouped_linear(self._activation(gate_up), self._stacked[1], starts)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns weights (x's dtype) and numbers (int64) of each token's experts, both [T, top_k]."""
+        """Returns weights (x's dtype, or float32) and numbers (int64) of each token's experts, both [T, top_k]."""
+        if isinstance(self.router, GroupRouter):
+            weights, chosen = self.router(x)
+            return weights, chosen
         if self._shape.has_sigmoid:
             weights, chosen = self.router(x).float().topk(self._shape.top_k, dim=-1)
-            return _sigmoid(weights).to(x.dtype), chosen
+            return sigmoid_by_rows(weights).to(x.dtype), chosen
         probabilities = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
         weights, chosen = probabilities.topk(self._shape.top_k, dim=-1)
         if self._shape.normalize:
@@ -167,17 +174,19 @@ def _stack(kernels: Sequence[LinearKernel]) -> torch.Tensor:
     return stacked
 
 
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Sigmoid as the softmax of (x, 0): torch's scalar loop at the end of a tensor gives other bits than its vector
-    loop."""
-    return torch.softmax(torch.stack((x, torch.zeros_like(x)), dim=-1), dim=-1)[..., 0]
+def _router(context: ModelContext, name: str, shape: SparseShape) -> GroupRouter | ReplicatedLinear:
+    if shape.routing is not None:
+        return GroupRouter(context, name, shape.hidden_size, shape.routing)
+    return ReplicatedLinear(context, name, shape.hidden_size, shape.num_experts)
 
 
-def _shared_expert(context: ModelContext, name: str, shape: SparseShape) -> torch.nn.Module:
+def _shared_expert(context: ModelContext, name: str, shape: SparseShape) -> torch.nn.Module | None:
+    size = shape.shared_intermediate_size
+    if not size:
+        return None
     if shape.shared_gate:
         return SharedExpert(context, name, shape)
-    size = shape.shared_intermediate_size
-    return GatedMLP(context, f"{name}.shared_expert", shape.hidden_size, size, shape.hidden_act, reduce=False)
+    return GatedMLP(context, name, shape.hidden_size, size, shape.hidden_act, reduce=False)
 
 
 class SharedExpert(torch.nn.Module):
@@ -186,10 +195,10 @@ class SharedExpert(torch.nn.Module):
     def __init__(self, context: ModelContext, name: str, shape: SparseShape):
         super().__init__()
         size = shape.shared_intermediate_size
-        self.gate = ReplicatedLinear(context, f"{name}.shared_expert_gate", shape.hidden_size, 1)
-        self.mlp = GatedMLP(context, f"{name}.shared_expert", shape.hidden_size, size, shape.hidden_act, reduce=False)
+        self.gate = ReplicatedLinear(context, f"{name}_gate", shape.hidden_size, 1)
+        self.mlp = GatedMLP(context, name, shape.hidden_size, size, shape.hidden_act, reduce=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""
-        output: torch.Tensor = _sigmoid(self.gate(x)) * self.mlp(x)
+        output: torch.Tensor = sigmoid_by_rows(self.gate(x)) * self.mlp(x)
         return output

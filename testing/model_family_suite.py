@@ -99,6 +99,11 @@ class CountedAttention(PlainAttention):
         self.order.append(layer.layer_id)
         return super().forward(layer, *tensors)
 
+    def latent_forward(self, layer: AttentionLayer, *tensors: torch.Tensor) -> torch.Tensor:
+        """Records the layer, then computes it."""
+        self.order.append(layer.layer_id)
+        return super().latent_forward(layer, *tensors)
+
 
 class ModelFamilySuite:
     """Tests of every model family. A plugin author sets `family_class`, and other attributes where they differ."""

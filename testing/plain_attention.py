@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dovetail.contracts.attention import (
+    AttendsLatents,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
@@ -18,10 +19,10 @@ from dovetail.contracts.attention import (
 from dovetail.contracts.plugin import PluginOptions
 
 
-class PlainAttention(MovesSlots):
+class PlainAttention(MovesSlots, AttendsLatents):
     """One query token at a time, over keys gathered from the pages."""
 
-    contract = (1, 0)
+    contract = (1, 1)
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         device_types=frozenset({"cpu"}),
         dtypes=frozenset({"float32"}),
@@ -30,6 +31,7 @@ class PlainAttention(MovesSlots):
         alibi=True,
         trees=True,
         chunked=True,
+        latents=True,
     )
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
@@ -38,8 +40,10 @@ class PlainAttention(MovesSlots):
         self._seen: list[tuple[torch.Tensor, int, torch.Tensor]] = []
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """[num_blocks, block_size, 2, num_kv_heads, head_size]."""
+        """[num_blocks, block_size, 2, num_kv_heads, head_size]; of latent vectors without the 2 and the heads."""
         spec = self.setup.spec
+        if self.setup.latent is not None:
+            return (num_blocks, self.setup.block_size, spec.head_size)
         return (num_blocks, self.setup.block_size, 2, spec.num_kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -85,6 +89,19 @@ class PlainAttention(MovesSlots):
                 scores = scores + slopes * (positions - own)
             weights = scores.softmax(-1)
             rows.append(torch.einsum("hgn,nhd->hgd", weights, values).reshape(layer.num_heads, layer.head_size))
+        return torch.stack(rows)
+
+    def latent_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, latent: torch.Tensor, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Writes, then attends row by row."""
+        assert self.setup.latent is not None
+        flat = kv_cache.view(-1, kv_cache.shape[-1])
+        flat[self._slots] = latent
+        rows = []
+        for row, (slots, _, _) in zip(query, self._seen, strict=True):
+            weights = (row @ flat[slots].T * layer.scale).softmax(-1)
+            rows.append(weights @ flat[slots, : self.setup.latent.latent_size])
         return torch.stack(rows)
 
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -26,6 +26,22 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": None,
 }
 
+_DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
+
 _EXTRA: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "num_hidden_layers": 3},
@@ -42,6 +58,8 @@ _EXTRA: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 8,
         "floor_scale": 6,
     },
+    "deepseek_v2": _DEEPSEEK | {"topk_method": "group_limited_greedy", "first_k_dense_replace": 1},
+    "deepseek_v3": _DEEPSEEK | {"first_k_dense_replace": 1, "num_mtp_layers": 0},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "head_dim": 16},
 }
 
@@ -89,6 +107,9 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
             else:
                 parameter.add_(noise * 0.1)
         model.get_input_embeddings().weight.mul_(0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
     return model
 
 

@@ -24,6 +24,8 @@ FAMILIES = {
     "qwen2_moe": "moe",
     "qwen3_moe": "moe",
     "llama4_text": "llama4",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
     "falcon": "layernorm",
     "bloom": "layernorm",
     "mpt": "layernorm",

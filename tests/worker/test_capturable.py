@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from dovetail.attention_backends.reference import ReferenceBackend
-from dovetail.contracts.attention import AttentionBackend, AttentionLayer, AttentionSetup
+from dovetail.contracts.attention import AttendsLatents, AttentionBackend, AttentionLayer, AttentionSetup
 from dovetail.contracts.kinds import KINDS
-from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelCapabilities, ModelFamily, ModelInputs
 from dovetail.contracts.operators import MultipliesGroups, Operators
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn import BuildContext, TorchOperators, torch_operators
+from dovetail.plugins.model_families.deepseek import DeepseekFamily
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.layernorm import LayerNormFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
@@ -38,6 +38,8 @@ FAMILIES: dict[str, type[ModelFamily]] = {
     "gemma2": GemmaFamily,
     "gemma3_text": GemmaFamily,
     "llama4_text": Llama4Family,
+    "deepseek_v2": DeepseekFamily,
+    "deepseek_v3": DeepseekFamily,
     "mixtral": MoEFamily,
     "qwen2_moe": MoEFamily,
     "qwen3_moe": MoEFamily,
@@ -45,10 +47,10 @@ FAMILIES: dict[str, type[ModelFamily]] = {
     "gptj": LayerNormFamily,
 }
 METHODS: list[type[QuantizationMethod] | None] = [None, FP8Method, Int8ActivationMethod, Int8Method, Int4Method]
-MIXTURES = {"llama4_text", "mixtral", "qwen2_moe", "qwen3_moe"}
+MIXTURES = {"llama4_text", "deepseek_v2", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_moe"}
 
 
-class NoAttention(AttentionBackend):
+class NoAttention(AttendsLatents):
     """Computes nothing: a backend says for itself whether it can be captured."""
 
     capabilities = ReferenceBackend.capabilities.__class__(device_types=None, graph_capture=True)
@@ -61,6 +63,10 @@ class NoAttention(AttentionBackend):
 
     def forward(self, layer: AttentionLayer, query: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return query.new_empty(query.shape)
+
+    def latent_forward(self, layer: AttentionLayer, query: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        assert self.setup.latent is not None
+        return query.new_empty(*query.shape[:2], self.setup.latent.latent_size)
 
 
 class GroupingOperators(TorchOperators, MultipliesGroups):
@@ -107,7 +113,7 @@ def build(
     if not config.get("architectures"):
         config["architectures"] = [_ARCHITECTURES[model_type]]
     model = family(family.Options()).create(config, context)
-    spec = KVSpec(num_kv_heads=1, head_size=16, dtype="bfloat16")
+    spec = context.attention_layers[0].cache
     layers = tuple(attention.layer for attention in context.attention_layers)
     backend = NoAttention(PluginOptions(), AttentionSetup(layers, spec, 16, "bfloat16", "meta", 4, 64, 128))
     for attention in context.attention_layers:
@@ -121,6 +127,8 @@ _ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from dovetail.plugins.model_families.deepseek import DeepseekFamily
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.layernorm import LayerNormFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
@@ -36,6 +39,17 @@ class TestGemma3(ModelFamilySuite):
 class TestLlama4(ModelFamilySuite):
     family_class = Llama4Family
     model_type = "llama4_text"
+
+
+class TestDeepseek(ModelFamilySuite):
+    family_class = DeepseekFamily
+    model_type = "deepseek_v3"
+
+    def create_checkpoint(self, directory: Path, is_tied: bool) -> FamilyCheckpoint:
+        """transformers does not count the routers' biases, which it holds as buffers."""
+        checkpoint = super().create_checkpoint(directory, is_tied)
+        biases = [one for name, one in checkpoint.weights.items() if name.endswith("e_score_correction_bias")]
+        return replace(checkpoint, num_parameters=checkpoint.num_parameters + sum(map(len, biases)))
 
 
 class TestMixtral(ModelFamilySuite):

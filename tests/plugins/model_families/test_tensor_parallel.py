@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dovetail.attention_backends.reference import ReferenceBackend
+from dovetail.plugins.model_families.deepseek import DeepseekFamily
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
 from dovetail.plugins.model_families.moe import MoEFamily
@@ -24,6 +25,8 @@ def test_two_ranks_give_the_logits_and_tokens_of_transformers(make_checkpoint: A
         (GemmaFamily, make_checkpoint("gemma3_text")),
         (MoEFamily, make_checkpoint("qwen2_moe")),
         (MoEFamily, make_checkpoint("mixtral")),
+        (DeepseekFamily, make_checkpoint("deepseek_v2")),
+        (DeepseekFamily, make_checkpoint("deepseek_v3")),
     ]
     directories = [(family_class, checkpoint.directory) for family_class, checkpoint in cases]
     outcomes = run_over_ranks(directories, ReferenceBackend, prompt, num_tokens=16)
