@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -17,10 +19,12 @@ from dovetail.attention_backends.sdpa_plan import (
     ShortCall,
     Tile,
     split_tokens,
+    token_shape,
     writes_out_scores,
 )
 from dovetail.attention_backends.sdpa_shared import attend_shared
 from dovetail.contracts.attention import (
+    AttendsLatents,
     AttentionBatch,
     AttentionCapabilities,
     AttentionLayer,
@@ -42,16 +46,19 @@ class SDPAOptions(PluginOptions):
     """KiB of keys and values that one call gathers; best where it fits the second-level cache."""
 
 
-class SDPABackend(MovesSlots):
+class SDPABackend(MovesSlots, AttendsLatents):
     """Gathers the pages of many requests at once and attends to them in few calls; pages that many requests have in
     common are read once.
 
     A page holds, token by token, keys then values of all heads, so the block table itself is the index of the
     gather and the slot mapping the index of the write. Query heads that share a key head are rows of one matrix,
     so keys are never repeated. Scores are float32 inside (float64 for float64).
+
+    A latent vector is key and value in one: torch's function wants both of one size, so what it returns has as many
+    elements as the vector, of which the last ones are cut off.
     """
 
-    contract = (1, 0)
+    contract = (1, 1)
     preference: ClassVar[int] = 5
     Options = SDPAOptions
     capabilities = AttentionCapabilities(
@@ -64,6 +71,7 @@ class SDPABackend(MovesSlots):
         trees=True,
         sinks=True,
         chunked=True,
+        latents=True,
     )
 
     def __init__(self, options: SDPAOptions, setup: AttentionSetup):
@@ -75,7 +83,8 @@ class SDPABackend(MovesSlots):
                 f"{', '.join(sorted(self.capabilities.dtypes))}."
             )
         kv_dtype: torch.dtype = getattr(torch, spec.dtype)
-        token_bytes = 2 * spec.num_kv_heads * spec.head_size * DTYPE_BYTES[spec.dtype]
+        self._token_shape = token_shape(setup)
+        token_bytes = math.prod(self._token_shape) * DTYPE_BYTES[spec.dtype]
         budget_tokens = max(1, options.gather_kib * 1024 // token_bytes)
         kinds = {LayerKind.of(layer) for layer in setup.layers}
         self._kind_of_layer = {layer.layer_id: LayerKind.of(layer) for layer in setup.layers}
@@ -83,14 +92,11 @@ class SDPABackend(MovesSlots):
         self._plans: dict[int, KindPlan] = {}
         self._gathered = Buffer(kv_dtype)
         self._slots = torch.empty(0, dtype=torch.int64)
-        self._new_tokens = torch.empty(
-            setup.max_num_batched_tokens, 2, spec.num_kv_heads, spec.head_size, dtype=kv_dtype
-        )
+        self._new_tokens = torch.empty(setup.max_num_batched_tokens, *self._token_shape, dtype=kv_dtype)
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """[num_blocks, block_size, 2 (key, value), num_kv_heads, head_size]."""
-        spec = self.setup.spec
-        return (num_blocks, self.setup.block_size, 2, spec.num_kv_heads, spec.head_size)
+        """[num_blocks, block_size, 2 (key, value), num_kv_heads, head_size]; of latent vectors 1 in place of 2."""
+        return (num_blocks, self.setup.block_size, *self._token_shape)
 
     def plan(self, batch: AttentionBatch) -> None:
         """Groups the rows into calls and builds their indices and masks, once for each kind of layer."""
@@ -107,7 +113,19 @@ class SDPABackend(MovesSlots):
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """Writes the new tokens, then runs the planned calls."""
-        new_tokens = self._write(key, value, kv_cache)
+        return self._attend(layer, query, self._write((key, value), kv_cache), kv_cache)
+
+    def latent_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, latent: torch.Tensor, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """As `forward`, with the latent vectors as keys and values of one head."""
+        assert self.setup.latent is not None
+        attended = self._attend(layer, query, self._write((latent[:, None],), kv_cache), kv_cache)
+        return attended[..., : self.setup.latent.latent_size]
+
+    def _attend(
+        self, layer: AttentionLayer, query: torch.Tensor, new_tokens: torch.Tensor, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
         plan = self._plans[layer.layer_id]
         if plan.is_one_short_call:
             return _attend_short(layer, plan.short_calls[0], query, kv_cache)
@@ -125,14 +143,16 @@ class SDPABackend(MovesSlots):
         block_size = self.setup.block_size
         kv_cache[target // block_size, target % block_size] = kv_cache[source // block_size, source % block_size]
 
-    def _write(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Returns what was written: [T, 2, num_kv_heads, head_size] in the cache's dtype."""
-        new_tokens = self._new_tokens[: len(key)]
-        torch.stack((key.to(kv_cache.dtype), value.to(kv_cache.dtype)), dim=1, out=new_tokens)
+    def _write(self, parts: Sequence[torch.Tensor], kv_cache: torch.Tensor) -> torch.Tensor:
+        """`parts`: [T, num_kv_heads, head_size] each. Returns what was written: [T, parts, num_kv_heads, head_size] in
+        the cache's dtype."""
+        num_tokens = len(parts[0])
+        new_tokens = self._new_tokens[:num_tokens]
+        torch.stack([part.to(kv_cache.dtype) for part in parts], dim=1, out=new_tokens)
         if kv_cache.is_contiguous():
             token_size = kv_cache.shape[2:].numel()
             target, source = kv_cache.view(-1, token_size), new_tokens.view(-1, token_size)
-            if len(key) >= _WIDE_WRITE and token_size * kv_cache.itemsize % 8 == 0:
+            if num_tokens >= _WIDE_WRITE and token_size * kv_cache.itemsize % 8 == 0:
                 # index_copy_ costs per element, whatever the element's size.
                 target, source = target.view(torch.int64), source.view(torch.int64)
             target.index_copy_(0, self._slots, source)
@@ -181,6 +201,9 @@ def _attend_tile(
 ) -> torch.Tensor:
     """query [1, num_heads, queries, head_size], keys and values [1, num_kv_heads, keys, head_size] -> like query."""
     if not writes_out_scores(layer):
+        if layer.num_kv_heads == 1:
+            # Not repeated in memory, as enable_gqa does it.
+            keys, values = (tensor.expand(-1, layer.num_heads, -1, -1) for tensor in (keys, values))
         return F.scaled_dot_product_attention(
             query,
             keys.to(query.dtype),

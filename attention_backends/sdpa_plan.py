@@ -63,7 +63,7 @@ class KeySource:
     blocks: torch.Tensor
     """int64 [n * pages]: pages to gather."""
     pages: torch.Tensor
-    """[n * pages, block_size, 2, num_kv_heads, head_size]: the part of the gather buffer that takes them."""
+    """[n * pages, block_size, parts, num_kv_heads, head_size]: the part of the gather buffer that takes them."""
     gathered: tuple[torch.Tensor, torch.Tensor]
     """Keys and values in `pages` that take part, each [n, num_kv_heads, tokens, head_size]."""
     run: slice | None
@@ -83,9 +83,16 @@ class KeySource:
 
 
 def split_tokens(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, tokens, 2, num_kv_heads, head_size] -> keys and values, each [n, num_kv_heads, tokens, head_size]."""
-    keys, values = tokens.transpose(1, 3).unbind(2)
-    return keys, values
+    """[n, tokens, parts, num_kv_heads, head_size] -> keys and values, each [n, num_kv_heads, tokens, head_size]. Of
+    latent vectors there is one part, which is both."""
+    parts = tokens.transpose(1, 3).unbind(2)
+    return parts[0], parts[-1]
+
+
+def token_shape(setup: AttentionSetup) -> tuple[int, int, int]:
+    """(parts, num_kv_heads, head_size): what a page holds of a token. The parts are key and value, or a latent
+    vector."""
+    return (2 if setup.latent is None else 1, setup.spec.num_kv_heads, setup.spec.head_size)
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,7 @@ class Planner:
     def __init__(self, kind: LayerKind, setup: AttentionSetup, budget_tokens: int):
         self.kind = kind
         self.block_size = setup.block_size
-        self.page_shape = (setup.block_size, 2, setup.spec.num_kv_heads, setup.spec.head_size)
+        self.page_shape = (setup.block_size, *token_shape(setup))
         self.num_kv_heads = setup.spec.num_kv_heads
         self.budget_tokens = budget_tokens
         dtype: torch.dtype = getattr(torch, setup.dtype)
