@@ -7,11 +7,11 @@ hand-kept list of packages would silently drop a forgotten sub-package from whee
 import tomllib
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 folders = tomllib.loads(Path(__file__).with_name("pyproject.toml").read_text())["tool"]["dovetail"]["folders"]
 packages = []
 for name, folder in folders.items():
-    packages += [name, *(f"{name}.{sub}" for sub in find_packages(folder))]
+    packages += [name, *(f"{name}.{sub}" for sub in find_namespace_packages(folder, exclude=["*__pycache__*"]))]
 
 setup(packages=packages, package_dir=folders)
