@@ -21,6 +21,7 @@ import aot_report
 
 from dovetail.attention_backends.paged_triton.aot import Variant
 from dovetail.attention_backends.paged_triton.machine import lacks_e5m2
+from dovetail.attention_backends.triton_mla import aot as latents
 from dovetail.nn.triton_launch import Launch
 from dovetail.testing.triton_aot import KernelResources, compile_launch
 
@@ -45,7 +46,8 @@ class Found:
 
 def launches(version: str, arch: int) -> Iterator[tuple[str, Launch]]:
     """Each kernel and its name: of attention with pages of bfloat16 (then as batch-invariant rows take it, and with
-    all features over pages of float8, where these are not refused), of the operators and of quantization."""
+    all features over pages of float8, where these are not refused), of latent vectors, of the operators and of
+    quantization."""
     for launch, words in aot_report.launches(Variant(), arch):
         yield launch.name + (", rotates" if words == "rotates" else ""), launch
     every = frozenset({"window", "cap", "slopes", "sinks"})
@@ -56,6 +58,9 @@ def launches(version: str, arch: int) -> Iterator[tuple[str, Launch]]:
         for launch, _ in aot_report.launches(variant, arch):
             if launch.name.startswith("attend"):
                 yield f"{launch.name}, {words}", launch
+    invariant = latents.attend_launch(latents.LatentVariant(arch, is_invariant=True), "verify")
+    for launch in (*latents.launches(arch), invariant):
+        yield launch.name, launch
     for launch in aot_operators.launches():
         if aot_operators.runs_on(launch, arch):
             yield launch.name, launch

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dovetail.attention_backends.paged_triton.aot import Variant, attend_launch
 from dovetail.attention_backends.paged_triton.configs import KINDS, find_config
+from dovetail.attention_backends.triton_mla import aot as latents
 from dovetail.nn.triton_launch import Launch
 from dovetail.plugins.operators.triton import aot as operators
 from dovetail.plugins.quantization.int4 import aot as int4
@@ -36,6 +37,7 @@ def launches() -> Iterator[Launch]:
     yield from int4.launches()
     for kind in KINDS:
         yield attend_launch(Variant(), find_config(ARCH, 128, 2, kind))
+    yield from latents.attend_launches(ARCH)
 
 
 def costs(launch: Launch) -> dict[str, int]:
@@ -52,10 +54,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="make what is found the budgets")
     arguments = parser.parse_args()
     found = {}
-    print(f"{'kernel':26} {'instructions':>12} " + " ".join(f"{name:>5}" for name in (*COUNTED, "narrow")))
+    print(f"{'kernel':34} {'instructions':>12} " + " ".join(f"{name:>5}" for name in (*COUNTED, "narrow")))
     for launch in launches():
         found[launch.name] = cost = costs(launch)
-        print(f"{launch.name:26} " + " ".join(f"{n:12}" if not i else f"{n:5}" for i, n in enumerate(cost.values())))
+        print(f"{launch.name:34} " + " ".join(f"{n:12}" if not i else f"{n:5}" for i, n in enumerate(cost.values())))
     if arguments.write:
         about = {
             "triton": metadata.version("triton"),

@@ -150,7 +150,7 @@ def _attend_block(
 
 
 @triton.jit
-def _added(acc, highest, total, other_acc, other_highest, other_total):
+def add_sums(acc, highest, total, other_acc, other_highest, other_total):
     """Sums over keys and over other keys, as sums over both: [rows, size], [rows], [rows]."""
     new_highest = tl.maximum(highest, other_highest)
     shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
@@ -300,7 +300,7 @@ def attend(
                     HEAD_PAD, PAGE, BLOCK_N, COMPUTE, PRECISION, IS_INT8, HAS_WINDOW, HAS_CAP, HAS_SLOPES, TREES,
                     SPARSE, True,
                 )  # fmt: skip
-            acc, highest, total = _added(acc, highest, total, run_acc, run_highest, run_total)
+            acc, highest, total = add_sums(acc, highest, total, run_acc, run_highest, run_total)
     else:
         middle = low
         if not HAS_WINDOW:
@@ -395,7 +395,7 @@ def merge_parts(
             vectors = tl.sum(vectors * share[:, None], axis=0)[None, :]
             part_total = tl.sum(part_total * share, axis=0) + tl.zeros([1], dtype=tl.float32)
             part_highest = top + tl.zeros([1], dtype=tl.float32)
-        acc, highest, total = _added(acc, highest, total, vectors, part_highest, part_total)
+        acc, highest, total = add_sums(acc, highest, total, vectors, part_highest, part_total)
     token = (first_token + row // GROUP).to(tl.int64)
     query_head = head * GROUP + row % GROUP
     sink = tl.zeros([1], dtype=tl.float32)

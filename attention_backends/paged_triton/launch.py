@@ -23,7 +23,7 @@ from dovetail.nn.triton_launch import FP_FUSION
 
 FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _TL_DTYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32}
-_MERGED_AT_ONCE = 16
+MERGED_AT_ONCE = 16
 WRITE_OPTIONS: Mapping[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 """Of `write_pages`. Fused, a product would be added without being rounded first."""
 _WRITTEN_AT_ONCE = 2048
@@ -134,7 +134,7 @@ class Launcher:
 
         `angles` are cos and sin of `Operators.rotate`: keys are rotated while they are written, and queries in place.
         """
-        query, key, value = (_dense_vectors(tensor) for tensor in (query, key, value))
+        query, key, value = (dense_vectors(tensor) for tensor in (query, key, value))
         if not len(query):
             return query
         cos, sin = (key, key) if angles is None else _dense_angles(angles, query)  # not looked at without
@@ -280,7 +280,7 @@ class Launcher:
             "NUM_KV_HEADS": layer.num_kv_heads,
             "HEAD": layer.head_size,
             "HEAD_PAD": self.head_pad,
-            "BLOCK_P": 1 if self._setup.batch_invariant else _MERGED_AT_ONCE,
+            "BLOCK_P": 1 if self._setup.batch_invariant else MERGED_AT_ONCE,
             "HAS_SINKS": layer.sinks is not None,
         }
 
@@ -312,6 +312,6 @@ def _dense_angles(angles: tuple[torch.Tensor, torch.Tensor], query: torch.Tensor
     return cos, sin
 
 
-def _dense_vectors(tensor: torch.Tensor) -> torch.Tensor:
-    """[T, heads, size] whose vectors are contiguous; slices of one projection are already."""
-    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
+def dense_vectors(tensor: torch.Tensor) -> torch.Tensor:
+    """[T, ..., size] whose vectors are contiguous; slices of one projection are already."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
