@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from dovetail.contracts.plugin import ContractVersion
 
-VERSION = ContractVersion(1, 2)
+VERSION = ContractVersion(1, 3)
 """Of this package's modules, which go by it together. A suite may get tests in a minor version: they ask for what the
 contract says already."""

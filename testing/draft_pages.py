@@ -15,7 +15,7 @@ from dovetail.contracts.attention import (
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import DraftPages
-from dovetail.testing.plain_attention import PlainAttention
+from dovetail.testing.plain_attention import PlainLatentAttention
 
 BLOCK_SIZE = 4
 _BLOCKS_PER_REQUEST = 64
@@ -30,7 +30,7 @@ class SuitePages(DraftPages):
         blocks = np.random.default_rng(0).permutation(np.arange(1, num_blocks + 1, dtype=np.int32))
         self._tables = blocks.reshape(_MAX_REQUESTS, _BLOCKS_PER_REQUEST)
         self._rows: dict[int, int] = {}
-        self._backends: list[PlainAttention] = []
+        self._backends: list[PlainLatentAttention] = []
 
     def bind(self, layers: Sequence[AttentionModule]) -> None:
         """Gives the layers of a drafter a backend and pages."""
@@ -41,7 +41,7 @@ class SuitePages(DraftPages):
             setup = AttentionSetup(
                 tuple(layer.layer for layer in members), spec, BLOCK_SIZE, "float32", "cpu", _MAX_REQUESTS, 4096, 256
             )
-            backend = PlainAttention(PluginOptions(), setup)
+            backend = PlainLatentAttention(PluginOptions(), setup)
             self._backends.append(backend)
             for layer in members:
                 layer.bind(backend, torch.zeros(backend.kv_cache_shape(self._tables.size + 1)))

@@ -37,7 +37,7 @@ from dovetail.nn import Communicator
 from dovetail.nn.operators import TorchOperators
 from dovetail.nn.planning import against_size
 from dovetail.testing.model_harness import ModelHarness
-from dovetail.testing.plain_attention import PlainAttention
+from dovetail.testing.plain_attention import PlainLatentAttention
 from dovetail.testing.thread_ranks import run_in_threads
 from dovetail.testing.tiny_models import read_config, read_weights, save_tiny_model, tiny_config
 
@@ -89,7 +89,7 @@ class AskedMethod(QuantizationMethod):
         raise AssertionError(f"{shape} is left in full precision")
 
 
-class CountedAttention(PlainAttention):
+class CountedAttention(PlainLatentAttention):
     """Records the order in which layers are computed."""
 
     order: ClassVar[list[int]] = []
@@ -158,7 +158,7 @@ class ModelFamilySuite:
 
     def harness(self, checkpoint: FamilyCheckpoint, **settings: Any) -> ModelHarness:
         """The family's model with the checkpoint's weights, over pages."""
-        backend = settings.pop("backend_class", PlainAttention)
+        backend = settings.pop("backend_class", PlainLatentAttention)
         return ModelHarness(self.family(), checkpoint.config, checkpoint.weights.items(), backend, **settings)
 
     def prompt(self, checkpoint: FamilyCheckpoint, num_tokens: int = 30, seed: int = 1) -> list[int]:
@@ -378,7 +378,7 @@ class ModelFamilySuite:
         for name in sorted(checkpoint.weights)[:: max(1, len(checkpoint.weights) // 4)]:
             left = {other: tensor for other, tensor in checkpoint.weights.items() if other != name}
             with pytest.raises(ModelError) as refusal:
-                ModelHarness(self.family(), checkpoint.config, left.items(), PlainAttention)
+                ModelHarness(self.family(), checkpoint.config, left.items(), PlainLatentAttention)
             assert str(refusal.value).strip()
 
 

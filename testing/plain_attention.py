@@ -3,6 +3,7 @@ and of a plugin author's own tests. In float32, on the CPU, slow."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -19,10 +20,10 @@ from dovetail.contracts.attention import (
 from dovetail.contracts.plugin import PluginOptions
 
 
-class PlainAttention(MovesSlots, AttendsLatents):
+class PlainAttention(MovesSlots):
     """One query token at a time, over keys gathered from the pages."""
 
-    contract = (1, 1)
+    contract = (1, 0)
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         device_types=frozenset({"cpu"}),
         dtypes=frozenset({"float32"}),
@@ -31,7 +32,6 @@ class PlainAttention(MovesSlots, AttendsLatents):
         alibi=True,
         trees=True,
         chunked=True,
-        latents=True,
     )
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
@@ -40,10 +40,8 @@ class PlainAttention(MovesSlots, AttendsLatents):
         self._seen: list[tuple[torch.Tensor, int, torch.Tensor]] = []
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """[num_blocks, block_size, 2, num_kv_heads, head_size]; of latent vectors without the 2 and the heads."""
+        """[num_blocks, block_size, 2, num_kv_heads, head_size]."""
         spec = self.setup.spec
-        if self.setup.latent is not None:
-            return (num_blocks, self.setup.block_size, spec.head_size)
         return (num_blocks, self.setup.block_size, 2, spec.num_kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -91,6 +89,24 @@ class PlainAttention(MovesSlots, AttendsLatents):
             rows.append(torch.einsum("hgn,nhd->hgd", weights, values).reshape(layer.num_heads, layer.head_size))
         return torch.stack(rows)
 
+    def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """All sources are read first."""
+        flat = kv_cache.view(-1, *kv_cache.shape[2:])
+        flat[target] = flat[source]
+
+
+class PlainLatentAttention(PlainAttention, AttendsLatents):
+    """`PlainAttention`, and attention to latent vectors."""
+
+    contract = (1, 1)
+    capabilities: ClassVar[AttentionCapabilities] = replace(PlainAttention.capabilities, latents=True)
+
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """That of `PlainAttention`; of latent vectors [num_blocks, block_size, head_size]."""
+        if self.setup.latent is None:
+            return super().kv_cache_shape(num_blocks)
+        return (num_blocks, self.setup.block_size, self.setup.spec.head_size)
+
     def latent_forward(
         self, layer: AttentionLayer, query: torch.Tensor, latent: torch.Tensor, kv_cache: torch.Tensor
     ) -> torch.Tensor:
@@ -103,8 +119,3 @@ class PlainAttention(MovesSlots, AttendsLatents):
             weights = (row @ flat[slots].T * layer.scale).softmax(-1)
             rows.append(weights @ flat[slots, : self.setup.latent.latent_size])
         return torch.stack(rows)
-
-    def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """All sources are read first."""
-        flat = kv_cache.view(-1, *kv_cache.shape[2:])
-        flat[target] = flat[source]

@@ -77,7 +77,9 @@ def _print(explanation: Explanation) -> None:
     _print_values(console, explanation, decided)
     _print_choices(console, explanation, decided)
     if explanation.estimate is not None:
-        _print_memory(console, explanation.estimate)
+        resolved = explanation.resolved
+        keeps_latents = resolved is not None and resolved.model.size.latent_size > 0
+        _print_memory(console, explanation.estimate, keeps_latents=keeps_latents)
     if explanation.refused_requests:
         _heading(console, "requests that would be refused")
         for line in explanation.refused_requests:
@@ -143,7 +145,7 @@ def _print_choices(console: Console, explanation: Explanation, decided: dict[str
         console.print(table)
 
 
-def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
+def _print_memory(console: Console, estimate: MemoryEstimate, *, keeps_latents: bool) -> None:
     _heading(console, "memory, estimated per rank")
     notes = [] if estimate.served_layers is None else [estimate.served_layers]
     if estimate.copied_bytes:
@@ -152,7 +154,7 @@ def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
     rows = [
         ("parameters", f"{estimate.num_parameters:,} ({_size(estimate.checkpoint_bytes)} on disk)"),
         ("weights", f"{_size(estimate.weight_bytes)}{about}"),
-        ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes"),
+        ("KV per token", f"{estimate.kv_bytes_per_token:,} bytes{', latent vectors' if keeps_latents else ''}"),
     ]
     if estimate.draft_weight_bytes:
         rows.append(("draft models", _size(estimate.draft_weight_bytes)))

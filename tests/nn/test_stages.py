@@ -13,6 +13,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelFamily, ModelInputs
 from dovetail.nn import expected_shapes
 from dovetail.nn.planning import planning_context
+from dovetail.plugins.model_families.deepseek import DeepseekFamily
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.layernorm import LayerNormFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
@@ -28,6 +29,7 @@ FAMILIES: dict[str, type[ModelFamily]] = {
     "gemma3_text": GemmaFamily,
     "mixtral": MoEFamily,
     "llama4_text": Llama4Family,
+    "deepseek_v3": DeepseekFamily,
     "bloom": LayerNormFamily,
 }
 
