@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import latents
 import numpy as np
 import torch
+from measured import TOLERANCES, Check, Speed, captured, copy_bandwidth, matrix_rate, time_us
 
 from dovetail.attention_backends.block_sparse.backend import BlockSparseBackend
 from dovetail.attention_backends.flash.backend import FlashBackend
@@ -33,37 +35,8 @@ from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, make_batch, random_case
 
 DEVICE = "cuda"
-TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 GOALS = {"decode": 0.85, "prefill": 0.60, "write": 0.70}
 """Shares of the measured copy bandwidth; of the measured matrix-product rate for prefill."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison with `reference`."""
-
-    backend: str
-    dtype: str
-    kv_dtype: str
-    feature: str
-    worst: float
-    """Largest difference."""
-    passed: bool
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One measurement."""
-
-    backend: str
-    workload: str
-    kv_dtype: str
-    time_us: float
-    rate: float
-    unit: str
-    share: float
-    """Of what the device was measured to do."""
-    goal: float
 
 
 def environment() -> Environment:
@@ -270,35 +243,10 @@ def checks(is_tail: bool) -> Iterator[Check]:
     if not is_tail and not against(PagedTritonBackend, llama_8b("bfloat16", 4, 2048), PagedTritonBackend.Options()):
         yield compare_invariance("bfloat16")
         yield compare_sharing("bfloat16")
+        yield from latents.checks(DEVICE)
 
 
 # --- speed --------------------------------------------------------------------------------------------------
-
-
-def time_us(function: Callable[[], Any], repeats: int = 20) -> float:
-    """Median of single calls on the device, after warming up."""
-    for _ in range(3):
-        function()
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start, end in pairs:
-        start.record()
-        function()
-        end.record()
-    torch.cuda.synchronize()
-    return float(np.median([start.elapsed_time(end) for start, end in pairs])) * 1000
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second that a copy of 4 GiB reads and writes."""
-    source = torch.empty(1 << 30, dtype=torch.float32, device=DEVICE)
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / (time_us(lambda: target.copy_(source), 5) * 1e-6)
-
-
-def matrix_rate() -> float:
-    """FLOP per second of a bfloat16 product of 8192-wide matrices."""
-    left, right = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
-    return 2 * 8192**3 / (time_us(lambda: left @ right, 10) * 1e-6)
 
 
 def llama_8b(kv_dtype: str, max_num_seqs: int, max_model_len: int) -> AttentionSetup:
@@ -338,21 +286,6 @@ def step_of(backend: AttentionBackend, requests: list[tuple[int, int]]) -> Calla
     return captured(step) if backend.capabilities.graph_capture and num_tokens == len(requests) else step
 
 
-def captured(step: Callable[[], Any]) -> Callable[[], Any]:
-    """The same as a graph."""
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = step()
-
-    def replay() -> Any:
-        graph.replay()
-        return output
-
-    return replay
-
-
 def speed() -> Iterator[Speed]:
     bandwidth, flops = copy_bandwidth(), matrix_rate()
     print(f"copy {bandwidth / 1e9:.0f} GB/s, bfloat16 product {flops / 1e12:.0f} TFLOP/s", flush=True)
@@ -364,6 +297,8 @@ def speed() -> Iterator[Speed]:
             yield from prefill(kind, tokens, flops)
     for tokens in (64, 16384):
         yield from writing(tokens, bandwidth)
+    if not against(PagedTritonBackend, llama_8b("bfloat16", 4, 2048), PagedTritonBackend.Options()):
+        yield from latents.speeds(DEVICE, bandwidth, flops)
 
 
 def decode(kind: type[AttentionBackend], kv_dtype: str, batch: int, keys: int, bandwidth: float) -> Iterator[Speed]:

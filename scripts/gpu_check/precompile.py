@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import attention
+import latents
 import quantization
 import torch
 from carried import settle
@@ -51,12 +52,25 @@ def attention_jobs() -> Iterator[tuple[str, Job]]:
     """Of each row, and of those that compare the kernels with themselves."""
     yield "batch-invariant bfloat16", lambda: attention.compare_invariance("bfloat16")
     yield "shared prefix bfloat16", lambda: attention.compare_sharing("bfloat16")
+    yield "latents batch-invariant", lambda: latents.compare_invariance(attention.DEVICE)
+    for num_heads in latents.HEADS:
+        yield f"latents {num_heads} heads", lambda heads=num_heads: launch_latents(heads)  # type: ignore[misc]
     for wanted in (*attention.first_rows(), *attention.tail_rows()):
         if wanted.backend in (PagedTritonBackend, BlockSparseBackend):
             pages = "rotation" if wanted.rotations else wanted.feature
             name = f"{wanted.backend.__name__} {wanted.dtype} {wanted.kv_dtype} {pages}"
             for one in each_shape(wanted):
                 yield name, lambda one=one: launch_wanted(one)  # type: ignore[misc]
+
+
+def launch_latents(num_heads: int) -> None:
+    """Every launch of the rows of `num_heads`, without their results."""
+    for lengths in latents.LENGTHS.values():
+        case = latents.random_step(attention.DEVICE, num_heads, lengths)
+        case.run_from_scratch(latents.create(case.setup))
+    setup = latents.deepseek(attention.DEVICE, num_heads, 4, 4096)
+    for requests in ([(2047, 1)] * 2, [(0, 2048)]):
+        latents.step_of(setup, requests)()
 
 
 def each_shape(wanted: attention.Wanted) -> Iterator[attention.Wanted]:
