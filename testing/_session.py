@@ -1,0 +1,102 @@
+"""A pytest session of its own in this process, over one class of tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pytest
+
+_QUIET = (
+    *("terminal", "cacheprovider", "faulthandler", "timeout", "xdist", "hypothesispytest", "capture"),
+    *("unraisableexception", "threadexception"),
+)
+"""What a session sets up for itself in a process (capture, timers, fault handlers, hooks) an outer one may have set up
+already; two of those hooks would also collect the garbage of the whole process at every end."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one case of a test ended."""
+
+    name: str
+    """Of the test, with its parameters in brackets."""
+    outcome: Literal["passed", "failed", "skipped"]
+    seconds: float
+    text: str
+    """What pytest prints of a failure; why a test was skipped; else empty."""
+
+
+def run_class(suite: type, attributes: Mapping[str, Any], test: str | None = None) -> list[Result]:
+    """Runs the tests of a subclass of `suite` with these attributes.
+
+    Args:
+        suite: Class of tests.
+        attributes: Set on the subclass.
+        test: Runs this test alone, with parameters in brackets one case of it, up to its first failure.
+
+    Raises:
+        ValueError: There is no such test, or pytest could not collect any.
+    """
+    name = f"Test{suite.__name__}"
+    module = ModuleType("dovetail_suite")
+    vars(module)[name] = type(name, (suite,), {"__module__": module.__name__, **attributes})
+    session = _Session(module)
+    here = Path(__file__)
+    options = [argument for plugin in _QUIET for argument in ("-p", f"no:{plugin}")]
+    options += ["--noconftest", "-c", os.devnull, f"--rootdir={here.parent}", "--import-mode=importlib"]
+    only = [] if test is None else ["-x"]
+    selected = f"{here}::{name}" if test is None else f"{here}::{name}::{test}"
+    code = pytest.main([*options, *only, selected], plugins=[session])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise ValueError(f"{suite.__name__} has no test {test or ''}: {session.errors or code!r}")
+    return session.results
+
+
+class _Module(pytest.Module):
+    """A module without a file."""
+
+    content: ModuleType
+
+    def _getobj(self) -> ModuleType:
+        return self.content
+
+
+class _Session:
+    """A plugin of pytest that collects one module and keeps what its tests report."""
+
+    def __init__(self, module: ModuleType):
+        self._module = module
+        self.results: list[Result] = []
+        self.errors: list[str] = []
+
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> _Module | None:
+        if file_path.name != Path(__file__).name:
+            return None
+        collected: _Module = _Module.from_parent(parent, path=file_path)
+        collected.content = self._module
+        return collected
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.errors.append(report.longreprtext)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.rpartition("::")[2]
+        if report.failed:
+            self.results.append(Result(name, "failed", report.duration, report.longreprtext))
+        elif report.skipped:
+            self.results.append(Result(name, "skipped", report.duration, _reason(report)))
+        elif report.when == "call":
+            self.results.append(Result(name, "passed", report.duration, ""))
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return report.longreprtext

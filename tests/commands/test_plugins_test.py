@@ -1,0 +1,97 @@
+"""`dovetail plugins test`: a suite on a plugin, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.contracts.kinds import KINDS
+from dovetail.registry.entries import HOOKS_KIND
+from dovetail.testing.conformance import SUITES
+
+PROCESSORS = """
+import torch
+from dovetail.contracts.logits import LogitsProcessor
+
+
+class Sound(LogitsProcessor):
+    "Lowers the first token."
+
+    contract = (1, 0)
+
+    def add_request(self, request):
+        return True
+
+    def apply(self, logits, rows):
+        logits[:, 0] -= 1
+
+
+class Shifts(Sound):
+    "Lowers by the number of rows."
+
+    def apply(self, logits, rows):
+        logits[:, 0] -= len(rows)
+"""
+
+
+def plugins_test(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dovetail", "plugins", "test", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "processors.py").write_text(PROCESSORS)
+    return tmp_path
+
+
+def test_every_kind_has_a_suite_that_takes_its_plugin() -> None:
+    assert set(SUITES) == {*KINDS, HOOKS_KIND}
+    for described in SUITES.values():
+        suite = described.load()
+        assert any(described.attribute in vars(base).get("__annotations__", {}) for base in suite.__mro__)
+
+
+def test_a_sound_plugin_passes_and_the_report_has_every_case(folder: Path) -> None:
+    done = plugins_test(folder, "./processors.py:Sound", "--out", "report.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((folder / "report.json").read_text())
+    assert report["kind"] == "logits_processor"
+    assert report["contract"] == "1.0"
+    assert report["versions"]["dovetail"]
+    outcomes = [result["outcome"] for result in report["results"]]
+    assert f"{outcomes.count('passed')} passed, 0 failed, {outcomes.count('skipped')} skipped" in done.stdout
+
+
+def test_a_faulty_plugin_fails_and_its_tests_are_named(folder: Path) -> None:
+    done = plugins_test(folder, "./processors.py:Shifts")
+    assert done.returncode == 1
+    assert "FAILED   test_a_row_does_not_depend_on_other_requests" in done.stdout
+
+
+def test_an_installed_plugin_goes_by_its_name(folder: Path) -> None:
+    done = plugins_test(folder, "no_repeat_ngram", "--set", "request_options=[2, 3]", "--set", "refused_options=[0]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dovetail:no_repeat_ngram (logits_processor 1.0)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "there is no plugin 'nothing'"),
+        (["./processors.py:Sound", "--kind", "scheduler"], "is no subclass of"),
+        (["path"], "needs a model that the source finds: write a test"),
+        (["int8", "--kind", "quantization"], "--set tolerance=VALUE"),
+        (["fcfs", "--set", "colour=red"], "has no attribute 'colour'"),
+        (["fcfs", "--set", "colour"], "write NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_tested_is_one_message(folder: Path, arguments: list[str], message: str) -> None:
+    done = plugins_test(folder, *arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
