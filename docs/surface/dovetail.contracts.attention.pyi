@@ -2,7 +2,7 @@ import numpy as np, torch
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.kv import KVSpec, LatentSpec
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from typing import ClassVar, Protocol
 
@@ -22,6 +22,7 @@ class AttentionCapabilities:
     kv_dtypes: frozenset[str] | None = None
     sinks: bool = False
     chunked: bool = False
+    latents: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class AttentionNeed:
     kv_dtype: str = ''
     sinks: bool = False
     chunked: bool = False
+    latents: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class AttentionSetup:
     max_num_batched_tokens: int
     max_model_len: int
     batch_invariant: bool = False
+    @property
+    def latent(self) -> LatentSpec | None: ...
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,17 @@ class RotatesAndWrites(AttentionBackend):
         value: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+class AttendsLatents(AttentionBackend):
+    @abstractmethod
+    def latent_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        latent: torch.Tensor,
         kv_cache: torch.Tensor,
     ) -> torch.Tensor: ...
 

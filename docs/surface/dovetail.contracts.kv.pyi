@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DTYPE_BYTES: dict[str, int] = {'float64': 8, 'float32': 4, 'float16': 2, 'bfloat16': 2, 'float8_e4m3fn': 1, 'float8_e5m2': 1, 'int8': 1, 'uint8': 1}
 SCALE_BYTES: dict[str, int] = {'int8': 2}
@@ -20,10 +20,13 @@ class StateSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentSpec:
+class LatentSpec(KVSpec):
     latent_size: int
     rotary_size: int
     dtype: str
+    num_kv_heads: int = field(init=False, default=1)
+    head_size: int = field(init=False)
+    window: int | None = field(init=False, default=None)
     def page_bytes(self, block_size: int) -> int: ...
 
 

@@ -3,6 +3,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.attention import AttentionModule
+from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.quantization import LinearKernel, LinearShape, LooksUpRows, QuantizationMethod
@@ -101,6 +102,8 @@ class ModelSize:
     hidden_size: int
     vocab_size: int
     max_model_len: int
+    latent_size: int = 0
+    def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec: ...
 
 
 class ModelFamily(Plugin):

@@ -1,6 +1,7 @@
 import torch
 from dataclasses import dataclass
 from dovetail.contracts.model import ModelContext
+from dovetail.nn.routing import GroupRouting
 from dovetail.nn.waiting import MayWait
 
 
@@ -11,6 +12,7 @@ class ExpertNames:
     gate: str = 'gate_proj'
     up: str = 'up_proj'
     down: str = 'down_proj'
+    shared: str = 'shared_expert'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class SparseShape:
     has_sigmoid: bool = False
     weighs_inputs: bool = False
     shared_gate: bool = True
+    routing: GroupRouting | None = None
 
 
 class Expert(torch.nn.Module):

@@ -22,7 +22,11 @@ __all__ = [
     "Communicator",
     "ExpertNames",
     "GatedMLP",
+    "GroupRouter",
+    "GroupRouting",
     "LMHead",
+    "LatentAttention",
+    "LatentShape",
     "LayerNorm",
     "Linear",
     "LinearPart",
@@ -152,6 +156,28 @@ class GatedMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+class GroupRouter(WeightHolder):
+    def __init__(self, context: ModelContext, name: str, hidden_size: int, routing: GroupRouting): ...
+    kernel: ...
+    bias: ...
+    def expected(self) -> Mapping[str, tuple[int, ...]]: ...
+    def load(self, name: str, tensor: torch.Tensor) -> None: ...
+    def finish(self) -> None: ...
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRouting:
+    num_experts: int
+    top_k: int
+    num_groups: int = 1
+    top_groups: int = 1
+    has_sigmoid: bool = False
+    has_bias: bool = False
+    normalize: bool = False
+    factor: float = 1.0
+
+
 class LMHead(WeightHolder):
     takes_packed = True
     def __init__(
@@ -171,6 +197,33 @@ class LMHead(WeightHolder):
     def sources(self) -> Sequence[WeightHolder]: ...
     def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None: ...
     def finish(self) -> None: ...
+
+
+class LatentAttention(WeightHolder):
+    def __init__(self, context: ModelContext, name: str, shape: LatentShape, scale: float): ...
+    shape: LatentShape
+    layer: ...
+    cache: ...
+    def expected(self) -> Mapping[str, tuple[int, ...]]: ...
+    def load(self, name: str, tensor: torch.Tensor) -> None: ...
+    def finish(self) -> None: ...
+    def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None: ...
+    def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None: ...
+    def forward(
+        self,
+        query: torch.Tensor,
+        rotated: torch.Tensor,
+        latent: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentShape:
+    num_heads: int
+    latent_size: int
+    key_size: int
+    rotary_size: int
+    value_size: int
 
 
 class LayerNorm(WeightHolder):

@@ -1,5 +1,6 @@
 import torch
-from dovetail.contracts.attention import AttentionBatch, AttentionCapabilities, AttentionLayer, AttentionSetup, MovesSlots
+from dataclasses import replace
+from dovetail.contracts.attention import AttendsLatents, AttentionBatch, AttentionCapabilities, AttentionLayer, AttentionSetup, MovesSlots
 from dovetail.contracts.plugin import PluginOptions
 from typing import ClassVar
 
@@ -24,3 +25,16 @@ class PlainAttention(MovesSlots):
         source: torch.Tensor,
         target: torch.Tensor,
     ) -> None: ...
+
+
+class PlainLatentAttention(PlainAttention, AttendsLatents):
+    contract = (1, 1)
+    capabilities: ClassVar[AttentionCapabilities] = replace(PlainAttention.capabilities, latents=True)
+    def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]: ...
+    def latent_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> torch.Tensor: ...
