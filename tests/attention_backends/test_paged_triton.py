@@ -46,6 +46,7 @@ SMOKE = (
 )
 
 
+@pytest.mark.timeout(1500)  # all cases take minutes, the more the busier the machine
 @pytest.mark.parametrize(
     ("cases", "selection"),
     [

@@ -341,7 +341,8 @@ def test_what_no_api_process_can_serve_is_one_error_at_the_start(
 def test_an_engine_whose_restart_fails_is_started_again(story_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.symlink_to(story_model)
-    with serving(model, tmp_path) as served:
+    patience = "server.restart.max_restarts=1000"  # until the model is back, however slow this machine is
+    with serving(model, tmp_path, "-o", patience) as served:
         model.unlink()
         (engine,) = served.children("engine_process")
         engine.kill()

@@ -17,16 +17,18 @@ from dovetail.spec_decode.experiments.stopping import AlwaysValid, is_decided
 RESAMPLER = Resampler(0)
 
 
-def measured(gains: Array, batch: int = 1) -> list[RequestRecord]:
-    """Requests of plain, and of an arm whose logarithms of the speed-up are [conversations, turns]."""
+def measured(gains: Array, batch: int = 1, plain: Array | None = None) -> list[RequestRecord]:
+    """Requests of plain and of an arm, whose speeds' logarithms are `plain` (0 where it is None) and `gains`,
+    [conversations, turns]."""
     count = len(gains)
+    speeds = {BASELINE: np.zeros_like(gains) if plain is None else plain, "a": gains}
     conversations = [place % count for place in range(gains.size)]
     records = []
     for group, places in enumerate(make_groups(gains.size, batch, 0, conversations)):
         for arm in (BASELINE, "a"):
             for place in places:
                 turn, first = divmod(place, count)
-                last = math.exp(-gains[first, turn]) if arm == "a" else 1.0
+                last = math.exp(-speeds[arm][first, turn])
                 key = arm, None, batch, 0, group, place
                 times, begun_by = [last / 2, last], first if turn else None
                 records.append(
@@ -62,9 +64,10 @@ def test_intervals_of_alike_turns_hold_the_truth(correlation: float, batch: int)
     generator = np.random.default_rng(3)
     held = 0
     for _ in range(300):
-        shared, own = generator.normal(size=(16, 1)), generator.normal(size=(16, 2))
-        gains = 0.1 * (math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own)
-        found = speed(measured(gains, batch)).unadjusted
+        # Both arms draw from one distribution: the slower request ends a batch, so that 1 is the truth for no other.
+        shared, own = generator.normal(size=(2, 16, 1)), generator.normal(size=(2, 16, 2))
+        plain, gains = 0.1 * (math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own)
+        found = speed(measured(gains, batch, plain)).unadjusted
         assert found.low is not None
         assert found.high is not None
         held += found.low <= 1 <= found.high
