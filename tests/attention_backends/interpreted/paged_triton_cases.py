@@ -83,8 +83,9 @@ class TestPagedTriton(AttentionBackendSuite):
     num_cases: ClassVar[int] = 1
 
     @pytest.mark.usefixtures("matrix_unit")
-    def test_batch_invariance(self) -> None:
-        super().test_batch_invariance()
+    @pytest.mark.parametrize("feature", ["plain"])
+    def test_batch_invariance(self, feature: str) -> None:
+        super().test_batch_invariance(feature)
 
 
 shapes = st.builds(
