@@ -13,9 +13,6 @@ Commands run in this process, as the CLI runs them, with their output to a pipe.
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +24,7 @@ from typer.testing import CliRunner
 
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError
-from dovetail.contracts.kinds import KINDS
+from dovetail.testing._checks import check_contract, check_light_import, leaves_process_alone
 
 USAGE = 2
 """Exit code of what is used wrongly."""
@@ -54,9 +51,7 @@ class CommandSuite:
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
-        version = KINDS["command"].version
-        assert self.command_class.contract[0] == version.major
-        assert self.command_class.contract[1] <= version.minor
+        check_contract(self.command_class, "command")
 
     def test_says_what_it_does(self) -> None:
         """`dovetail --help` lists the docstring's first line, from metadata."""
@@ -80,19 +75,8 @@ class CommandSuite:
 
     def test_help_loads_no_model_code(self) -> None:
         """A user who looks for an option does not wait for torch."""
-        code = (
-            "import importlib, sys; "
-            "module = importlib.import_module(sys.argv[1]); "
-            "getattr(module, sys.argv[2])().app(); "
-            "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or None)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code, self.command_class.__module__, self.command_class.__qualname__],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-        )
-        assert done.returncode == 0, f"importing the command imports {done.stderr.strip()}"
+        name = self.command_class.__qualname__
+        check_light_import(self.command_class.__module__, f"getattr(module, {name!r})().app()")
 
     def test_describes_every_option(self) -> None:
         """Help without a word about an option helps nobody."""
@@ -143,6 +127,5 @@ class CommandSuite:
     def test_leaves_the_process_alone(self) -> None:
         """Working directory, environment and import path."""
         for arguments in [*self.works, *self.refused]:
-            before = (Path.cwd(), dict(os.environ), list(sys.path))
-            self.run(arguments)
-            assert (Path.cwd(), dict(os.environ), list(sys.path)) == before, f"{list(arguments)} changes the process"
+            with leaves_process_alone():
+                self.run(arguments)

@@ -99,10 +99,11 @@ class Report:
         path.write_text(json.dumps(asdict(self), indent=2, default=repr) + "\n", encoding="utf-8")
 
 
-def check_plugin(entry: Entry, attributes: Mapping[str, Any]) -> Report:
+def check_plugin(registry: Registry, entry: Entry, attributes: Mapping[str, Any]) -> Report:
     """Runs the suite of the entry's kind.
 
     Args:
+        registry: That has the entry.
         entry: Of the plugin.
         attributes: Set on the suite's subclass: what an author writes there.
 
@@ -113,14 +114,14 @@ def check_plugin(entry: Entry, attributes: Mapping[str, Any]) -> Report:
     if described.needs:
         raise PluginError(
             f"the suite of a {entry.kind} needs {described.needs}: write a test with "
-            f"dovetail.testing.{described.module}.{described.name} (docs/plugins.md, Testing)"
+            f"dovetail.testing.{described.module}.{described.name} (docs/plugins.md, Conformance)"
         )
     suite = described.load()
     unknown = [name for name in attributes if name not in dir(suite) and name not in _annotations(suite)]
     if unknown:
         raise PluginError(f"{described.name} has no attribute {unknown[0]!r}; it has: {', '.join(_settable(suite))}")
     is_hooks = entry.kind == HOOKS_KIND
-    plugin: Any = import_object(entry) if is_hooks else Registry.scan().load_entry(entry)
+    plugin: Any = import_object(entry) if is_hooks else registry.load_entry(entry)
     missing = [name for name in _annotations(suite) if name not in dir(suite) and name != described.attribute]
     if absent := [name for name in missing if name not in attributes]:
         raise PluginError(f"{described.name} needs {absent[0]!r}: give it with --set {absent[0]}=VALUE")
@@ -179,7 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the report here, as JSON")
     given = parser.parse_args(arguments)
     try:
-        report = check_plugin(_entry(given.kind, given.reference), _parse_attributes(given.set))
+        registry = Registry.scan()
+        report = check_plugin(registry, _entry(registry, given.kind, given.reference), _parse_attributes(given.set))
     except DovetailError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -203,10 +205,10 @@ def print_report(report: Report) -> None:
     print(f"{report.plugin} ({report.kind} {report.contract}), {report.suite}: {counts} in {seconds:.1f} s")
 
 
-def _entry(kind: str, reference: str) -> Entry:
+def _entry(registry: Registry, kind: str, reference: str) -> Entry:
     if kind != HOOKS_KIND:
-        return Registry.scan().find(kind, reference)
-    listed = [entry for entry in Registry.scan().hook_entries() if reference in (entry.name, entry.qualified_name)]
+        return registry.find(kind, reference)
+    listed = [entry for entry in registry.hook_entries() if reference in (entry.name, entry.qualified_name)]
     found = listed[0] if listed else direct_entry(HOOKS_KIND, reference)
     if found is None:
         raise PluginError(f"there are no hooks {reference!r}")

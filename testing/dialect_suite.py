@@ -39,8 +39,8 @@ from dovetail.contracts.dialect import (
     ToolChoice,
     message_of,
 )
-from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.testing._checks import check_contract
 from dovetail.testing.dialect_cases import (
     CHOICES,
     LOOSE_TOOLS,
@@ -107,9 +107,8 @@ class DialectSuite:
 
     def test_declares_its_contract(self) -> None:
         """Which contract it was written for, and markers for what it can do."""
-        version, can = KINDS["dialect"].version, self.dialect_class.capabilities
-        assert self.dialect_class.contract[0] == version.major
-        assert self.dialect_class.contract[1] <= version.minor
+        can = self.dialect_class.capabilities
+        check_contract(self.dialect_class, "dialect")
         assert bool(self.dialect_class.markers) == (can.tools or can.reasoning)
         assert (self.dialect_class.reasoning_markers is not None) == can.reasoning
         for marker in self.dialect_class.reasoning_markers or ():

@@ -29,9 +29,9 @@ import torch
 from tokenizers import Tokenizer
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.weights import ModelFiles, PackedTensor, WeightFormat, WeightReader
+from dovetail.testing._checks import check_contract, leaves_files_alone
 
 FOREIGN = {
     "empty": b"",
@@ -92,9 +92,7 @@ class WeightFormatSuite:
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
-        version = KINDS["weight_format"].version
-        assert self.format_class.contract[0] == version.major
-        assert self.format_class.contract[1] <= version.minor
+        check_contract(self.format_class, "weight_format")
 
     def test_recognizes_its_own(self, saved: SavedCheckpoint) -> None:
         """With True, not with what passes for it."""
@@ -261,8 +259,7 @@ class WeightFormatSuite:
     def test_refuses_what_is_cut_off(self, format: WeightFormat, saved: SavedCheckpoint, cut: str) -> None:
         """A download that broke off: `open` raises a `ModelError` that names the file."""
         copies = _copied(saved)
-        with closing(format.open(saved.files)) as reader:
-            names = [path.relative_to(_root(saved)) for path in reader.files()]
+        names = self._file_names(format, saved)
         if not names:
             pytest.skip(f"{self.format_class.__name__} does not say which files it reads")
         for name in names:
@@ -277,8 +274,7 @@ class WeightFormatSuite:
     def test_refuses_missing_files(self, format: WeightFormat, saved: SavedCheckpoint) -> None:
         """A file that was not copied: a `ModelError` that names it."""
         copies = _copied(saved)
-        with closing(format.open(saved.files)) as reader:
-            names = [path.relative_to(_root(saved)) for path in reader.files()]
+        names = self._file_names(format, saved)
         for name in names:
             path = _root(copies) / name
             whole = path.read_bytes()
@@ -291,15 +287,16 @@ class WeightFormatSuite:
 
     def test_leaves_the_files_alone(self, format: WeightFormat, saved: SavedCheckpoint) -> None:
         """Many processes read one checkpoint."""
-        files = [saved.path] if saved.path.is_file() else sorted(saved.path.rglob("*"))
-        before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
-        format.config(saved.files)
+        with leaves_files_alone(saved.path):
+            format.config(saved.files)
+            with closing(format.open(saved.files)) as reader:
+                for name, _ in reader.tensors(reader.packed_formats()):
+                    reader.read(name)
+
+    def _file_names(self, format: WeightFormat, saved: SavedCheckpoint) -> list[Path]:
+        """The files that tensors are read from, relative to the checkpoint."""
         with closing(format.open(saved.files)) as reader:
-            for name, _ in reader.tensors(reader.packed_formats()):
-                reader.read(name)
-        assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files} == before
-        if saved.path.is_dir():
-            assert sorted(saved.path.rglob("*")) == files
+            return [path.relative_to(_root(saved)) for path in reader.files()]
 
     def _check(self, saved: SavedCheckpoint, name: str, tensor: torch.Tensor) -> None:
         expected = saved.tensors[name]

@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -38,6 +35,7 @@ from dovetail.contracts.errors import QueueFull, WorkerError
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.route import Route
 from dovetail.engine.async_engine import AsyncLLMEngine
+from dovetail.testing._checks import check_light_import
 from dovetail.testing.story_model import save_story_model
 from dovetail.testing.watched_engine import Script, WatchedEngine
 
@@ -127,17 +125,7 @@ class RouteSuite:
 
     def test_needs_no_torch(self) -> None:
         """An API process stays small: importing the route does not import torch."""
-        code = (
-            "import importlib, sys; importlib.import_module(sys.argv[1]); "
-            "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or None)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code, self.route_class.__module__],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-        )
-        assert done.returncode == 0, f"importing the route imports {done.stderr.strip()}"
+        check_light_import(self.route_class.__module__)
 
     def test_its_paths_are_in_the_openapi_document(self, live: Live) -> None:
         """/openapi.json is written without an error and has every endpoint, open paths among them."""

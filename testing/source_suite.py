@@ -15,10 +15,8 @@ No network is needed: lay the model out where the source looks for it.
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,8 +27,8 @@ from typing import Any, ClassVar, NoReturn
 import pytest
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.weights import ModelFiles, ModelSource
+from dovetail.testing._checks import check_contract, leaves_files_alone, leaves_process_alone
 
 ODD_REFERENCES = {
     "empty": "",
@@ -79,9 +77,7 @@ class ModelSourceSuite:
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
-        version = KINDS["model_source"].version
-        assert self.source_class.contract[0] == version.major
-        assert self.source_class.contract[1] <= version.minor
+        check_contract(self.source_class, "model_source")
 
     def test_finds_the_model(self, source: ModelSource, existing: ExistingModel) -> None:
         """An absolute path that exists, with the reference as it was written."""
@@ -167,24 +163,16 @@ class ModelSourceSuite:
     def test_leaves_the_model_alone(self, source: ModelSource, existing: ExistingModel) -> None:
         """It was there before, and others may read it."""
         path = source.resolve(existing.reference).path
-        before = _listing(path)
-        source.resolve(existing.reference)
-        assert _listing(path) == before
+        with leaves_files_alone(path):
+            source.resolve(existing.reference)
 
     def test_leaves_the_process_alone(self, source: ModelSource, existing: ExistingModel) -> None:
         """Working directory, environment and import path are not the source's."""
-        before = (Path.cwd(), dict(os.environ), list(sys.path))
-        self.source_class.recognizes(existing.reference)
-        source.resolve(existing.reference)
-        with pytest.raises(ModelError):
-            source.resolve(self.missing)
-        assert (Path.cwd(), dict(os.environ), list(sys.path)) == before
+        with leaves_process_alone():
+            self.source_class.recognizes(existing.reference)
+            source.resolve(existing.reference)
+            with pytest.raises(ModelError):
+                source.resolve(self.missing)
 
     def _create(self, existing: ExistingModel) -> ModelSource:
         return self.source_class(self.source_class.Options.model_validate(dict(existing.options)))
-
-
-def _listing(path: Path) -> dict[Path, tuple[int, int]]:
-    """Size and time of change of all files."""
-    files = [path, *path.rglob("*")] if path.is_dir() else [path]
-    return {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}

@@ -323,7 +323,7 @@ FAULTS = [
     Fault("gives all callers one config", OneConfigForAll, "test_gives_each_caller_a_config_of_his_own"),
     Fault("fills what is cut off with zeros", reads(TakesWhatIsThere), "test_refuses_what_is_cut_off"),
     Fault("counts weights for bytes", reads(CountsWeights), "test_counts_stored_bytes"),
-    Fault("tells the stored shape", reads(StoredShapes), "test_knows_every_tensor_before_it_reads"),
+    Fault("gives the stored shape", reads(StoredShapes), "test_knows_every_tensor_before_it_reads"),
     Fault("reads another dtype", reads(ReadsHalves), "test_reads_every_tensor"),
     Fault("reads in the file's order", reads(ReadsNext), "test_reads_in_any_order"),
     Fault("reads into one buffer", reads(OneBuffer), "test_yields_all_in_order"),
@@ -334,7 +334,7 @@ FAULTS = [
     Fault("names other packed formats", reads(WrongFormat), "test_packed_tensors_encode_the_same"),
     Fault("cuts other rows", reads(CutsRowsWrongly), "test_packed_tensors_encode_the_same"),
     Fault("packs unasked", reads(PacksAlways), "test_packs_only_what_the_caller_holds"),
-    Fault("writes beside the weights", reads(MarksAsRead), "test_leaves_the_files_alone"),
+    Fault("writes next to the weights", reads(MarksAsRead), "test_leaves_the_files_alone"),
 ]
 
 

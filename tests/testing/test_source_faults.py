@@ -179,7 +179,7 @@ FAULTS = [
     Fault("recognizes with a text", AnswersWithText, "test_recognizes_without_raising"),
     Fault("recognizes over the network", AsksTheNetwork, "test_recognizes_without_network"),
     Fault("finds something else each time", FoundOnce, "test_finds_the_same_again"),
-    Fault("writes beside the model", WritesBesideTheModel, "test_leaves_the_model_alone"),
+    Fault("writes next to the model", WritesBesideTheModel, "test_leaves_the_model_alone"),
     Fault("changes the working directory", ChangesTheDirectory, "test_leaves_the_process_alone"),
     Fault("sets variables of the environment", SetsTheEnvironment, "test_leaves_the_process_alone"),
     Fault("hands out what cannot travel", HandsOutWhatStays, "test_files_travel"),
