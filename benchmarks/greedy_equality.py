@@ -29,7 +29,7 @@ BLOCK_SIZE = 16
 
 def make_prompts(llm: LLM, count: int) -> list[list[int]]:
     """Consecutive pieces of the docs, with lengths spread evenly on a logarithmic scale."""
-    text = "\n".join(path.read_text() for path in sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("core/**/*.py")))
+    text = "\n".join(path.read_text() for path in sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("core/**/*.py")))
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     ids = tokenizer.encode(text[:400_000], add_special_tokens=False)

@@ -114,7 +114,7 @@ def check_plugin(registry: Registry, entry: Entry, attributes: Mapping[str, Any]
     if described.needs:
         raise PluginError(
             f"the suite of a {entry.kind} needs {described.needs}: write a test with "
-            f"dovetail.testing.{described.module}.{described.name} (docs/plugins.md, Conformance)"
+            f"dovetail.testing.{described.module}.{described.name} (docs/writing/testing.md)"
         )
     suite = described.load()
     unknown = [name for name in attributes if name not in dir(suite) and name not in _annotations(suite)]

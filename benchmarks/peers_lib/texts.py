@@ -26,7 +26,7 @@ def token_ids(model: str, text: str) -> list[int]:
 
 def repository_text() -> str:
     """The license and the docs of this checkout."""
-    return "\n\n".join(path.read_text() for path in [ROOT / "LICENSE", *sorted(ROOT.glob("docs/*.md"))])
+    return "\n\n".join(path.read_text() for path in [ROOT / "LICENSE", *sorted(ROOT.glob("docs/**/*.md"))])
 
 
 def python_topics() -> str:
