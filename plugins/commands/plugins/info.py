@@ -1,0 +1,93 @@
+"""`dovetail plugins info`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Annotated, Any
+
+import typer
+from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.commands import create_console
+from dovetail.commands.installed import Entry, Registry, base_class, class_facts, kind_version
+from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.plugin import Plugin
+from dovetail.plugins.commands.plugins.cells import cells
+from dovetail.plugins.commands.plugins.lookup import KindOption, find_entry, require_kind
+
+_SHOWN_APART = ("contract", "Options", "stability")
+
+
+def show_plugin(
+    name: Annotated[str, typer.Argument(help="A name, dist:name, ./file.py:Class or package.module:Class.")],
+    kind: KindOption = None,
+) -> None:
+    """Load one plugin and print its description, capabilities and options."""
+    registry = Registry.scan()
+    require_kind(kind)
+    entry = find_entry(registry, name, kind)
+    plugin = registry.load_entry(entry)
+    console = create_console()
+    facts = Table(box=None, show_header=False)
+    for label, value in _describe(entry, plugin):
+        facts.add_row(*cells(label, value))
+    console.print(facts)
+    console.print(Text(f"\n{inspect.getdoc(plugin) or '(no docstring)'}\n"))
+    _print_options(console, plugin)
+
+
+def _describe(entry: Entry, plugin: type[Plugin]) -> list[tuple[str, str]]:
+    major, minor = plugin.contract
+    rows = [
+        ("kind", f"{entry.kind}: {KINDS[entry.kind].summary}"),
+        ("name", entry.name),
+        ("distribution", entry.origin if entry.distribution else "none (direct reference)"),
+        ("reference", entry.reference),
+        ("contract", f"{major}.{minor} (this Dovetail speaks {kind_version(entry.kind)})"),
+        ("stability", plugin.stability),
+    ]
+    for name in class_facts(base_class(entry.kind)):
+        if name not in _SHOWN_APART:
+            rows.extend(_rows_of(name, inspect.getattr_static(plugin, name)))
+    return rows
+
+
+def _rows_of(name: str, value: Any) -> list[tuple[str, str]]:
+    """A declared fact; a capability record gives one row per field."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f"{name}.{f.name}", _plain(vars(value)[f.name])) for f in dataclasses.fields(value)]
+    return [(name, _plain(value))]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "any"
+    if isinstance(value, (frozenset, set)):
+        return ", ".join(sorted(map(str, value))) or "none"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _print_options(console: Console, plugin: type[Plugin]) -> None:
+    fields = plugin.Options.model_fields
+    if not fields:
+        console.print("It takes no options.")
+        return
+    table = Table("option", "type", "default", "description")
+    for name, field in fields.items():
+        default = "required" if field.is_required() else repr(field.get_default(call_default_factory=True))
+        table.add_row(*cells(field.alias or name, _type_name(field), default, field.description or ""))
+    console.print(table)
+
+
+def _type_name(field: FieldInfo) -> str:
+    annotation = field.annotation
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    return ", ".join([name, *(str(constraint) for constraint in field.metadata)])
