@@ -107,7 +107,7 @@ def test_what_a_scheduler_reads_of_the_user_cannot_be_written() -> None:
 
 
 def test_the_scheduler_of_the_guide_is_whole() -> None:
-    """The first example of docs/writing/schedulers.md: it passes the suite as it is printed, and its order is the one it names."""
+    """The first example of the page on schedulers passes the suite as printed, and its order is the one it names."""
     guide = (EXAMPLES.parents[1] / "docs" / "writing" / "schedulers.md").read_text(encoding="utf-8")
     (block,) = (part for part in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "BatchingScheduler)" in part)
     names: dict[str, Any] = {}
