@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
-from dovetail.config.resolved import ResolvedConfig
+from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
 from dovetail.contracts.errors import CapacityError, ConfigError, PluginError
 from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVLayout
@@ -28,6 +28,7 @@ from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
 from dovetail.registry.hooks import HookCaller, create_hook_caller
 from dovetail.registry.registry import Registry
 from dovetail.worker.activity import activity
+from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.kv_layout import build_layout, check_capacity
 from dovetail.worker.spec import ModelWorkerSpec
 
@@ -83,10 +84,30 @@ def _create_executor(config: ResolvedConfig, plugins: LoadedPlugins, tokenizer: 
         enforce_eager=config.enforce_eager,
         max_num_seqs=config.limits.max_num_seqs,
     )
-    # Only logits processors have the workers wait for the tokenizer.
+    # Only logits processors, and drafters that read text, have the workers wait for the tokenizer.
     logits = logits_setup(config, tokenizer.result()) if config.logits_processors else None
-    executor: Executor = plugins.create(config.executor, ModelWorkerSpec(config, logits), need)
+    spec = ModelWorkerSpec(config, logits, _draft_tokenizers(config, plugins, tokenizer))
+    executor: Executor = plugins.create(config.executor, spec, need)
     return executor
+
+
+def _draft_tokenizers(
+    config: ResolvedConfig, plugins: LoadedPlugins, target: Future[Tokenizer | None]
+) -> DraftTokenizers:
+    """What drafters that read text are handed."""
+    reading = {name: one for name, one in _drafters_of(config).items() if one.reads_tokenizer}
+    if not reading:
+        return DraftTokenizers()
+    own = {
+        name: load_tokenizer_of(plugins.create(one.model.weight_format), one.model.files, config.model.tokenizer_mode)
+        for name, one in reading.items()
+        if one.model is not None
+    }
+    return DraftTokenizers(_json_of(target.result()), {name: _json_of(tokenizer) for name, tokenizer in own.items()})
+
+
+def _json_of(tokenizer: Tokenizer | None) -> str | None:
+    return tokenizer.tokenizer_json if tokenizer is not None else None
 
 
 def _parts(
@@ -138,6 +159,10 @@ def _size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in _files_of(path))
 
 
+def _drafters_of(config: ResolvedConfig) -> Mapping[str, ResolvedDrafter]:
+    return config.speculation.drafters if config.speculation is not None else {}
+
+
 def _acceptance(config: ResolvedConfig, plugins: LoadedPlugins) -> type[AcceptanceRule] | None:
     if config.speculation is None:
         return None
@@ -178,7 +203,7 @@ def allocate_kv(
 ) -> KVCacheManager:
     """KV memory of so many blocks, in place of what the workers have. Raises `CapacityError` before anything is done
     for fewer blocks than a sequence of full length takes, and for more than host memory holds."""
-    drafters = config.speculation.drafters.values() if config.speculation is not None else ()
+    drafters = _drafters_of(config).values()
     lookahead = max((drafter.num_tokens for drafter in drafters if drafter.kv_cache), default=0)
     num_tokens = config.limits.max_num_batched_tokens + lookahead
     check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)

@@ -58,7 +58,9 @@ def load_model(setup: WorkerSetup) -> LoadedModel:
         config.weight_format,
         config.model.files,
     )
-    speculation = load_speculation(config, setup.plugins, model, context, answers=setup.placement.answers)
+    speculation = load_speculation(
+        config, setup.plugins, model, context, setup.tokenizers, answers=setup.placement.answers
+    )
     return LoadedModel(setup, model, context, speculation, marks)
 
 

@@ -12,6 +12,7 @@ from dovetail.contracts.executor import PendingStep, Placement
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsSetup
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.loaded_model import LoadedModel, load_model
 from dovetail.worker.running_worker import RunningWorker, SleepingWorker, initialize_cache
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
@@ -29,8 +30,14 @@ class ModelWorker:
     Calls that come in another order raise `PluginError`, since the order is the executor's.
     """
 
-    def __init__(self, config: ResolvedConfig, placement: Placement, logits: LogitsSetup | None = None):
-        self._setup = set_up(config, placement, logits)
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        placement: Placement,
+        logits: LogitsSetup | None = None,
+        tokenizers: DraftTokenizers | None = None,
+    ):
+        self._setup = set_up(config, placement, logits, tokenizers or DraftTokenizers())
         self._grammars: GrammarCompiler | None = None
         self._loaded: LoadedModel | None = None
         self._running: RunningWorker | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.executor import Placement
 from dovetail.contracts.logits import LogitsSetup
+from dovetail.worker.draft_tokenizers import DraftTokenizers
 
 if TYPE_CHECKING:
     from dovetail.worker.model_worker import ModelWorker
@@ -20,6 +21,8 @@ class ModelWorkerSpec:
     config: ResolvedConfig
     logits: LogitsSetup | None = None
     """What logits processors are created with; None where the config names none."""
+    tokenizers: DraftTokenizers = field(default_factory=DraftTokenizers)
+    """Those that drafters are handed."""
 
     @property
     def num_threads(self) -> int | None:
@@ -30,4 +33,4 @@ class ModelWorkerSpec:
         """Builds the worker of one rank; plugins are loaded and compared here, weights are not."""
         from dovetail.worker.model_worker import ModelWorker
 
-        return ModelWorker(self.config, placement, self.logits)
+        return ModelWorker(self.config, placement, self.logits, self.tokenizers)

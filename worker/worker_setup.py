@@ -15,6 +15,7 @@ from dovetail.contracts.logits import LogitsSetup
 from dovetail.contracts.model import Communicator
 from dovetail.nn.communicator import SingleProcess, TorchDistributed
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap
+from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.plain_device import PlainDevice
 
 
@@ -29,6 +30,8 @@ class WorkerSetup:
     communicator: Communicator
     logits: LogitsSetup | None
     """What logits processors are created with; None where the config names none."""
+    tokenizers: DraftTokenizers
+    """Those that drafters are handed."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -36,12 +39,14 @@ class WorkerSetup:
         return self.device.torch_device
 
 
-def set_up(config: ResolvedConfig, placement: Placement, logits: LogitsSetup | None) -> WorkerSetup:
+def set_up(
+    config: ResolvedConfig, placement: Placement, logits: LogitsSetup | None, tokenizers: DraftTokenizers
+) -> WorkerSetup:
     """Loads the plugins of a config and joins the ranks of its layout. Raises `PluginError`."""
     plugins = bootstrap(config.components(), config.plugin_hash)
     runtime = placement.runtime
     device = (PlainDevice if runtime is None else runtime.create_device)(placement.device)
-    return WorkerSetup(config, placement, plugins, device, _connect(placement), logits)
+    return WorkerSetup(config, placement, plugins, device, _connect(placement), logits, tokenizers)
 
 
 def leave_group(placement: Placement) -> None:

@@ -145,6 +145,8 @@ class ResolvedDrafter:
     """Whether it proposes trees."""
     caches: tuple[KVSpec, ...] = ()
     """What its layers cache, as it announced."""
+    reads_tokenizer: bool = False
+    """Whether it is handed the target's tokenizer, and that of its own model."""
 
     @property
     def bytes_per_token(self) -> int:

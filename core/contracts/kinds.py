@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "draft_worker",
             "dovetail.contracts.speculation:DraftWorker",
-            _V1,
+            ContractVersion(1, 1),
             "guessed tokens, chain or tree",
             "dovetail.contracts.speculation:SpeculationNeed",
         ),

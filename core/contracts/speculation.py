@@ -97,6 +97,9 @@ class SpeculationNeed:
     """Whether the target's family returns the states between its layers (`ReadsHiddenLayers.hidden_layers`)."""
     model: DraftModelInfo | None = field(default=None, metadata=informs("the drafter asked for it; `check` judges it"))
     """The drafter's own model; None where it asks for none."""
+    has_tokenizer_json: bool = field(default=False, metadata=informs("`check` judges drafters that read text"))
+    """Whether `DraftSetup.tokenizer_json` can be given: False where the config asks for another kind of tokenizer, or
+    for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +153,9 @@ class DraftModel:
     """The model's attention layers, for `KeepsLayers.attention_layers`."""
     max_model_len: int
     """Number of positions that the model serves, at most the target's."""
+    tokenizer_json: str | None = None
+    """The model's own tokenizer, as `DraftSetup.tokenizer_json` is the target's, for a drafter that `ReadsTokenizer`;
+    None where it has none."""
 
 
 class DraftPages(ABC):
@@ -207,6 +213,9 @@ class DraftSetup:
     wants_confidence: bool = False
     """Whether the draft-length policy reads `Draft.confidence`; otherwise leave it None where it takes time to
     compute."""
+    tokenizer_json: str | None = None
+    """The target's tokenizer in the `tokenizers` library's JSON form, for a drafter that `ReadsTokenizer`; None for
+    others, and where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,10 +329,11 @@ class DraftWorker(Plugin):
     requests of the batch, or under way, do not change it.
 
     Each optional ability is a class of its own, which a drafter derives from as well; the host asks by isinstance:
-    `TreesByOption`, `LearnsFromRequests`, `ReadsHiddenLayers`, `BuildsLayers`, `LoadsModel`, `KeepsLayers`.
+    `TreesByOption`, `LearnsFromRequests`, `ReadsTokenizer`, `ReadsHiddenLayers`, `BuildsLayers`, `LoadsModel`,
+    `KeepsLayers`.
 
-    Order of calls: `model_section`, `check`, `quantization`, `caches`, `hidden_layers` before any weight is
-    read; then on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`.
+    Order of calls: `model_section`, `check`, `reads_tokenizer`, `quantization`, `caches`, `hidden_layers` before any
+    weight is read; then on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`.
     """
 
     capabilities: ClassVar[DraftCapabilities] = DraftCapabilities()
@@ -366,6 +376,17 @@ class LearnsFromRequests(DraftWorker):
     def forget_finished(self) -> None:
         """Drops what the drafter learned, so that it is as when it was created. The host calls it between measurements,
         while the drafter knows no request."""
+
+
+class ReadsTokenizer(DraftWorker):
+    """A drafter that reads or writes text: it is handed tokenizers (`DraftSetup.tokenizer_json`, and that of a model of
+    its own, `DraftModel.tokenizer_json`)."""
+
+    @classmethod
+    @abstractmethod
+    def reads_tokenizer(cls, options: Any) -> bool:
+        """Returns whether a drafter with these options, an instance of `cls.Options`, wants them: workers then wait
+        until the tokenizer is read. Called after `check`."""
 
 
 class ReadsHiddenLayers(DraftWorker):

@@ -22,6 +22,7 @@ from dovetail.contracts.speculation import (
     KeepsLayers,
     LoadsModel,
     ReadsHiddenLayers,
+    ReadsTokenizer,
     SpeculationNeed,
     TreesByOption,
 )
@@ -50,6 +51,7 @@ def choose_speculation(
         num_layers=target.size.num_layers,
         kv_dtype=kv_dtype,
         gives_hidden_layers=target.family.plugin.capabilities.hidden_layers,
+        has_tokenizer_json=state.config.model.tokenizer_mode == AUTO,
     )
     drafters = {name: _choose_drafter(state, section, name, need, target) for name in section.drafters}
     trees = any(_is_tree_drafter(chosen) for chosen, _ in drafters.values())
@@ -111,6 +113,7 @@ def _choose_drafter(
         reads_next_token=chosen.plugin.capabilities.reads_next_token,
         trees=trees,
         caches=specs,
+        reads_tokenizer=_reads_tokenizer(chosen),
     )
 
 
@@ -129,6 +132,14 @@ def _is_tree_drafter(drafter: Chosen[DraftWorker]) -> bool:
         return plugin.capabilities.trees
     with drafter.calling("proposes_trees"):
         return plugin.proposes_trees(drafter.options) and plugin.capabilities.trees
+
+
+def _reads_tokenizer(drafter: Chosen[DraftWorker]) -> bool:
+    plugin = drafter.plugin
+    if not issubclass(plugin, ReadsTokenizer):
+        return False
+    with drafter.calling("reads_tokenizer"):
+        return plugin.reads_tokenizer(drafter.options)
 
 
 def _default_drafter(state: Resolution, section: SpeculativeSection) -> str | None:

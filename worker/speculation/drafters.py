@@ -30,6 +30,7 @@ from dovetail.nn.context import BuildContext
 from dovetail.nn.operators import torch_operators
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.worker.attention_binding import bind_layers
+from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.reading import read_module
@@ -103,11 +104,16 @@ def wanted_layers(drafters: Mapping[str, LoadedDrafter]) -> tuple[int, ...]:
 
 
 def load_drafters(
-    config: ResolvedConfig, section: ResolvedSpeculation, plugins: LoadedPlugins, model: CausalLM, context: BuildContext
+    config: ResolvedConfig,
+    section: ResolvedSpeculation,
+    plugins: LoadedPlugins,
+    model: CausalLM,
+    context: BuildContext,
+    tokenizers: DraftTokenizers,
 ) -> dict[str, LoadedDrafter]:
     """The drafters of a config's `section` with their weights, by name."""
     return {
-        name: _load_drafter(config, section.hidden_size, plugins, drafter, model, context)
+        name: _load_drafter(config, section.hidden_size, plugins, drafter, model, context, tokenizers)
         for name, drafter in section.drafters.items()
     }
 
@@ -119,6 +125,7 @@ def _load_drafter(
     drafter: ResolvedDrafter,
     model: CausalLM,
     context: BuildContext,
+    tokenizers: DraftTokenizers,
 ) -> LoadedDrafter:
     """`hidden_size`: of the target."""
     dtype = config.model.dtype if drafter.model is None else drafter.model.dtype
@@ -133,6 +140,7 @@ def _load_drafter(
     own_model = None
     if drafter.model is not None:
         own_model = _load_model(config, plugins, drafter.model, create_context())
+        own_model = replace(own_model, tokenizer_json=tokenizers.own.get(drafter.name))
     plugin, _ = plugins.get(drafter.component)
     simple = DraftSetup(
         vocab_size=config.model.vocab_size,
@@ -148,6 +156,7 @@ def _load_drafter(
         distributions=draft_distributions,
         draw=draft_draw,
         wants_confidence=plugins.get(drafter.length)[0].capabilities.reads_confidence,
+        tokenizer_json=tokenizers.target if drafter.reads_tokenizer else None,
     )
     setup = simple
     if issubclass(plugin, (BuildsLayers, LoadsModel, KeepsLayers)):

@@ -14,6 +14,7 @@ from dovetail.contracts.kv import KVLayout, LayerCache
 from dovetail.contracts.model import CausalLM
 from dovetail.nn.context import BuildContext
 from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_storage import KVStorage
 
@@ -23,14 +24,20 @@ if TYPE_CHECKING:
 
 
 def load_speculation(
-    config: ResolvedConfig, plugins: LoadedPlugins, model: CausalLM, context: BuildContext, *, answers: bool
+    config: ResolvedConfig,
+    plugins: LoadedPlugins,
+    model: CausalLM,
+    context: BuildContext,
+    tokenizers: DraftTokenizers,
+    *,
+    answers: bool,
 ) -> LoadedSpeculation:
     """What speculation loads with a model. `answers`: whether this rank drafts and judges."""
     if config.speculation is None:
         return NothingLoaded()
     from dovetail.worker.speculation.loaded_drafters import LoadedDrafters  # most starts do without
 
-    return LoadedDrafters(config, config.speculation, plugins, model, context, answers=answers)
+    return LoadedDrafters(config, config.speculation, plugins, model, context, tokenizers, answers=answers)
 
 
 class LoadedSpeculation(ABC):

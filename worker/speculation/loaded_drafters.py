@@ -15,6 +15,7 @@ from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.speculation import AcceptanceRule, Draft
 from dovetail.nn.context import BuildContext
 from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.largest_step import JudgedRows
@@ -40,6 +41,7 @@ class LoadedDrafters(LoadedSpeculation):
         plugins: LoadedPlugins,
         model: CausalLM,
         context: BuildContext,
+        tokenizers: DraftTokenizers,
         *,
         answers: bool,
     ):
@@ -50,7 +52,7 @@ class LoadedDrafters(LoadedSpeculation):
         self._model = model
         self._context = context
         self._answers = answers
-        self._drafters = load_drafters(config, section, plugins, model, context) if answers else {}
+        self._drafters = load_drafters(config, section, plugins, model, context, tokenizers) if answers else {}
         self.max_query_len = 1 + max(drafter.num_tokens for drafter in section.drafters.values())
         self.hidden_layers = wanted_layers(self._drafters)
         self.extra_caches = {
