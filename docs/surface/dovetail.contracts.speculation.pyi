@@ -42,6 +42,7 @@ class SpeculationNeed:
     kv_dtype: str = ''
     gives_hidden_layers: bool = False
     model: DraftModelInfo | None = None
+    has_tokenizer_json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ class DraftModel:
     module: CausalLM
     layers: Sequence[AttentionModule]
     max_model_len: int
+    tokenizer_json: str | None = None
 
 
 class DraftPages(ABC):
@@ -94,6 +96,7 @@ class DraftSetup:
     distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor]
     draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor]
     wants_confidence: bool = False
+    tokenizer_json: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +160,12 @@ class TreesByOption(DraftWorker):
 class LearnsFromRequests(DraftWorker):
     @abstractmethod
     def forget_finished(self) -> None: ...
+
+
+class ReadsTokenizer(DraftWorker):
+    @classmethod
+    @abstractmethod
+    def reads_tokenizer(cls, options: Any) -> bool: ...
 
 
 class ReadsHiddenLayers(DraftWorker):
