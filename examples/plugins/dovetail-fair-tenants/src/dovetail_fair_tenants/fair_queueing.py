@@ -1,9 +1,7 @@
-"""Fairness by tenant on the public base: weighted fair queueing by what requests may take.
+"""Weighted fair queueing by what requests may take, on the public base of the bundled schedulers.
 
 Each request is stamped with the virtual time at which its tenant would have been served it, had all tenants been served
-at once (Demers, Keshav and Shenker, SIGCOMM 1989); the earliest stamp runs first. Name it in a config::
-
-    scheduler: {name: examples/schedulers/fair_queueing.py:FairQueueing, weights: {a: 2}}
+at once (Demers, Keshav and Shenker, SIGCOMM 1989); the earliest stamp runs first.
 """
 
 from __future__ import annotations
@@ -16,13 +14,16 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.scheduler import RequestState, SchedulerLimits
 from dovetail.schedulers.batching import BatchingOptions, BatchingScheduler
 from dovetail.schedulers.ranked_queue import Rank
+from dovetail_fair_tenants.tenants import Tenants
 
 
 class FairQueueingOptions(BatchingOptions):
     """Options of `FairQueueing`."""
 
+    key: str = "tenant"
+    """Key of `SamplingParams.extra` that names the tenant of a request."""
     weights: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Share of each tenant, as `SamplingParams(extra={"tenant": ...})` names it; 1 for others."""
+    """Share of each tenant; 1 for others."""
 
 
 class FairQueueing(BatchingScheduler):
@@ -32,7 +33,7 @@ class FairQueueing(BatchingScheduler):
 
     def __init__(self, options: FairQueueingOptions, limits: SchedulerLimits):
         super().__init__(options, limits)
-        self._weights = options.weights
+        self._tenants = Tenants(options.key, options.weights)
         self._now = 0.0
         """Virtual time: the stamp of the last request that ended."""
         self._last: dict[str, float] = {}
@@ -41,8 +42,8 @@ class FairQueueing(BatchingScheduler):
 
     def rank(self, request: RequestState) -> Rank:
         """Its stamp: after its tenant's last, later by the tokens that it may take over the tenant's weight."""
-        tenant = str(request.extra.get("tenant", ""))
-        cost = (request.num_prompt_tokens + request.max_tokens) / self._weights.get(tenant, 1.0)
+        tenant = self._tenants.name(request)
+        cost = self._tenants.weighted(tenant, request.num_prompt_tokens + request.max_tokens)
         stamp = max(self._now, self._last.get(tenant, 0.0)) + cost
         self._last[tenant] = self._stamps[request] = stamp
         return (stamp,)

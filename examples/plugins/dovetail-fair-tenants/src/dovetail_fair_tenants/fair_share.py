@@ -1,19 +1,27 @@
-"""Fairness by tenant: whoever was served the fewest tokens is admitted first.
+"""Whoever was served the fewest tokens over its weight is admitted first.
 
-After the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). The tenant of
-a request is what its user says: `SamplingParams(extra={"tenant": "a"})`. A scheduler written from the contract alone
-(`dovetail.contracts.scheduler`); name it in a config::
-
-    scheduler: examples/schedulers/fair_share.py:FairShare
+After the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). A scheduler
+written from the contract alone (`dovetail.contracts.scheduler`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import ClassVar
+
+from pydantic import Field, PositiveFloat
 
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.scheduler import KVMemory, RequestState, RequestStatus, Schedule, Scheduler, SchedulerLimits
+from dovetail_fair_tenants.tenants import Tenants
+
+
+class FairShareOptions(PluginOptions):
+    """Options of `FairShare`."""
+
+    key: str = "tenant"
+    """Key of `SamplingParams.extra` that names the tenant of a request."""
+    weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Share of each tenant; 1 for others."""
 
 
 class FairShare(Scheduler):
@@ -21,13 +29,15 @@ class FairShare(Scheduler):
     that was served least each time. The last to be admitted is the first to be preempted."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
+    Options: ClassVar[type[PluginOptions]] = FairShareOptions
 
-    def __init__(self, options: PluginOptions, limits: SchedulerLimits):
+    def __init__(self, options: FairShareOptions, limits: SchedulerLimits):
         super().__init__(options, limits)
+        self._tenants = Tenants(options.key, options.weights)
         self._running: list[RequestState] = []
         self._waiting: list[RequestState] = []
-        self._served: Counter[str] = Counter()
-        """Tokens that each tenant was served, for those that have requests."""
+        self._served: dict[str, float] = {}
+        """Tokens that each tenant was served over its weight, for those that have requests."""
 
     @property
     def num_running(self) -> int:
@@ -41,16 +51,16 @@ class FairShare(Scheduler):
 
     def add(self, request: RequestState) -> None:
         """Takes in a new request. A tenant that comes anew gets no credit for the time before."""
-        tenant = _tenant(request)
+        tenant = self._tenants.name(request)
         if tenant not in self._served:
-            self._served[tenant] = min(self._served.values(), default=0)
+            self._served[tenant] = min(self._served.values(), default=0.0)
         self._waiting.append(request)
 
     def remove(self, request: RequestState) -> None:
         """Forgets a request, and its tenant with the last of them."""
         (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
-        tenant = _tenant(request)
-        if all(_tenant(other) != tenant for other in [*self._running, *self._waiting]):
+        tenant = self._tenants.name(request)
+        if all(self._tenants.name(other) != tenant for other in [*self._running, *self._waiting]):
             del self._served[tenant]
 
     def schedule(self, memory: KVMemory) -> Schedule:
@@ -91,7 +101,9 @@ class FairShare(Scheduler):
             candidates = [r for r in self._waiting if not r.is_held and r not in passed and r not in schedule.preempted]
             if not candidates:
                 return False
-            request = min(candidates, key=lambda request: self._served[_tenant(request)])  # the first of equal ones
+            request = min(
+                candidates, key=lambda request: self._served[self._tenants.name(request)]
+            )  # the first of equal ones
             if len(self._running) == self.limits.max_num_seqs:
                 return True
             if request.status is not RequestStatus.SWAPPED:
@@ -139,7 +151,8 @@ class FairShare(Scheduler):
         if granted:
             schedule.requests.append(request)
             schedule.num_tokens.append(granted)
-            self._served[_tenant(request)] += granted
+            tenant = self._tenants.name(request)
+            self._served[tenant] += self._tenants.weighted(tenant, granted)
 
     def _last_held(self) -> RequestState | None:
         return next((request for request in reversed(self._running) if request.is_held), None)
@@ -153,7 +166,3 @@ class FairShare(Scheduler):
         self._running.remove(request)
         self._waiting.insert(0, request)
         schedule.preempted.append(request)
-
-
-def _tenant(request: RequestState) -> str:
-    return str(request.extra.get("tenant", ""))

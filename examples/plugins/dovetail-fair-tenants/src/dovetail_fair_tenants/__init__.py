@@ -1,0 +1,1 @@
+"""Schedulers for Dovetail that share an engine among tenants."""

@@ -1,0 +1,16 @@
+"""Both pass the suite of their kind."""
+
+from __future__ import annotations
+
+from dovetail_fair_tenants.fair_queueing import FairQueueing
+from dovetail_fair_tenants.fair_share import FairShare
+
+from dovetail.testing.scheduler_suite import SchedulerSuite
+
+
+class TestFairShare(SchedulerSuite):
+    scheduler_class = FairShare
+
+
+class TestFairQueueing(SchedulerSuite):
+    scheduler_class = FairQueueing
