@@ -1,9 +1,9 @@
 """Conformance suite of acceptance rules. A third party's test is a subclass::
 
-    from dovetail.testing.acceptance_suite import AcceptanceRuleSuite
+    from dovetail.testing import AcceptanceRuleSuite
 
     class TestMyRule(AcceptanceRuleSuite):
-        rule_class = MyRule
+        plugin = MyRule
 
 The statistical checks are deterministic: every random number comes from a seed.
 """
@@ -31,6 +31,7 @@ from dovetail.contracts.speculation import (
 )
 from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.testing.side_effects import leaves_alone
+from dovetail.testing.suite import PluginSuite
 from dovetail.worker.speculation.draft_sampling import draft_draw
 
 NUM_ROUNDS = 10_000
@@ -65,32 +66,33 @@ def chi_square_p(observed: NDArray[np.int64], expected: NDArray[np.float64]) -> 
     return 1 - NormalDist().cdf(((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))
 
 
-class AcceptanceRuleSuite:
+class AcceptanceRuleSuite(PluginSuite):
     """Tests of every acceptance rule, for the capabilities that it declares."""
 
-    rule_class: ClassVar[type[AcceptanceRule]]
+    kind: ClassVar[str] = "acceptance_rule"
+    plugin: ClassVar[type[AcceptanceRule]]
     options: ClassVar[Mapping[str, Any]] = {}
     num_rounds: ClassVar[int] = NUM_ROUNDS
     """Rounds per check of a distribution; see `NUM_ROUNDS`."""
 
     def create(self) -> AcceptanceRule:
         """Returns a new rule."""
-        return self.rule_class(self.rule_class.Options.model_validate(dict(self.options)))
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)))
 
     def drafts(self) -> list[Draft]:
         """Every shape of draft that the rule says it serves, over 4 tokens."""
         chains = [Draft([]), Draft([2]), Draft([1, 1, 3])]
         trees = [Draft([0, 1, 2, 3, 0], [-1, -1, 0, 0, 3]), Draft([3, 2, 1], [-1, -1, -1])]
-        return chains + (trees if self.rule_class.capabilities.trees else [])
+        return chains + (trees if self.plugin.capabilities.trees else [])
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
-        assert self.rule_class.contract[0] == 1
+        assert self.plugin.contract[0] == 1
 
     def test_greedy_requests_get_the_best_tokens(self) -> None:
         """At temperature 0 the tokens are those that the target would choose one by one, and none more."""
-        if self.rule_class.capabilities.synthetic:
-            pytest.skip(f"{self.rule_class.__name__} is synthetic: its tokens are wrong by design")
+        if self.plugin.capabilities.synthetic:
+            pytest.skip(f"{self.plugin.__name__} is synthetic: its tokens are wrong by design")
         random = np.random.default_rng(0)
         for draft in self.drafts() * 10:
             best = random.integers(0, 4, len(draft.token_ids) + 1)
@@ -154,9 +156,9 @@ class AcceptanceRuleSuite:
     def test_sampled_requests_get_possible_tokens(self) -> None:
         """At any temperature, of lossy rules too: each accepted node, and the token that follows the last, has a
         probability above 0 in the target's row before it. Synthetic rules keep to it where a form is asked for."""
-        capabilities = self.rule_class.capabilities
+        capabilities = self.plugin.capabilities
         if not capabilities.sampling:
-            pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
+            pytest.skip(f"{self.plugin.__name__} serves greedy requests only")
         requests = self.sampled_requests()
         if capabilities.synthetic:
             form = StructuredOutputs(choice=("yes", "no"))
@@ -172,8 +174,8 @@ class AcceptanceRuleSuite:
 
     def test_next_tokens_are_possible(self) -> None:
         """The token that follows the accepted path is one that the target's row there may bring, of any rule."""
-        if not self.rule_class.capabilities.sampling:
-            pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
+        if not self.plugin.capabilities.sampling:
+            pytest.skip(f"{self.plugin.__name__} serves greedy requests only")
         requests = self.sampled_requests()
         for request, verdict in zip(requests, self.create().verify(requests), strict=True):
             check_path(request.draft, verdict)
@@ -186,15 +188,15 @@ class AcceptanceRuleSuite:
         random = np.random.default_rng(2)
         rule, target = self.create(), torch.eye(6)[[1, 1, 3, 0, 2, 1]]
         requests = [verify_request(d, target[: len(d.token_ids) + 1], random, greedy()) for d in self.drafts()]
-        if self.rule_class.capabilities.sampling:
+        if self.plugin.capabilities.sampling:
             requests += self.sampled_requests(60)
         with leaves_alone(requests, [(request.target.probs(), request.target.tokens()) for request in requests]):
             rule.verify(requests)
 
     def test_sampled_requests_repeat_in_any_batch(self) -> None:
         """With the same uniforms a request gets the same verdict, whatever else is in the batch."""
-        if not self.rule_class.capabilities.sampling:
-            pytest.skip(f"{self.rule_class.__name__} serves greedy requests only")
+        if not self.plugin.capabilities.sampling:
+            pytest.skip(f"{self.plugin.__name__} serves greedy requests only")
         together = self.create().verify(self.sampled_requests(60))
         rule = self.create()
         for request, among in list(zip(self.sampled_requests(60), together, strict=True))[::-1]:
@@ -203,18 +205,14 @@ class AcceptanceRuleSuite:
 
     def test_lossless_rules_keep_the_distribution_of_chains(self) -> None:
         """The first two tokens have the target's distribution, with and without draft probabilities."""
-        if self.rule_class.capabilities.lossless and self.rule_class.capabilities.sampling:
+        if self.plugin.capabilities.lossless and self.plugin.capabilities.sampling:
             for has_probs in (True, False):
                 p_value = chi_square_p(*self._counts([-1, 0], has_probs))
                 assert p_value > SIGNIFICANCE, f"chain, probabilities {has_probs}: p = {p_value:.2g}"
 
     def test_lossless_rules_keep_the_distribution_of_trees(self) -> None:
         """The same for trees with siblings at both depths."""
-        if (
-            self.rule_class.capabilities.lossless
-            and self.rule_class.capabilities.trees
-            and self.rule_class.capabilities.sampling
-        ):
+        if self.plugin.capabilities.lossless and self.plugin.capabilities.trees and self.plugin.capabilities.sampling:
             for has_probs in (True, False):
                 p_value = chi_square_p(*self._counts([-1, -1, 0, 0, 1], has_probs))
                 assert p_value > SIGNIFICANCE, f"tree, probabilities {has_probs}: p = {p_value:.2g}"

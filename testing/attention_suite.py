@@ -1,9 +1,9 @@
 """The conformance suite of attention backends. A third party's test is a subclass::
 
-    from dovetail.testing.attention_suite import AttentionBackendSuite
+    from dovetail.testing import AttentionBackendSuite
 
     class TestMyBackend(AttentionBackendSuite):
-        backend_class = MyBackend
+        plugin = MyBackend
 
 What the backend's capabilities do not declare is skipped, with the name of the missing capability; what they declare
 must hold. The oracle is a loop over (query, key) pairs in float64, see `dovetail.testing.attention_cases`.
@@ -33,6 +33,7 @@ from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, keys_as_cached, random_case
 from dovetail.testing.latent_cases import random_latent_case
+from dovetail.testing.suite import PluginSuite
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 FEATURES = (
@@ -60,11 +61,12 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = {
 }
 
 
-class AttentionBackendSuite:
-    """Tests of every attention backend. A plugin author sets `backend_class`, and other attributes where they
+class AttentionBackendSuite(PluginSuite):
+    """Tests of every attention backend. A plugin author sets `plugin`, and other attributes where they
     differ."""
 
-    backend_class: ClassVar[type[AttentionBackend]]
+    kind: ClassVar[str] = "attention_backend"
+    plugin: ClassVar[type[AttentionBackend]]
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = "cpu"
     tolerances: ClassVar[Mapping[str, Tolerance]] = DEFAULT_TOLERANCES
@@ -78,7 +80,7 @@ class AttentionBackendSuite:
 
     def create(self, case: AttentionCase) -> AttentionBackend:
         """Returns a backend for the case, made as the host makes it."""
-        return self.backend_class(self.backend_class.Options.model_validate(dict(self.options)), case.setup)
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)), case.setup)
 
     def environment(self) -> Environment:
         """The machine that `check` gets."""
@@ -97,7 +99,7 @@ class AttentionBackendSuite:
 
     @property
     def capabilities(self) -> AttentionCapabilities:
-        return self.backend_class.capabilities
+        return self.plugin.capabilities
 
     @property
     def main_dtype(self) -> str:
@@ -144,13 +146,13 @@ class AttentionBackendSuite:
         """Skips where the backend does not declare one of these."""
         for name in capabilities:
             if name != "plain" and not vars(self.capabilities)[name]:
-                pytest.skip(f"{self.backend_class.__name__} does not declare {name}")
+                pytest.skip(f"{self.plugin.__name__} does not declare {name}")
 
     def rotate_and_run(self, case: AttentionCase, rotary_size: int) -> tuple[torch.Tensor, AttentionCase]:
         """The step through `rotate_and_forward`, and the case whose queries and keys are rotated already."""
         backend = self.create(case)
         if not isinstance(backend, RotatesAndWrites):
-            pytest.skip(f"{self.backend_class.__name__} is no RotatesAndWrites on {self.device}")
+            pytest.skip(f"{self.plugin.__name__} is no RotatesAndWrites on {self.device}")
         query, key, value = case.inputs()
         random = torch.rand(len(query), 2, 1, rotary_size, generator=torch.Generator().manual_seed(rotary_size))
         # As rotary tables hand them over: side by side.
@@ -172,7 +174,7 @@ class AttentionBackendSuite:
     def test_equals_the_oracle(self, dtype: str, feature: str) -> None:
         """Prefill, chunk, decode and verify rows in one batch, over shuffled and shared pages."""
         if dtype not in self.capabilities.dtypes:
-            pytest.skip(f"{self.backend_class.__name__} does not declare {dtype}")
+            pytest.skip(f"{self.plugin.__name__} does not declare {dtype}")
         self.require(*feature.split("+"))
         for seed in range(self.num_cases):
             case = self.case(seed, dtype, feature)
@@ -185,7 +187,7 @@ class AttentionBackendSuite:
         """What is attended to is what the pages hold: keys and values rounded to their dtype."""
         self.require(feature)
         if self.capabilities.kv_dtypes is None:
-            pytest.skip(f"{self.backend_class.__name__} does not declare kv_dtypes")
+            pytest.skip(f"{self.plugin.__name__} does not declare kv_dtypes")
         for kv_dtype in self.kv_dtypes(feature):
             for seed in range(self.num_cases):
                 case = self.case(seed, feature=feature)
@@ -203,7 +205,7 @@ class AttentionBackendSuite:
     def test_rotates_as_operators_do(self, dtype: str) -> None:
         """Queries and keys inside the rows of a fused projection, turned as a whole and in part."""
         if dtype not in self.capabilities.dtypes:
-            pytest.skip(f"{self.backend_class.__name__} does not declare {dtype}")
+            pytest.skip(f"{self.plugin.__name__} does not declare {dtype}")
         for seed in range(self.num_cases):
             case = self.case(seed, dtype, max_requests=2, max_cached=30, max_query=10)
             size = case.layer.head_size
@@ -408,8 +410,8 @@ class AttentionBackendSuite:
     # --- selection -----------------------------------------------------------------------------------------
 
     def check(self, need: AttentionNeed) -> list[str]:
-        options = self.backend_class.Options.model_validate(dict(self.options))
-        return reasons_against(self.backend_class, need, options, self.environment())
+        options = self.plugin.Options.model_validate(dict(self.options))
+        return reasons_against(self.plugin, need, options, self.environment())
 
     def test_check_accepts_what_is_declared(self) -> None:
         can = self.capabilities
@@ -429,7 +431,7 @@ class AttentionBackendSuite:
     def test_declared_latents_are_attended_to(self) -> None:
         """The host calls `latent_forward`."""
         self.require("latents")
-        assert issubclass(self.backend_class, AttendsLatents), "a backend that declares latents is an AttendsLatents"
+        assert issubclass(self.plugin, AttendsLatents), "a backend that declares latents is an AttendsLatents"
 
 
 __all__ = ["DEFAULT_TOLERANCES", "AttentionBackendSuite", "Tolerance"]

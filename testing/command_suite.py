@@ -1,9 +1,9 @@
 """Conformance suite of commands. A third party's test is a subclass::
 
-    from dovetail.testing.command_suite import CommandSuite
+    from dovetail.testing import CommandSuite
 
     class TestMyCommand(CommandSuite):
-        command_class = MyCommand
+        plugin = MyCommand
         works = (["world"], ["world", "--loud"])
         refused = ([], ["nobody"])
 
@@ -24,16 +24,18 @@ from typer.testing import CliRunner
 
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError
-from dovetail.testing._checks import check_contract, check_light_import, leaves_process_alone
+from dovetail.testing._checks import check_light_import, leaves_process_alone
+from dovetail.testing.suite import PluginSuite
 
 USAGE = 2
 """Exit code of what is used wrongly."""
 
 
-class CommandSuite:
+class CommandSuite(PluginSuite):
     """Tests of every command."""
 
-    command_class: ClassVar[type[Command]]
+    kind: ClassVar[str] = "command"
+    plugin: ClassVar[type[Command]]
     works: ClassVar[Sequence[Sequence[str]]]
     """Lists of arguments with which the command succeeds in a moment."""
     refused: ClassVar[Sequence[Sequence[str]]] = ()
@@ -47,22 +49,18 @@ class CommandSuite:
     def run(self, arguments: Sequence[str], columns: int = 80) -> Any:
         """What `dovetail NAME ARGUMENTS` does, as click's `Result`."""
         runner = CliRunner(env={"COLUMNS": str(columns), "NO_COLOR": None, "FORCE_COLOR": None})
-        return runner.invoke(self.command_class().app(), list(arguments))
-
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.command_class, "command")
+        return runner.invoke(self.plugin().app(), list(arguments))
 
     def test_says_what_it_does(self) -> None:
         """`dovetail --help` lists the docstring's first line, from metadata."""
-        text = inspect.cleandoc(self.command_class.__doc__ or "")
+        text = inspect.cleandoc(self.plugin.__doc__ or "")
         assert text, "the class has no docstring"
         assert len(text.splitlines()[0]) <= 100, "the first line of the docstring is longer than a line of help"
 
     def test_makes_an_application(self, capsys: pytest.CaptureFixture[str]) -> None:
         """As often as it is asked, without output."""
         for _ in range(2):
-            assert isinstance(self.command_class().app(), typer.Typer)
+            assert isinstance(self.plugin().app(), typer.Typer)
         captured = capsys.readouterr()
         assert captured.out + captured.err == "", "something is printed before the command runs"
 
@@ -75,12 +73,12 @@ class CommandSuite:
 
     def test_help_loads_no_model_code(self) -> None:
         """A user who looks for an option does not wait for torch."""
-        name = self.command_class.__qualname__
-        check_light_import(self.command_class.__module__, f"getattr(module, {name!r})().app()")
+        name = self.plugin.__qualname__
+        check_light_import(self.plugin.__module__, f"getattr(module, {name!r})().app()")
 
     def test_describes_every_option(self) -> None:
         """Help without a word about an option helps nobody."""
-        waiting: list[Any] = [typer.main.get_command(self.command_class().app())]
+        waiting: list[Any] = [typer.main.get_command(self.plugin().app())]
         bare: list[str] = []
         for command in waiting:
             waiting += list(vars(command).get("commands", {}).values())
@@ -108,7 +106,7 @@ class CommandSuite:
     def test_refuses(self) -> None:
         """By a `DovetailError` that says why, or by click's usage error; never by a traceback or in silence."""
         if not self.refused:
-            pytest.skip(f"{self.command_class.__name__}: the test names nothing that is refused")
+            pytest.skip(f"{self.plugin.__name__}: the test names nothing that is refused")
         for arguments in self.refused:
             result = self.run(arguments)
             assert result.exit_code != 0, f"{list(arguments)} succeeded"

@@ -8,7 +8,6 @@ The suite is that of the installed Dovetail, and the plugin may be a wheel witho
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import platform
 import sys
@@ -26,46 +25,7 @@ from dovetail.registry.loading import import_object
 from dovetail.registry.registry import Registry, direct_entry
 from dovetail.testing import VERSION
 from dovetail.testing._session import Result, run_class
-
-
-@dataclass(frozen=True)
-class SuiteOf:
-    """The suite of a kind, and how the plugin is given to it."""
-
-    module: str
-    name: str
-    attribute: str
-    """Attribute of the suite that names the plugin."""
-    needs: str = ""
-    """What a test must set up besides, so that the suite cannot run without one."""
-
-    def load(self) -> type:
-        """The suite's class."""
-        suite: type = vars(importlib.import_module(f"dovetail.testing.{self.module}"))[self.name]
-        return suite
-
-
-SUITES: Mapping[str, SuiteOf] = {
-    "executor": SuiteOf("executor_suite", "ExecutorSuite", "executor_class"),
-    "attention_backend": SuiteOf("attention_suite", "AttentionBackendSuite", "backend_class"),
-    "scheduler": SuiteOf("scheduler_suite", "SchedulerSuite", "scheduler_class"),
-    "model_family": SuiteOf("model_family_suite", "ModelFamilySuite", "family_class"),
-    "quantization": SuiteOf("quantization_suite", "QuantizationSuite", "method_class"),
-    "operators": SuiteOf("operators_suite", "OperatorsSuite", "operators_class"),
-    "draft_worker": SuiteOf("draft_suite", "DraftWorkerSuite", "worker_class"),
-    "acceptance_rule": SuiteOf("acceptance_suite", "AcceptanceRuleSuite", "rule_class"),
-    "draft_length": SuiteOf("draft_length_suite", "DraftLengthSuite", "length_class"),
-    "grammar": SuiteOf("grammar_suite", "GrammarSuite", "grammar_class"),
-    "dialect": SuiteOf("dialect_suite", "DialectSuite", "dialect_class"),
-    "logits_processor": SuiteOf("logits_suite", "LogitsProcessorSuite", "processor_class"),
-    "command": SuiteOf("command_suite", "CommandSuite", "command_class"),
-    "telemetry_sink": SuiteOf("telemetry_suite", "TelemetrySinkSuite", "sink_class"),
-    HOOKS_KIND: SuiteOf("hooks_suite", "HooksSuite", "hooks"),
-    "model_source": SuiteOf("source_suite", "ModelSourceSuite", "source_class", "a model that the source finds"),
-    "weight_format": SuiteOf("format_suite", "WeightFormatSuite", "format_class", "a checkpoint in the format"),
-    "route": SuiteOf("route_suite", "GeneratingRouteSuite", "route_class", "the path and a body of a request"),
-}
-"""By kind."""
+from dovetail.testing.suite import SUITES
 
 
 @dataclass(frozen=True)
@@ -114,7 +74,7 @@ def check_plugin(registry: Registry, entry: Entry, attributes: Mapping[str, Any]
     if described.needs:
         raise PluginError(
             f"the suite of a {entry.kind} needs {described.needs}: write a test with "
-            f"dovetail.testing.{described.module}.{described.name} (docs/writing/testing.md)"
+            f"dovetail.testing.{described.name} (docs/writing/testing.md)"
         )
     suite = described.load()
     unknown = [name for name in attributes if name not in dir(suite) and name not in _annotations(suite)]
@@ -122,17 +82,17 @@ def check_plugin(registry: Registry, entry: Entry, attributes: Mapping[str, Any]
         raise PluginError(f"{described.name} has no attribute {unknown[0]!r}; it has: {', '.join(_settable(suite))}")
     is_hooks = entry.kind == HOOKS_KIND
     plugin: Any = import_object(entry) if is_hooks else registry.load_entry(entry)
-    missing = [name for name in _annotations(suite) if name not in dir(suite) and name != described.attribute]
+    missing = [name for name in _annotations(suite) if name not in dir(suite) and name not in ("kind", "plugin")]
     if absent := [name for name in missing if name not in attributes]:
         raise PluginError(f"{described.name} needs {absent[0]!r}: give it with --set {absent[0]}=VALUE")
-    results = run_class(suite, {described.attribute: plugin, **attributes})
+    results = run_class(suite, {"plugin": plugin, **attributes})
     return Report(
         plugin=entry.qualified_name,
         kind=entry.kind,
         reference=entry.reference,
         distribution=entry.origin if entry.distribution else None,
         contract=kind_version(entry.kind) if is_hooks else ".".join(map(str, plugin.contract)),
-        suite=f"dovetail.testing.{described.module}.{described.name}",
+        suite=f"dovetail.testing.{described.name}",
         attributes=dict(attributes),
         versions=_versions(),
         machine=f"{platform.system()} {platform.machine()}",
@@ -147,7 +107,7 @@ def _annotations(suite: type) -> list[str]:
 
 
 def _settable(suite: type) -> list[str]:
-    return sorted({name for name in _annotations(suite) if not name.startswith("_")})
+    return sorted({name for name in _annotations(suite) if not name.startswith("_")} - {"kind", "plugin"})
 
 
 def _versions() -> dict[str, str]:

@@ -1,9 +1,9 @@
 """Conformance suite of dialects. A third party's test is a subclass::
 
-    from dovetail.testing.dialect_suite import DialectSuite
+    from dovetail.testing import DialectSuite
 
     class TestMyDialect(DialectSuite):
-        dialect_class = MyDialect
+        plugin = MyDialect
 
 Messages are made by hypothesis; grammars run in llguidance (`pip install 'dovetail[testing]'` brings both). What the
 capabilities do not declare is skipped by name.
@@ -40,7 +40,6 @@ from dovetail.contracts.dialect import (
     message_of,
 )
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.testing._checks import check_contract
 from dovetail.testing.dialect_cases import (
     CHOICES,
     LOOSE_TOOLS,
@@ -57,6 +56,7 @@ from dovetail.testing.dialect_cases import (
 )
 from dovetail.testing.dialect_grammars import GrammarChecker, special_ids
 from dovetail.testing.side_effects import leaves_alone
+from dovetail.testing.suite import PluginSuite
 
 REQUEST = DialectRequest(tools=TOOLS)
 LONG = "All work and no play makes Jack a dull boy. " * 12
@@ -75,24 +75,25 @@ randoms = st.randoms(use_true_random=False)
 as_tokens = pytest.mark.parametrize("special", [False, True], ids=["markers_are_text", "markers_are_tokens"])
 
 
-class DialectSuite:
+class DialectSuite(PluginSuite):
     """What every dialect must do."""
 
-    dialect_class: ClassVar[type[Dialect]]
+    kind: ClassVar[str] = "dialect"
+    plugin: ClassVar[type[Dialect]]
     options: ClassVar[Mapping[str, Any]] = {}
 
     def create(self, special: bool = True) -> Dialect:
         """The dialect over a tokenizer in which markers are special tokens, or plain text."""
-        options: PluginOptions = self.dialect_class.Options.model_validate(dict(self.options))
-        ids = special_ids(self.dialect_class.markers) if special else {}
-        return self.dialect_class(options, DialectSetup(special_tokens=ids))
+        options: PluginOptions = self.plugin.Options.model_validate(dict(self.options))
+        ids = special_ids(self.plugin.markers) if special else {}
+        return self.plugin(options, DialectSetup(special_tokens=ids))
 
     def maker(self, random: Random, special: bool = False) -> MessageMaker:
         """Makes messages for the dialect. `special`: without markers in arguments, which a model that has tokens for
         them spells with others there."""
-        can = self.dialect_class.capabilities
+        can = self.plugin.capabilities
         can = replace(can, markers_in_arguments=can.markers_in_arguments and not special)
-        return MessageMaker(random, can, self.dialect_class.markers)
+        return MessageMaker(random, can, self.plugin.markers)
 
     def example(self, num_calls: int = 1) -> str:
         """A rendered message of calls alone."""
@@ -102,17 +103,17 @@ class DialectSuite:
     def needs(self, *names: str) -> None:
         """Skips a test of what is not declared."""
         for name in names:
-            if not vars(self.dialect_class.capabilities)[name]:
-                pytest.skip(f"{self.dialect_class.__name__} does not declare {name}")
+            if not vars(self.plugin.capabilities)[name]:
+                pytest.skip(f"{self.plugin.__name__} does not declare {name}")
 
     def test_declares_its_contract(self) -> None:
         """Which contract it was written for, and markers for what it can do."""
-        can = self.dialect_class.capabilities
-        check_contract(self.dialect_class, "dialect")
-        assert bool(self.dialect_class.markers) == (can.tools or can.reasoning)
-        assert (self.dialect_class.reasoning_markers is not None) == can.reasoning
-        for marker in self.dialect_class.reasoning_markers or ():
-            assert marker.strip() in self.dialect_class.markers
+        super().test_declares_its_contract()
+        can = self.plugin.capabilities
+        assert bool(self.plugin.markers) == (can.tools or can.reasoning)
+        assert (self.plugin.reasoning_markers is not None) == can.reasoning
+        for marker in self.plugin.reasoning_markers or ():
+            assert marker.strip() in self.plugin.markers
 
     @law
     @given(random=randoms)
@@ -221,8 +222,8 @@ class DialectSuite:
     def test_answers_for_any_model(self) -> None:
         """`check` gives sentences, and raises for no model."""
         environment = Environment("cpu", 1, 2**30)
-        options = self.dialect_class.Options.model_validate(dict(self.options))
-        for template in (None, "", "{{ messages }}", " ".join(self.dialect_class.markers)):
+        options = self.plugin.Options.model_validate(dict(self.options))
+        for template in (None, "", "{{ messages }}", " ".join(self.plugin.markers)):
             for named in (False, True):
                 need = DialectNeed(
                     tools=False,
@@ -233,7 +234,7 @@ class DialectSuite:
                     special_tokens=frozenset(),
                     architecture="",
                 )
-                assert all(isinstance(reason, str) for reason in self.dialect_class.check(need, options, environment))
+                assert all(isinstance(reason, str) for reason in self.plugin.check(need, options, environment))
 
     # Reasoning that the prompt opens.
 
@@ -254,7 +255,7 @@ class DialectSuite:
     def test_answers_where_the_prompt_closed_the_reasoning(self) -> None:
         """The template wrote both markers, with nothing between."""
         self.needs("reasoning")
-        tail = "".join(self.dialect_class.reasoning_markers or ())
+        tail = "".join(self.plugin.reasoning_markers or ())
         parser = self.create().parser(DialectRequest(prompt_tail=f"<|assistant|>\n{tail}"))
         assert message_of(parse(parser, ["At once."])) == AssistantMessage(content="At once.")
 
@@ -266,7 +267,7 @@ class DialectSuite:
 
     def opening(self) -> str:
         """What reasoning begins with."""
-        markers = self.dialect_class.reasoning_markers
+        markers = self.plugin.reasoning_markers
         assert markers is not None
         return markers[0]
 
@@ -362,7 +363,7 @@ class DialectSuite:
         """A message as the choice wants it."""
         if choice == "auto":
             return maker.message()
-        one_only = choice in ("single", "named") or not self.dialect_class.capabilities.parallel_calls
+        one_only = choice in ("single", "named") or not self.plugin.capabilities.parallel_calls
         message = maker.message(content=choice in ("single", "allowed"), most_calls=0)
         name = "get_weather" if choice in ("named", "allowed") else None
         calls = tuple(maker.call(name) for _ in range(1 if one_only else maker.random.randint(1, 3)))

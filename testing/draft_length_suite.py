@@ -1,9 +1,9 @@
 """Conformance suite of draft lengths. A third party's test is a subclass::
 
-    from dovetail.testing.draft_length_suite import DraftLengthSuite
+    from dovetail.testing import DraftLengthSuite
 
     class TestMyLength(DraftLengthSuite):
-        length_class = MyLength
+        plugin = MyLength
 
 Requests, drafts, verdicts and seconds are simulated; every random number comes from a seed.
 """
@@ -32,8 +32,8 @@ from dovetail.contracts.draft_length import (
 )
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import Draft
-from dovetail.testing._checks import check_contract
 from dovetail.testing.side_effects import leaves_alone
+from dovetail.testing.suite import PluginSuite
 
 VOCAB_SIZE = 20
 NUM_STEPS = 60
@@ -49,20 +49,17 @@ Answers = list[tuple[str, int, int]]
 """("ask" or "keep", seq_id, count)."""
 
 
-class DraftLengthSuite:
+class DraftLengthSuite(PluginSuite):
     """Tests of every draft-length policy."""
 
-    length_class: ClassVar[type[DraftLength]]
+    kind: ClassVar[str] = "draft_length"
+    plugin: ClassVar[type[DraftLength]]
     options: ClassVar[Mapping[str, Any]] = {}
 
     def create(self) -> DraftLength:
         """Returns a new policy for three drafters, with a fourth in the engine."""
-        options: PluginOptions = self.length_class.Options.model_validate(dict(self.options))
-        return self.length_class(options, LengthSetup(drafters=FACTS, others=OTHERS))
-
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.length_class, "draft_length")
+        options: PluginOptions = self.plugin.Options.model_validate(dict(self.options))
+        return self.plugin(options, LengthSetup(drafters=FACTS, others=OTHERS))
 
     @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
     @pytest.mark.parametrize("num_requests", [1, 6])
@@ -115,7 +112,7 @@ class DraftLengthSuite:
         """Drafts of other policies' requests are verified in the same steps."""
         length = self.create()
         if not isinstance(length, AdaptiveDraftLength):
-            pytest.skip(f"{self.length_class.__name__} does not adapt: nothing is reported to it")
+            pytest.skip(f"{self.plugin.__name__} does not adapt: nothing is reported to it")
         rounds = [DraftRound(seq_id=9, drafter="other", drafted=3, accepted=[0, 1])]
         length.observe(
             StepReport(num_requests=1, num_drafts=0, num_other_drafts=3, seconds=None, rounds=rounds, calls=[])
@@ -126,7 +123,7 @@ class DraftLengthSuite:
         """At every batch size, before anything is known and after drafts were never accepted."""
         length = self.create()
         if not isinstance(length, AdaptiveDraftLength):
-            pytest.skip(f"{self.length_class.__name__} does not adapt: it is not asked")
+            pytest.skip(f"{self.plugin.__name__} does not adapt: it is not asked")
         assert not length.idle_drafters(1), "nothing has shown yet that a drafter does not pay"
         Run(length, 0.0).steps([0, 1])
         for num_requests in (1, 2, 100):
@@ -135,8 +132,8 @@ class DraftLengthSuite:
     def test_a_policy_that_does_not_adapt_answers_for_each_request_by_itself(self) -> None:
         """Where drafts are drawn, their number decides which tokens a seeded request gets: it must be the same in any
         batch, after anything."""
-        if issubclass(self.length_class, AdaptiveDraftLength):
-            pytest.skip(f"{self.length_class.__name__} adapts: the host has no drafts drawn for seeded requests")
+        if issubclass(self.plugin, AdaptiveDraftLength):
+            pytest.skip(f"{self.plugin.__name__} adapts: the host has no drafts drawn for seeded requests")
         busy = Run(self.create(), 0.5)
         busy.steps(list(range(5)))
         for name in FACTS:

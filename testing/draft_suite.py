@@ -1,9 +1,9 @@
 """Conformance suite of draft workers. A third party's test is a subclass::
 
-    from dovetail.testing.draft_suite import DraftWorkerSuite
+    from dovetail.testing import DraftWorkerSuite
 
     class TestMyDrafter(DraftWorkerSuite):
-        worker_class = MyDrafter
+        plugin = MyDrafter
 
 The statistical checks are deterministic: every random number comes from a seed.
 """
@@ -52,6 +52,7 @@ from dovetail.testing.draft_rounds import (
     text,
 )
 from dovetail.testing.side_effects import leaves_alone
+from dovetail.testing.suite import PluginSuite
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 
 MAX_SEQS = 8
@@ -69,10 +70,11 @@ def _held_by_no_rank(*_: object) -> Any:
     raise PluginError("several ranks share the target's embedding, and drafters run on one")
 
 
-class DraftWorkerSuite:
+class DraftWorkerSuite(PluginSuite):
     """Tests of every draft worker."""
 
-    worker_class: ClassVar[type[DraftWorker]]
+    kind: ClassVar[str] = "draft_worker"
+    plugin: ClassVar[type[DraftWorker]]
     options: ClassVar[Mapping[str, Any]] = {}
     vocab_size: ClassVar[int] = 50
     hidden_size: ClassVar[int] = 8
@@ -98,9 +100,9 @@ class DraftWorkerSuite:
             num_layers=self.num_layers,
             distributions=draft_distributions,
             draw=draft_draw,
-            wants_confidence=self.worker_class.capabilities.confidence,
+            wants_confidence=self.plugin.capabilities.confidence,
         )
-        if not issubclass(self.worker_class, BuildsLayers | LoadsModel | KeepsLayers):
+        if not issubclass(self.plugin, BuildsLayers | LoadsModel | KeepsLayers):
             return simple
         return LayerSetup(
             **vars(simple), create_context=self.create_context, pages=SuitePages(), model=self.own_model()
@@ -120,10 +122,10 @@ class DraftWorkerSuite:
         return self._create(self.setup())
 
     def _create(self, setup: DraftSetup) -> DraftWorker:
-        return self.worker_class(self._options(), setup)
+        return self.plugin(self._options(), setup)
 
     def _options(self) -> PluginOptions:
-        return self.worker_class.Options.model_validate(dict(self.options))
+        return self.plugin.Options.model_validate(dict(self.options))
 
     def need(self) -> SpeculationNeed:
         """What the suite asks of the drafter."""
@@ -187,18 +189,18 @@ class DraftWorkerSuite:
             drawn = np.random.default_rng(step.chosen_seed).standard_normal(shape, np.float32)
             states.append(torch.from_numpy(drawn)[step.first : step.end])
         whole = torch.cat(states)
-        plugin = self.worker_class
+        plugin = self.plugin
         layers = plugin.hidden_layers(self._options(), self.need()) if issubclass(plugin, ReadsHiddenLayers) else ()
         batch = DraftBatch(
             requests,
-            whole[:, -1].contiguous() if self.worker_class.capabilities.needs_hidden_states else None,
+            whole[:, -1].contiguous() if self.plugin.capabilities.needs_hidden_states else None,
             whole[:, list(layers)].flatten(1) if layers else None,
         )
         return HostBatch(batch)
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
-        assert self.worker_class.contract[0] == 1
+        assert self.plugin.contract[0] == 1
 
     def test_answers_every_request_with_a_well_formed_draft(self) -> None:
         """One answer per request; token ids, parents and probabilities as the capabilities promise."""
@@ -212,7 +214,7 @@ class DraftWorkerSuite:
         """Over several ranks none holds the target's whole embedding, and a drafter that asks for it gets an error."""
         need = replace(self.need(), tensor_parallel=2)
         environment = Environment("cpu", num_cpus=2, memory_bytes=2**34)
-        if reasons := reasons_against(self.worker_class, need, self._options(), environment):
+        if reasons := reasons_against(self.plugin, need, self._options(), environment):
             pytest.skip(" ".join(reasons))
         setup = replace(self.setup(), embed=_held_by_no_rank, compute_logits=_held_by_no_rank)
         for draft in self._create(setup).propose(self.batch(3)):
@@ -301,8 +303,8 @@ class DraftWorkerSuite:
 
     def test_takes_in_prompts_that_are_not_complete(self) -> None:
         """Steps that compute part of a prompt, after which nothing is to be guessed, and then the rest."""
-        if self.worker_class.capabilities.stateless:
-            pytest.skip(f"{self.worker_class.__name__} is stateless: it is asked for drafts only")
+        if self.plugin.capabilities.stateless:
+            pytest.skip(f"{self.plugin.__name__} is stateless: it is asked for drafts only")
         worker, tokens = self.create(), self.text(7)[:40]
         for first, end in ((0, 11), (11, 30)):
             steps = [RequestStep(seq_id, tokens, first, end, 0, num_prompt_tokens=40) for seq_id in range(2)]
@@ -361,8 +363,8 @@ class DraftWorkerSuite:
 
     def test_drafts_are_drawn_from_the_distributions_that_come_with_them(self) -> None:
         """Each node with a uniform of its own. By a chi-square test; `DRAWS` says what it finds."""
-        if not self.worker_class.capabilities.probabilities:
-            pytest.skip(f"{self.worker_class.__name__} does not declare probabilities")
+        if not self.plugin.capabilities.probabilities:
+            pytest.skip(f"{self.plugin.__name__} does not declare probabilities")
         places = self.drawn_places(self.num_draws)
         for one in range(places.shape[1]):
             for other in range(one):
@@ -404,8 +406,8 @@ class DraftWorkerSuite:
         if draft.parents is not None:
             assert len(draft.parents) == count
             assert all(-1 <= parent < i for i, parent in enumerate(draft.parents)), "parents come before children"
-        assert self.worker_class.capabilities.trees or not draft.is_tree, "a tree, but `trees` is not declared"
-        declares = self.worker_class.capabilities
+        assert self.plugin.capabilities.trees or not draft.is_tree, "a tree, but `trees` is not declared"
+        declares = self.plugin.capabilities
         if draft.confidence is not None:
             assert declares.confidence, "confidence, but `confidence` is not declared"
             assert len(draft.confidence) == count

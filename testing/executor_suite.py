@@ -1,9 +1,9 @@
 """The conformance suite of executors. A third party's test is a subclass::
 
-    from dovetail.testing.executor_suite import ProcessExecutorSuite
+    from dovetail.testing import ProcessExecutorSuite
 
     class TestMyExecutor(ProcessExecutorSuite):
-        executor_class = MyExecutor
+        plugin = MyExecutor
 
 `ExecutorSuite` holds for every executor, `ProcessExecutorSuite` adds what must hold where workers are processes of
 their own.
@@ -29,14 +29,16 @@ import pytest
 from dovetail.contracts.errors import CapacityError, DovetailError, ModelError, PluginError, WorkerError
 from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, WorkerReport
 from dovetail.contracts.needs import reasons_against
+from dovetail.testing.suite import PluginSuite
 from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_plan
 from dovetail.worker.machine.environment import detect_environment
 
 
-class ExecutorSuite:
+class ExecutorSuite(PluginSuite):
     """Tests of every executor."""
 
-    executor_class: ClassVar[type[Executor]]
+    kind: ClassVar[str] = "executor"
+    plugin: ClassVar[type[Executor]]
     options: ClassVar[Mapping[str, Any]] = {}
     device_type: ClassVar[str] = "cpu"
     tensor_parallel: ClassVar[int] = 1
@@ -56,8 +58,8 @@ class ExecutorSuite:
 
     def create(self, spec: ToySpec | None = None) -> Executor:
         """An executor over toy workers, not started."""
-        options = self.executor_class.Options.model_validate(dict(self.options))
-        return self.executor_class(options, spec or ToySpec(), self.need)
+        options = self.plugin.Options.model_validate(dict(self.options))
+        return self.plugin(options, spec or ToySpec(), self.need)
 
     @contextmanager
     def started(self, spec: ToySpec | None = None) -> Iterator[Executor]:
@@ -91,15 +93,15 @@ class ExecutorSuite:
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for, and how many plans to hand over."""
-        assert self.executor_class.contract[0] == 1
-        assert self.executor_class.max_in_flight >= 1
+        assert self.plugin.contract[0] == 1
+        assert self.plugin.max_in_flight >= 1
 
     def test_declares_what_it_runs(self) -> None:
         """A config that asks for what the suite runs is not refused, and neither is one that runs eagerly."""
-        options = self.executor_class.Options.model_validate(dict(self.options))
+        options = self.plugin.Options.model_validate(dict(self.options))
         environment = detect_environment(self.device_type)
         for need in (self.need, replace(self.need, enforce_eager=True)):
-            assert reasons_against(self.executor_class, need, options, environment) == []
+            assert reasons_against(self.plugin, need, options, environment) == []
 
     def test_results_come_in_the_order_of_plans(self) -> None:
         """A hundred plans handed over without waiting, each of which leaves others the time to overtake it."""

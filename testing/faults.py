@@ -6,7 +6,7 @@ A suite must find faults. A table of `Fault`s and `check_fault` say so of a suit
 
     @pytest.mark.parametrize("fault", FAULTS, ids=str)
     def test_the_suite_finds_a_backend_that(fault):
-        check_fault(fault, AttentionBackendSuite, backend_class=fault.plugin)
+        check_fault(fault, AttentionBackendSuite, plugin=fault.plugin)
 """
 
 from __future__ import annotations

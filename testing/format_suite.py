@@ -1,9 +1,9 @@
 """Conformance suite of weight formats. A third party's test is a subclass::
 
-    from dovetail.testing.format_suite import SavedCheckpoint, WeightFormatSuite
+    from dovetail.testing import SavedCheckpoint, WeightFormatSuite
 
     class TestMyFormat(WeightFormatSuite):
-        format_class = MyFormat
+        plugin = MyFormat
 
         @pytest.fixture
         def saved(self, tmp_path):
@@ -31,7 +31,8 @@ from tokenizers import Tokenizer
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.weights import ModelFiles, PackedTensor, WeightFormat, WeightReader
-from dovetail.testing._checks import check_contract, leaves_files_alone
+from dovetail.testing._checks import leaves_files_alone
+from dovetail.testing.suite import PluginSuite
 
 FOREIGN = {
     "empty": b"",
@@ -67,10 +68,11 @@ class SavedCheckpoint:
         return ModelFiles(reference=str(self.path), path=self.path)
 
 
-class WeightFormatSuite:
+class WeightFormatSuite(PluginSuite):
     """Tests of every weight format."""
 
-    format_class: ClassVar[type[WeightFormat]]
+    kind: ClassVar[str] = "weight_format"
+    plugin: ClassVar[type[WeightFormat]]
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of the format in the config."""
 
@@ -82,7 +84,7 @@ class WeightFormatSuite:
     @pytest.fixture
     def format(self) -> WeightFormat:
         """As the host creates it."""
-        return self.format_class(self.format_class.Options.model_validate(dict(self.options)))
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)))
 
     @pytest.fixture
     def reader(self, format: WeightFormat, saved: SavedCheckpoint) -> Iterator[WeightReader]:
@@ -90,20 +92,16 @@ class WeightFormatSuite:
         with closing(format.open(saved.files)) as reader:
             yield reader
 
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.format_class, "weight_format")
-
     def test_recognizes_its_own(self, saved: SavedCheckpoint) -> None:
         """With True, not with what passes for it."""
-        assert self.format_class.recognizes(saved.files) is True
+        assert self.plugin.recognizes(saved.files) is True
 
     @pytest.mark.parametrize("content", FOREIGN)
     def test_does_not_recognize_others(self, content: str, tmp_path: Path) -> None:
         """Every format is asked about every file; none may raise."""
         path = tmp_path / "foreign.bin"
         path.write_bytes(FOREIGN[content])
-        answer = self.format_class.recognizes(ModelFiles(reference=str(path), path=path))
+        answer = self.plugin.recognizes(ModelFiles(reference=str(path), path=path))
         assert type(answer) is bool, f"recognizes returned {answer!r}"
         if not content.startswith("a "):
             assert answer is False
@@ -112,7 +110,7 @@ class WeightFormatSuite:
         """A missing file and an empty directory."""
         (tmp_path / "empty").mkdir()
         for path in (tmp_path / "empty", tmp_path / "missing", tmp_path / ("a" * 300)):
-            assert self.format_class.recognizes(ModelFiles(reference=str(path), path=path)) is False
+            assert self.plugin.recognizes(ModelFiles(reference=str(path), path=path)) is False
 
     @pytest.mark.parametrize("content", FOREIGN)
     def test_refuses_others(self, format: WeightFormat, content: str, tmp_path: Path) -> None:
@@ -261,7 +259,7 @@ class WeightFormatSuite:
         copies = _copied(saved)
         names = self._file_names(format, saved)
         if not names:
-            pytest.skip(f"{self.format_class.__name__} does not say which files it reads")
+            pytest.skip(f"{self.plugin.__name__} does not say which files it reads")
         for name in names:
             path = _root(copies) / name
             whole = path.read_bytes()

@@ -21,14 +21,16 @@ from dovetail.contracts.grammar_spec import FORMS, STRUCTURAL_TAG, GrammarSpec
 from dovetail.testing import grammar_cases as cases
 from dovetail.testing.grammar_cases import VOCABULARIES, Vocabulary
 from dovetail.testing.grammar_walks import Walk, accepts, bits, compact, mask_of, outputs, schema_spec, state_of
+from dovetail.testing.suite import PluginSuite
 
 BOMB_LIMITS = GrammarLimits(source_bytes=2**24, compile_seconds=3.0, compile_bytes=2**29)
 
 
-class GrammarForms:
+class GrammarForms(PluginSuite):
     """Made of a plugin: what `GrammarSuite` builds on."""
 
-    grammar_class: ClassVar[type[Grammar]]
+    kind: ClassVar[str] = "grammar"
+    plugin: ClassVar[type[Grammar]]
     options: ClassVar[Mapping[str, Any]] = {}
     samples: ClassVar[Mapping[str, GrammarSpec]] = {}
     """One spec for each form of the plugin's own, which `FORMS` does not define."""
@@ -52,8 +54,8 @@ class GrammarForms:
                 "tokenizer_json": vocabulary.tokenizer_json,
                 "limits": limits or GrammarLimits(),
             }
-            options = self.grammar_class.Options.model_validate(dict(self.options))
-            made.append(self.grammar_class(options, GrammarSetup(**facts | changes)))
+            options = self.plugin.Options.model_validate(dict(self.options))
+            made.append(self.plugin(options, GrammarSetup(**facts | changes)))
             return made[-1]
 
         yield make
@@ -63,13 +65,13 @@ class GrammarForms:
     def specs(self) -> dict[str, GrammarSpec]:
         """A spec for each form that the plugin declares."""
         known = {**cases.SAMPLES, **self.samples}
-        return {form: known[form] for form in sorted(self.grammar_class.capabilities.forms)}
+        return {form: known[form] for form in sorted(self.plugin.capabilities.forms)}
 
     def needs(self, *forms: str) -> None:
         """Skips the test where the plugin does not compile these forms."""
         for form in forms:
-            if form not in self.grammar_class.capabilities.forms:
-                pytest.skip(f"{self.grammar_class.__name__} compiles no grammars of form {form}")
+            if form not in self.plugin.capabilities.forms:
+                pytest.skip(f"{self.plugin.__name__} compiles no grammars of form {form}")
 
     @pytest.mark.parametrize("form", sorted(FORMS))
     def test_compiles_the_forms_that_it_declares_and_no_others(
@@ -77,8 +79,8 @@ class GrammarForms:
     ) -> None:
         """A form that is not declared is refused, inside of tags too."""
         grammar, spec = create(vocabulary), cases.SAMPLES[form]
-        assert self.grammar_class.capabilities.forms, "it declares no form"
-        if spec.forms <= self.grammar_class.capabilities.forms:
+        assert self.plugin.capabilities.forms, "it declares no form"
+        if spec.forms <= self.plugin.capabilities.forms:
             assert isinstance(grammar.compile(spec), CompiledGrammar)
         else:
             with pytest.raises(RequestError):
@@ -92,7 +94,7 @@ class GrammarForms:
         grammar = create(vocabulary)
         wrapped = {"type": "object", "properties": {"p/q": case.schema}, "$defs": case.schema.get("$defs", {})}
         spec, inner = schema_spec(case.schema), schema_spec(wrapped)
-        if keyword not in self.grammar_class.capabilities.json_keywords:
+        if keyword not in self.plugin.capabilities.json_keywords:
             for one, place in ((spec, "#/"), (inner, "#/properties/p~1q/")):
                 with pytest.raises(RequestError, match=re.escape(place + keyword)):
                     grammar.compile(one)
@@ -126,7 +128,7 @@ class GrammarForms:
         self.needs("json_schema")
         vocabulary, (valid, invalid) = cases.byte_vocabulary(), cases.FORMATS[name]
         grammar, spec = create(vocabulary), schema_spec({"type": "string", "format": name})
-        if name not in self.grammar_class.capabilities.json_formats:
+        if name not in self.plugin.capabilities.json_formats:
             with pytest.raises(RequestError, match="#/format"):
                 grammar.compile(spec)
             return
@@ -166,8 +168,8 @@ class GrammarForms:
         """Says the library jsonschema."""
         self.needs("json_schema")
         schema, needed = cases.SCHEMAS[name], cases.SCHEMA_KEYWORDS[name]
-        if missing := needed - self.grammar_class.capabilities.json_keywords:
-            pytest.skip(f"{self.grammar_class.__name__} refuses {', '.join(sorted(missing))}")
+        if missing := needed - self.plugin.capabilities.json_keywords:
+            pytest.skip(f"{self.plugin.__name__} refuses {', '.join(sorted(missing))}")
         for text in outputs(create(vocabulary).compile(schema_spec(schema, max_whitespace=1)), vocabulary):
             jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
@@ -266,7 +268,7 @@ class GrammarForms:
         try:
             compiled = create(vocabulary).compile(cases.CALLS)
         except RequestError as error:
-            pytest.skip(f"{self.grammar_class.__name__} refuses special tokens in tags: {error}")
+            pytest.skip(f"{self.plugin.__name__} refuses special tokens in tags: {error}")
         call = vocabulary.special[cases.CALL]
         matcher = compiled.start()
         assert matcher.advance([*b"hi", call, *b"12"]) == 5

@@ -1,9 +1,9 @@
 """Conformance suite of grammars. A third party's test is a subclass::
 
-    from dovetail.testing.grammar_suite import GrammarSuite
+    from dovetail.testing import GrammarSuite
 
     class TestMyGrammar(GrammarSuite):
-        grammar_class = MyGrammar
+        plugin = MyGrammar
 
 Vocabularies are made on the spot, of bytes and of pieces of words; what grammars allow is found by walks that draw
 from the masks, with seeds of their own. Here is what holds for matchers of every form, with brute force as the oracle;
@@ -35,7 +35,7 @@ class GrammarSuite(GrammarForms):
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
-        check_contract(self.grammar_class, "grammar")
+        check_contract(self.plugin, "grammar")
 
     def test_the_mask_has_the_tokens_that_are_legal_one_by_one(
         self, create: Callable[..., Grammar], vocabulary: Vocabulary
@@ -192,7 +192,7 @@ class GrammarSuite(GrammarForms):
                         self._check_forced(compiled, walk, forced)
                     if not walk.step():
                         break
-        if self.grammar_class.capabilities.forced:
+        if self.plugin.capabilities.forced:
             assert found, "it declares that it finds forced tokens, and finds none"
         else:
             assert not found, "it finds forced tokens, and does not declare it"
@@ -204,7 +204,7 @@ class GrammarSuite(GrammarForms):
             other.matcher.advance(walk.tokens)
             written = b""
             while len(written) < len(text):
-                if self.grammar_class.capabilities.canonical:
+                if self.plugin.capabilities.canonical:
                     assert other.legal() == [forced[len(other.tokens)]], "canonical, and another token is legal"
                 assert other.step(), "it ends before what is forced has come"
                 written = walk.vocabulary.decode(other.tokens)
@@ -216,7 +216,7 @@ class GrammarSuite(GrammarForms):
             GrammarSpec(form="choice", source='["nothing else"]'),
             GrammarSpec(form="regex", source="nothing else [0-9]"),
         ]
-        return [spec for spec in known if spec.form in self.grammar_class.capabilities.forms]
+        return [spec for spec in known if spec.form in self.plugin.capabilities.forms]
 
     def test_ends_where_it_may(self, create: Callable[..., Grammar], vocabulary: Vocabulary) -> None:
         """End tokens are legal where the output is complete, all of them, and nothing but them behind one."""
@@ -301,5 +301,5 @@ class GrammarSuite(GrammarForms):
 
     def test_options_and_setup_pickle(self) -> None:
         """They travel to the rank that samples."""
-        options = self.grammar_class.Options.model_validate(dict(self.options))
+        options = self.plugin.Options.model_validate(dict(self.options))
         assert pickle.loads(pickle.dumps(options)) == options

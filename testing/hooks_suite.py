@@ -1,10 +1,10 @@
 """Conformance suite of hooks. A third party's test is a subclass::
 
     import my_package.hooks
-    from dovetail.testing.hooks_suite import HooksSuite
+    from dovetail.testing import HooksSuite
 
     class TestMyHooks(HooksSuite):
-        hooks = my_package.hooks  # what the entry point names: a module, or an object
+        plugin = my_package.hooks  # what the entry point names: a module, or an object
 
 No engine runs: the hooks are called as an engine calls them, with a control that records.
 """
@@ -22,6 +22,7 @@ import pytest
 from dovetail.contracts import hooks as specs
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.testing.side_effects import leaves_alone
+from dovetail.testing.suite import Suite
 
 PATIENCE_S = 10.0
 """After this time a hook counts as one that never returns."""
@@ -65,29 +66,30 @@ def _ids(request_ids: str | Iterable[str]) -> tuple[str, ...]:
     return (request_ids,) if isinstance(request_ids, str) else tuple(request_ids)
 
 
-class HooksSuite:
+class HooksSuite(Suite):
     """Tests of every hook plugin."""
 
-    hooks: ClassVar[object]
+    kind: ClassVar[str] = "hooks"
+    plugin: ClassVar[object]
 
     @pytest.fixture
     def manager(self) -> Iterator[pluggy.PluginManager]:
         """The plugin as the host registers it. An engine that still runs at the end of the test is stopped."""
         manager = pluggy.PluginManager(specs.PROJECT)
         manager.add_hookspecs(specs)
-        manager.register(self.hooks, "tested")
+        manager.register(self.plugin, "tested")
         yield manager
         self._call(lambda: manager.hook.dovetail_engine_stopped())
 
     def test_implements_hooks(self, manager: pluggy.PluginManager) -> None:
         """At least one, and none that Dovetail does not have or cannot give what it takes."""
         manager.check_pending()
-        assert manager.get_hookcallers(self.hooks), "no function is marked with hookimpl"
+        assert manager.get_hookcallers(self.plugin), "no function is marked with hookimpl"
 
     def test_marks_every_hook(self, manager: pluggy.PluginManager) -> None:
         """A function with a hook's name that is not marked is never called."""
-        marked = {caller.name for caller in manager.get_hookcallers(self.hooks) or ()}
-        named = {name for name in dir(self.hooks) if name.startswith(f"{specs.PROJECT}_")}
+        marked = {caller.name for caller in manager.get_hookcallers(self.plugin) or ()}
+        named = {name for name in dir(self.plugin) if name.startswith(f"{specs.PROJECT}_")}
         assert named <= marked, f"not marked with hookimpl: {', '.join(sorted(named - marked))}"
 
     def test_hears_an_engine_from_start_to_stop(self, manager: pluggy.PluginManager) -> None:

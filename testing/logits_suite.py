@@ -1,9 +1,9 @@
 """Conformance suite of logits processors. A third party's test is a subclass::
 
-    from dovetail.testing.logits_suite import LogitsProcessorSuite
+    from dovetail.testing import LogitsProcessorSuite
 
     class TestMyProcessor(LogitsProcessorSuite):
-        processor_class = MyProcessor
+        plugin = MyProcessor
         request_options = ({"ban": [3]},)  # values of SamplingParams.processors[NAME] that a request may give
         refused_options = ("ban",)  # and such as `validate` must refuse
 
@@ -25,16 +25,17 @@ import torch
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRequest, LogitsRow, LogitsSetup
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.testing._checks import check_contract
+from dovetail.testing.suite import PluginSuite
 
 Row = tuple[int, list[int]]
 """A sequence's number, and its output up to the row."""
 
 
-class LogitsProcessorSuite:
+class LogitsProcessorSuite(PluginSuite):
     """Tests of every logits processor."""
 
-    processor_class: ClassVar[type[LogitsProcessor]]
+    kind: ClassVar[str] = "logits_processor"
+    plugin: ClassVar[type[LogitsProcessor]]
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of the processor in the config."""
     request_options: ClassVar[Sequence[Any]] = (None,)
@@ -50,7 +51,7 @@ class LogitsProcessorSuite:
 
     def create(self) -> LogitsProcessor:
         """A processor without requests."""
-        return self.processor_class(self.processor_class.Options.model_validate(dict(self.options)), self.setup)
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)), self.setup)
 
     def text(self, seq_id: int, num_tokens: int) -> list[int]:
         """A text that repeats itself in parts, the same for each number. Override it where the processor acts on
@@ -61,10 +62,6 @@ class LogitsProcessorSuite:
         while len(tokens) < num_tokens:
             tokens += chooser.choice(phrases)
         return tokens[:num_tokens]
-
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.processor_class, "logits_processor")
 
     def test_says_which_requests_it_wants(self, processor: LogitsProcessor) -> None:
         """With True or False; one of the `request_options` is wanted, or the suite would test nothing."""
@@ -228,7 +225,7 @@ class LogitsProcessorSuite:
     def test_refuses_other_options(self, processor: LogitsProcessor) -> None:
         """With a `RequestError`, before the request is accepted."""
         if not self.refused_options:
-            pytest.skip(f"{self.processor_class.__name__}: the test names no refused_options")
+            pytest.skip(f"{self.plugin.__name__}: the test names no refused_options")
         for options in self.refused_options:
             with pytest.raises(RequestError) as caught:
                 processor.validate(options)

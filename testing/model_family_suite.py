@@ -1,9 +1,9 @@
 """The conformance suite of model families. A third party's test is a subclass::
 
-    from dovetail.testing.model_family_suite import ModelFamilySuite
+    from dovetail.testing import ModelFamilySuite
 
     class TestMyFamily(ModelFamilySuite):
-        family_class = MyFamily
+        plugin = MyFamily
 
 Its model is a random one of a few thousand parameters, its oracle the transformers model of the family's first
 architecture. For others set `model_type`; for what transformers does not know override `create_checkpoint`.
@@ -35,9 +35,9 @@ from dovetail.contracts.quantization import (
 from dovetail.nn import Communicator
 from dovetail.nn.operators import TorchOperators
 from dovetail.nn.planning import against_size
-from dovetail.testing._checks import check_contract
 from dovetail.testing.model_harness import ModelHarness
 from dovetail.testing.plain_attention import PlainLatentAttention
+from dovetail.testing.suite import PluginSuite
 from dovetail.testing.thread_ranks import run_in_threads
 from dovetail.testing.tiny_models import read_config, read_weights, save_tiny_model, tiny_config
 
@@ -105,10 +105,11 @@ class CountedAttention(PlainLatentAttention):
         return super().latent_forward(layer, *tensors)
 
 
-class ModelFamilySuite:
-    """Tests of every model family. A plugin author sets `family_class`, and other attributes where they differ."""
+class ModelFamilySuite(PluginSuite):
+    """Tests of every model family. A plugin author sets `plugin`, and other attributes where they differ."""
 
-    family_class: ClassVar[type[ModelFamily]]
+    kind: ClassVar[str] = "model_family"
+    plugin: ClassVar[type[ModelFamily]]
     options: ClassVar[Mapping[str, Any]] = {}
     model_type: ClassVar[str | None] = None
     """As transformers calls it; None: that of the family's first architecture."""
@@ -127,7 +128,7 @@ class ModelFamilySuite:
         """A model whose output layer has the weights of the token embedding, or weights of its own. Here transformers
         makes it, in `directory`."""
         config = tiny_config(
-            self.model_type or _model_type(self.family_class.architectures[0]),
+            self.model_type or _model_type(self.plugin.architectures[0]),
             **{"tie_word_embeddings": is_tied, "max_position_embeddings": self.max_model_len, **self.overrides},
         )
         oracle = save_tiny_model(directory, config)
@@ -148,13 +149,13 @@ class ModelFamilySuite:
 
     def family(self) -> ModelFamily:
         """The family, made as the host makes it."""
-        return self.family_class(self.family_class.Options.model_validate(dict(self.options)))
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)))
 
     def check(self, config: Mapping[str, Any], tensor_parallel: int = 1) -> list[str]:
         """Returns the family's reasons against a config."""
         need = ModelNeed(config=config, tensor_parallel=tensor_parallel, device_type="cpu", dtype="float32")
-        options = self.family_class.Options.model_validate(dict(self.options))
-        return reasons_against(self.family_class, need, options, Environment("cpu", num_cpus=2, memory_bytes=2**34))
+        options = self.plugin.Options.model_validate(dict(self.options))
+        return reasons_against(self.plugin, need, options, Environment("cpu", num_cpus=2, memory_bytes=2**34))
 
     def harness(self, checkpoint: FamilyCheckpoint, **settings: Any) -> ModelHarness:
         """The family's model with the checkpoint's weights, over pages."""
@@ -228,7 +229,7 @@ class ModelFamilySuite:
     def test_ranks_together_equal_the_oracle(self, checkpoint: FamilyCheckpoint, tensor_parallel: int) -> None:
         """On every rank the whole vocabulary, with key heads that are shared out and key heads that are copied."""
         if reasons := self.check(checkpoint.config, tensor_parallel):
-            pytest.skip(f"{self.family_class.__name__}: {' '.join(reasons)}")
+            pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
         prompt = self.prompt(checkpoint)
 
         def work(communicator: Communicator) -> torch.Tensor:
@@ -242,7 +243,7 @@ class ModelFamilySuite:
         """A model that is cut behind its first layer, and one that is cut before its last; refused, where the family
         does not declare `stages`."""
         num_layers, prompt = self.size(checkpoint).num_layers, self.prompt(checkpoint)
-        if not self.family_class.capabilities.stages:
+        if not self.plugin.capabilities.stages:
             with pytest.raises(ModelError):
                 self.harness(checkpoint, layers=range(1), is_last_stage=False)
             return
@@ -282,8 +283,8 @@ class ModelFamilySuite:
 
     def test_rows_do_not_depend_on_the_batch(self, checkpoint: FamilyCheckpoint) -> None:
         """Where the family declares it: the same bits alone, among others, and in chunks."""
-        if not self.family_class.capabilities.batch_invariant:
-            pytest.skip(f"{self.family_class.__name__} is not batch_invariant")
+        if not self.plugin.capabilities.batch_invariant:
+            pytest.skip(f"{self.plugin.__name__} is not batch_invariant")
         prompts = [self.prompt(checkpoint, num_tokens, seed=num_tokens) for num_tokens in (19, 33, 2)]
         harness = self.harness(checkpoint, batch_invariant=True)
         together = harness.step([(number, prompt, 0) for number, prompt in enumerate(prompts)])
@@ -299,8 +300,8 @@ class ModelFamilySuite:
 
     def test_states_between_the_layers_are_given(self, checkpoint: FamilyCheckpoint) -> None:
         """Where the family declares it: what enters each layer, with the last hidden states."""
-        if not self.family_class.capabilities.hidden_layers:
-            pytest.skip(f"{self.family_class.__name__} does not declare hidden_layers")
+        if not self.plugin.capabilities.hidden_layers:
+            pytest.skip(f"{self.plugin.__name__} does not declare hidden_layers")
         harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
         states = checkpoint.compute(prompt)[1]
         with torch.inference_mode():
@@ -318,7 +319,7 @@ class ModelFamilySuite:
     def test_quantization_is_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
         """A method is asked for the linear layers, or refused."""
         method = AskedMethod()
-        if not self.family_class.capabilities.quantization:
+        if not self.plugin.capabilities.quantization:
             with pytest.raises(ModelError):
                 self.harness(checkpoint, quantization=method)
             return
@@ -328,8 +329,8 @@ class ModelFamilySuite:
 
     def test_operators_are_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
         """The model asks its context's operators for norms, activations or rotations."""
-        if not self.family_class.capabilities.operators:
-            pytest.skip(f"{self.family_class.__name__} does not declare operators")
+        if not self.plugin.capabilities.operators:
+            pytest.skip(f"{self.plugin.__name__} does not declare operators")
         if not self.needs_operators:
             pytest.skip(f"{self.model_type} has nothing that operators compute")
         operators = CountingOperators()
@@ -346,11 +347,7 @@ class ModelFamilySuite:
         assert (size.num_kv_heads, size.head_size) == (caches[0].num_kv_heads, caches[0].head_size)
         assert harness.logits([3]).shape == (1, size.vocab_size)
         assert harness.step([(0, [3], 0)]).shape == (1, size.hidden_size)
-        assert against_size(self.family_class.__name__, size, harness.model, harness.context) == []
-
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.family_class, "model_family")
+        assert against_size(self.plugin.__name__, size, harness.model, harness.context) == []
 
     # --- refusals ------------------------------------------------------------------------------------------
 
@@ -365,7 +362,7 @@ class ModelFamilySuite:
         """Adapters, which no family takes yet; and states between layers of families that give none."""
         harness = self.harness(checkpoint)
         refused: list[dict[str, Any]] = [{"adapters": "style"}]
-        if not self.family_class.capabilities.hidden_layers:
+        if not self.plugin.capabilities.hidden_layers:
             refused.append({"layers": (0,)})
         for changes in refused:
             with pytest.raises(ModelError):

@@ -1,9 +1,9 @@
 """The conformance suite of operator sets. A third party's test is a subclass::
 
-    from dovetail.testing.operators_suite import OperatorsSuite
+    from dovetail.testing import OperatorsSuite
 
     class TestMyOperators(OperatorsSuite):
-        operators_class = MyOperators
+        plugin = MyOperators
 
 Dtypes that `check` refuses are skipped, with its reason; in the others every operator must do what
 `dovetail.contracts.operators` says. The oracle computes in float64.
@@ -22,6 +22,7 @@ from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.operators import AcceptsChains, DrawsTokens, MultipliesGroups, Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.testing.chain_cases import Chains, random_chains
+from dovetail.testing.suite import PluginSuite
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EPS = 1e-5
@@ -31,10 +32,11 @@ SHAPES = ((0, 16), (1, 576), (3, 37), (5, 8), (2, 4096), (97, 579))
 Extra = TypeVar("Extra", bound=Operators)
 
 
-class OperatorsSuite:
-    """Tests of every operator set. A plugin author sets `operators_class`, and other attributes where they differ."""
+class OperatorsSuite(PluginSuite):
+    """Tests of every operator set. A plugin author sets `plugin`, and other attributes where they differ."""
 
-    operators_class: ClassVar[type[Operators]]
+    kind: ClassVar[str] = "operators"
+    plugin: ClassVar[type[Operators]]
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = "cpu"
     ulps: ClassVar[float] = 8
@@ -48,20 +50,20 @@ class OperatorsSuite:
         """Each dtype that the set serves here."""
         dtype: torch.dtype = request.param
         if reasons := self.check(str(dtype).removeprefix("torch.")):
-            pytest.skip(f"{self.operators_class.__name__}: {' '.join(reasons)}")
+            pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
         return dtype
 
     @pytest.fixture
     def operators(self, dtype: torch.dtype) -> Operators:
         """The set, made as the host makes it."""
-        return self.operators_class(self.operators_class.Options.model_validate(dict(self.options)))
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)))
 
     def check(self, dtype: str, device_type: str | None = None) -> list[str]:
         """Returns the set's reasons against a need on this machine."""
         device_type = device_type or self.device.split(":")[0]
         environment = Environment(device_type=device_type, num_cpus=2, memory_bytes=2**34)
-        options = self.operators_class.Options.model_validate(dict(self.options))
-        return reasons_against(self.operators_class, OperatorsNeed(device_type, dtype), options, environment)
+        options = self.plugin.Options.model_validate(dict(self.options))
+        return reasons_against(self.plugin, OperatorsNeed(device_type, dtype), options, environment)
 
     def random(self, *shape: int, dtype: torch.dtype, scale: float = 2.0) -> torch.Tensor:
         """Normal numbers, the same for the same shape."""
@@ -160,10 +162,10 @@ class OperatorsSuite:
 
     def extra(self, kind: type[Extra]) -> Extra:
         """The set, where it is a `kind`; otherwise the test is skipped."""
-        name, reasons = self.operators_class.__name__, [self.check(str(dtype).split(".")[1]) for dtype in DTYPES]
+        name, reasons = self.plugin.__name__, [self.check(str(dtype).split(".")[1]) for dtype in DTYPES]
         if all(reasons):
             pytest.skip(f"{name}: {' '.join(reasons[0])}")
-        operators = self.operators_class(self.operators_class.Options.model_validate(dict(self.options)))
+        operators = self.plugin(self.plugin.Options.model_validate(dict(self.options)))
         if not isinstance(operators, kind):
             pytest.skip(f"{name} is no {kind.__name__}")
         return operators

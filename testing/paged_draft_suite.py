@@ -1,9 +1,9 @@
 """Conformance suite of draft workers with layers of their own (`KeepsLayers`)::
 
-from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite
+from dovetail.testing import PagedDraftWorkerSuite
 
 class TestMyDrafter(PagedDraftWorkerSuite):
-    worker_class = MyDrafter
+    plugin = MyDrafter
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PagedDraftWorkerSuite(DraftWorkerSuite):
 
     def test_announces_what_its_layers_cache(self) -> None:
         """`caches` says from configs alone what the layers turn out to cache; the host refuses anything else."""
-        plugin, need = self.worker_class, self.need()
+        plugin, need = self.plugin, self.need()
         assert issubclass(plugin, KeepsLayers)
         if issubclass(plugin, LoadsModel):
             assert need.model is not None, "override need() too, so that it describes the model of own_model()"

@@ -1,9 +1,9 @@
 """The conformance suite of quantization methods. A third party's test is a subclass::
 
-    from dovetail.testing.quantization_suite import QuantizationSuite
+    from dovetail.testing import QuantizationSuite
 
     class TestMyMethod(QuantizationSuite):
-        method_class = MyMethod
+        plugin = MyMethod
         tolerance = 0.02  # what rounding may cost
 
 A method that `holds` packed formats sets `packed_formats` and makes such weights in `weight`
@@ -36,7 +36,7 @@ from dovetail.contracts.quantization import (
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.kernels import unpacked
 from dovetail.nn.replay import record
-from dovetail.testing._checks import check_contract
+from dovetail.testing.suite import PluginSuite
 from dovetail.worker.machine.environment import detect_environment
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -49,11 +49,12 @@ CUTS = ((0.0, 0.5), (0.4, 0.45), (0.3, 0.9), (0.0, 1.0))
 Weight = torch.Tensor | PackedTensor
 
 
-class QuantizationSuite:
-    """Tests of every quantization method. A plugin author sets `method_class` and `tolerance`, and other attributes
+class QuantizationSuite(PluginSuite):
+    """Tests of every quantization method. A plugin author sets `plugin` and `tolerance`, and other attributes
     where they differ."""
 
-    method_class: ClassVar[type[QuantizationMethod]]
+    kind: ClassVar[str] = "quantization"
+    plugin: ClassVar[type[QuantizationMethod]]
     tolerance: ClassVar[float]
     """How far a product may be from the exact one, as a fraction of the sum of its terms' magnitudes; the rounding of
     the result to the activations' dtype comes on top."""
@@ -75,12 +76,12 @@ class QuantizationSuite:
     def method(self, request: pytest.FixtureRequest) -> QuantizationMethod:
         """The method, made as the host makes it, for each dtype of activations that it serves here."""
         if reasons := self.check(request.param):
-            pytest.skip(f"{self.method_class.__name__}: {' '.join(reasons)}")
+            pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
         return self.create(request.param)
 
     def create(self, dtype: str) -> QuantizationMethod:
         """A method for activations of `dtype`."""
-        return self.method_class(self.method_class.Options.model_validate(dict(self.options)), self.need(dtype))
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)), self.need(dtype))
 
     def need(self, dtype: str, batch_invariant: bool = False) -> QuantizationNeed:
         """The need that a config makes."""
@@ -89,8 +90,8 @@ class QuantizationSuite:
     def check(self, dtype: str) -> list[str]:
         """Returns the method's reasons against activations of `dtype` on this machine."""
         environment: Environment = detect_environment(self.device.split(":")[0])
-        options = self.method_class.Options.model_validate(dict(self.options))
-        return reasons_against(self.method_class, self.need(dtype), options, environment)
+        options = self.plugin.Options.model_validate(dict(self.options))
+        return reasons_against(self.plugin, self.need(dtype), options, environment)
 
     @property
     def shape(self) -> LinearShape:
@@ -197,8 +198,8 @@ class QuantizationSuite:
     def test_rows_do_not_depend_on_the_batch(self, method: QuantizationMethod) -> None:
         """A row's bits do not depend on other rows, where the method declares it."""
         if not method.capabilities.batch_invariant:
-            pytest.skip(f"{self.method_class.__name__} is not batch_invariant")
-        strict = self.method_class(method.options, self.need(method.need.dtype, batch_invariant=True))
+            pytest.skip(f"{self.plugin.__name__} is not batch_invariant")
+        strict = self.plugin(method.options, self.need(method.need.dtype, batch_invariant=True))
         kernel = self.loaded(self.kernel(strict), self.parts())
         x = self.random(33, self.in_features, method=method)
         together = kernel.apply(x, None)
@@ -230,7 +231,7 @@ class QuantizationSuite:
     def test_some_rows_are_loaded_again(self, method: QuantizationMethod, cut: tuple[float, float]) -> None:
         """Of each part those from one share of its rows to another, where the method declares it."""
         if not method.capabilities.reloads_rows:
-            pytest.skip(f"{self.method_class.__name__} does not declare reloads_rows")
+            pytest.skip(f"{self.plugin.__name__} does not declare reloads_rows")
         x = self.random(3, self.in_features, method=method)
         kernel = self.loaded(self.kernel(method), self.parts())
         places = addresses(kernel)
@@ -330,7 +331,7 @@ class QuantizationSuite:
     def test_rows_are_looked_up(self, method: QuantizationMethod) -> None:
         """By kernels of methods that serve embeddings: in any order, more than once, and none."""
         if not method.capabilities.embeddings:
-            pytest.skip(f"{self.method_class.__name__} serves no embeddings")
+            pytest.skip(f"{self.plugin.__name__} serves no embeddings")
         parts, kernel = self.parts(), self.kernel(method)
         assert isinstance(kernel, LooksUpRows), "a method that declares embeddings makes LooksUpRows"
         self.loaded(kernel, parts)
@@ -383,11 +384,11 @@ class QuantizationSuite:
     def test_layers_can_be_tried_out_without_memory(self) -> None:
         """On "meta", for methods that serve other devices than CPUs."""
         gpu = Environment("cuda", num_cpus=2, memory_bytes=2**34, devices=(DeviceInfo("a GPU", 80 * 2**30, (9, 0)),))
-        options = self.method_class.Options.model_validate(dict(self.options))
+        options = self.plugin.Options.model_validate(dict(self.options))
         need = replace(self.need("bfloat16"), device_type="cuda")
-        if self.device == "cpu" and (reasons := reasons_against(self.method_class, need, options, gpu)):
-            pytest.skip(f"{self.method_class.__name__}: {' '.join(reasons)}")
-        method = self.method_class(options, need)
+        if self.device == "cpu" and (reasons := reasons_against(self.plugin, need, options, gpu)):
+            pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
+        method = self.plugin(options, need)
         shape = replace(self.shape, out_features=64)
         kernel = method.create_linear(shape, torch.device("meta"))
         assert all(tensor.is_meta for tensor in kernel.tensors())
@@ -396,10 +397,6 @@ class QuantizationSuite:
         """Findings about a model of one layer are sentences."""
         findings = method.examine([self.shape])
         assert all(text.strip() for text in (*findings.refusals, *findings.warnings))
-
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.method_class, "quantization")
 
     def test_check_gives_reasons_in_sentences(self) -> None:
         """`check` gives reasons for dtypes that it does not serve, and none for others."""

@@ -2,10 +2,10 @@
 subclass::
 
     from dovetail.plugins.server.live import live_server
-    from dovetail.testing.route_suite import GeneratingRouteSuite
+    from dovetail.testing import GeneratingRouteSuite
 
     class TestMyRoute(GeneratingRouteSuite):
-        route_class = MyRoute
+        plugin = MyRoute
         serve = staticmethod(live_server)
         path = "/v1/mine"
 
@@ -37,6 +37,7 @@ from dovetail.contracts.route import Route
 from dovetail.engine.async_engine import AsyncLLMEngine
 from dovetail.testing._checks import check_light_import
 from dovetail.testing.story_model import save_story_model
+from dovetail.testing.suite import PluginSuite
 from dovetail.testing.watched_engine import Script, WatchedEngine
 
 MODEL = "story"
@@ -82,10 +83,11 @@ Serve = Callable[..., AbstractContextManager[Live]]
 """`dovetail.plugins.server.live.live_server`, or what has its arguments."""
 
 
-class RouteSuite:
+class RouteSuite(PluginSuite):
     """Tests of every route."""
 
-    route_class: ClassVar[type[Route]]
+    kind: ClassVar[str] = "route"
+    plugin: ClassVar[type[Route]]
     options: ClassVar[Mapping[str, Any]] = {}
     serve: ClassVar[Serve]
 
@@ -116,22 +118,22 @@ class RouteSuite:
 
     def server(self, engine: WatchedEngine, **settings: Any) -> AbstractContextManager[Live]:
         """A server with this route alone."""
-        options: PluginOptions = self.route_class.Options.model_validate(dict(self.options))
-        return self.serve(engine, {"tested": (self.route_class, options)}, model_names=(MODEL,), **settings)
+        options: PluginOptions = self.plugin.Options.model_validate(dict(self.options))
+        return self.serve(engine, {"tested": (self.plugin, options)}, model_names=(MODEL,), **settings)
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
-        assert self.route_class.contract[0] == 1
+        assert self.plugin.contract[0] == 1
 
     def test_needs_no_torch(self) -> None:
         """An API process stays small: importing the route does not import torch."""
-        check_light_import(self.route_class.__module__)
+        check_light_import(self.plugin.__module__)
 
     def test_its_paths_are_in_the_openapi_document(self, live: Live) -> None:
         """/openapi.json is written without an error and has every endpoint, open paths among them."""
         paths = self.endpoints(live)
         assert paths, "the route has no endpoint"
-        assert self.route_class.open_paths <= paths.keys()
+        assert self.plugin.open_paths <= paths.keys()
 
     def test_what_is_malformed_is_a_client_error(self, live: Live) -> None:
         """Whatever a body is, an endpoint answers, refuses it in the shape of all errors, or ignores a body."""

@@ -1,9 +1,9 @@
 """Conformance suite for schedulers. A third party's test is a subclass::
 
-    from dovetail.testing.scheduler_suite import SchedulerSuite
+    from dovetail.testing import SchedulerSuite
 
     class TestMyScheduler(SchedulerSuite):
-        scheduler_class = MyScheduler
+        plugin = MyScheduler
 
 The tests drive it with real KV memory and simulated pages (`dovetail.testing.scheduler_simulation`), and check in each
 step every rule that the contract states. Grants are rounded down as a host may (`dovetail.testing.granting`), requests
@@ -27,19 +27,21 @@ from dovetail.testing.granting import GrantRule, Multiples, Refusals, Spans
 from dovetail.testing.scheduler_simulation import SchedulerSimulation
 from dovetail.testing.scheduler_traffic import random_simulation, run_random_traffic
 from dovetail.testing.side_effects import leaves_alone
+from dovetail.testing.suite import PluginSuite
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=32)
 
 
-class SchedulerSuite:
-    """Tests of every scheduler. A plugin author sets `scheduler_class`, and `options` where they differ."""
+class SchedulerSuite(PluginSuite):
+    """Tests of every scheduler. A plugin author sets `plugin`, and `options` where they differ."""
 
-    scheduler_class: ClassVar[type[Scheduler]]
+    kind: ClassVar[str] = "scheduler"
+    plugin: ClassVar[type[Scheduler]]
     options: ClassVar[Mapping[str, Any]] = {}
 
     def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
         """Returns a new scheduler."""
-        return self.scheduler_class(self.scheduler_class.Options.model_validate(dict(self.options)), limits)
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)), limits)
 
     def test_speaks_this_contract(self) -> None:
         scheduler = self.create_scheduler(LIMITS)

@@ -1,9 +1,9 @@
 """Conformance suite of model sources. A third party's test is a subclass::
 
-    from dovetail.testing.source_suite import ExistingModel, ModelSourceSuite
+    from dovetail.testing import ExistingModel, ModelSourceSuite
 
     class TestMySource(ModelSourceSuite):
-        source_class = MySource
+        plugin = MySource
 
         @pytest.fixture
         def existing(self, tmp_path):
@@ -28,7 +28,8 @@ import pytest
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, ModelSource
-from dovetail.testing._checks import check_contract, leaves_files_alone, leaves_process_alone
+from dovetail.testing._checks import leaves_files_alone, leaves_process_alone
+from dovetail.testing.suite import PluginSuite
 
 ODD_REFERENCES = {
     "empty": "",
@@ -58,10 +59,11 @@ class ExistingModel:
     """One that the model has; None where the source knows no revisions."""
 
 
-class ModelSourceSuite:
+class ModelSourceSuite(PluginSuite):
     """Tests of every model source."""
 
-    source_class: ClassVar[type[ModelSource]]
+    kind: ClassVar[str] = "model_source"
+    plugin: ClassVar[type[ModelSource]]
     missing: ClassVar[str] = "no-such-model"
     """A reference in the source's form to what does not exist."""
 
@@ -75,10 +77,6 @@ class ModelSourceSuite:
         """As the host creates it."""
         return self._create(existing)
 
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.source_class, "model_source")
-
     def test_finds_the_model(self, source: ModelSource, existing: ExistingModel) -> None:
         """An absolute path that exists, with the reference as it was written."""
         files = source.resolve(existing.reference)
@@ -90,7 +88,7 @@ class ModelSourceSuite:
     def test_finds_its_revision(self, source: ModelSource, existing: ExistingModel) -> None:
         """The files say which revision was asked for."""
         if existing.revision is None:
-            pytest.skip(f"{self.source_class.__name__} knows no revisions")
+            pytest.skip(f"{self.plugin.__name__} knows no revisions")
         files = source.resolve(existing.reference, existing.revision)
         assert files.revision == existing.revision
         assert files.path.exists()
@@ -120,7 +118,7 @@ class ModelSourceSuite:
     @pytest.mark.parametrize("kind", ODD_REFERENCES)
     def test_recognizes_without_raising(self, kind: str) -> None:
         """The host asks every source about every reference without scheme."""
-        answer = self.source_class.recognizes(ODD_REFERENCES[kind])
+        answer = self.plugin.recognizes(ODD_REFERENCES[kind])
         assert type(answer) is bool, f"recognizes returned {answer!r}"
 
     def test_recognizes_without_network(self, existing: ExistingModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +130,7 @@ class ModelSourceSuite:
         monkeypatch.setattr(socket.socket, "connect", refuse)
         monkeypatch.setattr(socket, "getaddrinfo", refuse)
         for reference in (existing.reference, self.missing, "org/name"):
-            self.source_class.recognizes(reference)
+            self.plugin.recognizes(reference)
 
     def test_finds_the_same_again(self, existing: ExistingModel) -> None:
         """Every process resolves by itself, and all must read the same files."""
@@ -169,10 +167,10 @@ class ModelSourceSuite:
     def test_leaves_the_process_alone(self, source: ModelSource, existing: ExistingModel) -> None:
         """Working directory, environment and import path are not the source's."""
         with leaves_process_alone():
-            self.source_class.recognizes(existing.reference)
+            self.plugin.recognizes(existing.reference)
             source.resolve(existing.reference)
             with pytest.raises(ModelError):
                 source.resolve(self.missing)
 
     def _create(self, existing: ExistingModel) -> ModelSource:
-        return self.source_class(self.source_class.Options.model_validate(dict(existing.options)))
+        return self.plugin(self.plugin.Options.model_validate(dict(existing.options)))

@@ -1,9 +1,9 @@
 """Conformance suite of telemetry sinks. A third party's test is a subclass::
 
-    from dovetail.testing.telemetry_suite import TelemetrySinkSuite
+    from dovetail.testing import TelemetrySinkSuite
 
     class TestMySink(TelemetrySinkSuite):
-        sink_class = MySink
+        plugin = MySink
 
         @pytest.fixture
         def options(self, tmp_path):  # where the sink needs any
@@ -42,7 +42,7 @@ from dovetail.contracts.telemetry import (
     StepStats,
     TelemetrySink,
 )
-from dovetail.testing._checks import check_contract
+from dovetail.testing.suite import PluginSuite
 
 ENGINE = EngineDescription(
     model="hf:acme/model",
@@ -206,10 +206,11 @@ ODD_REQUESTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class TelemetrySinkSuite:
+class TelemetrySinkSuite(PluginSuite):
     """Tests of every telemetry sink."""
 
-    sink_class: ClassVar[type[TelemetrySink]]
+    kind: ClassVar[str] = "telemetry_sink"
+    plugin: ClassVar[type[TelemetrySink]]
 
     @pytest.fixture
     def options(self) -> Mapping[str, Any]:
@@ -219,9 +220,9 @@ class TelemetrySinkSuite:
     @pytest.fixture
     def sink(self, options: Mapping[str, Any]) -> Iterator[TelemetrySink]:
         """A sink of an engine that has started."""
-        validated = self.sink_class.Options.model_validate(dict(options))
-        assert self.sink_class.check(None, validated, ENVIRONMENT) == []
-        sink = self.sink_class(validated)
+        validated = self.plugin.Options.model_validate(dict(options))
+        assert self.plugin.check(None, validated, ENVIRONMENT) == []
+        sink = self.plugin(validated)
         sink.on_start(ENGINE)
         yield sink
         sink.close()
@@ -230,12 +231,8 @@ class TelemetrySinkSuite:
     def exposing(self, sink: TelemetrySink) -> Exposes:
         """The same, of a sink that can be scraped."""
         if not isinstance(sink, Exposes):
-            pytest.skip(f"{self.sink_class.__name__} exposes nothing")
+            pytest.skip(f"{self.plugin.__name__} exposes nothing")
         return sink
-
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.sink_class, "telemetry_sink")
 
     @pytest.mark.parametrize("step", ODD_STEPS)
     def test_takes_every_step(self, sink: TelemetrySink, step: str) -> None:
@@ -265,7 +262,7 @@ class TelemetrySinkSuite:
 
     def test_closes_before_it_began(self, options: Mapping[str, Any]) -> None:
         """An engine may fail to start."""
-        self.sink_class(self.sink_class.Options.model_validate(dict(options))).close()
+        self.plugin(self.plugin.Options.model_validate(dict(options))).close()
 
     def test_exposes_before_the_first_step(self, exposing: Exposes) -> None:
         """An idle engine is scraped as well."""

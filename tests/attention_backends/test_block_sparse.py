@@ -87,7 +87,7 @@ def of_request(case: AttentionCase, request, chosen: dict) -> np.ndarray:
 class TestBlockSparse(AttentionBackendSuite):
     """With a pattern that sees everything it is full attention."""
 
-    backend_class = BlockSparseBackend
+    plugin = BlockSparseBackend
     options = {"local_blocks": 1000}  # noqa: RUF012
     num_cases = 3
 

@@ -7,14 +7,14 @@ from dovetail.testing.attention_suite import AttentionBackendSuite
 
 
 class TestReference(AttentionBackendSuite):
-    backend_class = ReferenceBackend
+    plugin = ReferenceBackend
     num_cases = 3
 
 
 class TestPagedCPU(AttentionBackendSuite):
-    backend_class = PagedCPUBackend
+    plugin = PagedCPUBackend
 
 
 class TestSDPA(AttentionBackendSuite):
-    backend_class = SDPABackend
+    plugin = SDPABackend
     num_cases = 4

@@ -142,22 +142,22 @@ class OnFlashInfer(OnTorch):
 
 
 class TestTorchVarlen(AttentionBackendSuite):
-    backend_class = OnTorchVarlen
+    plugin = OnTorchVarlen
     num_cases = 2
 
 
 class TestFlashAttention2(AttentionBackendSuite):
-    backend_class = OnFlashAttention2
+    plugin = OnFlashAttention2
     num_cases = 2
 
 
 class TestFlashAttention3(AttentionBackendSuite):
-    backend_class = OnFlashAttention3
+    plugin = OnFlashAttention3
     num_cases = 2
 
 
 class TestFlashInfer(AttentionBackendSuite):
-    backend_class = OnFlashInfer
+    plugin = OnFlashInfer
     num_cases = 2
 
 

@@ -12,13 +12,13 @@ from dovetail.testing.command_suite import CommandSuite
 
 
 class TestPlugins(CommandSuite):
-    command_class = PluginsCommand
+    plugin = PluginsCommand
     works = (["list"], ["list", "--kind", "scheduler", "--json"], ["info", "fcfs"])
     refused = ([], ["list", "--kind", "no-such-kind"], ["info", "no-such-plugin"])
 
 
 class TestConfig(CommandSuite):
-    command_class = ConfigCommand
+    plugin = ConfigCommand
     works = (["schema"],)
     refused = (["no-such-command"],)
 
@@ -32,7 +32,7 @@ class TestEveryCommand(CommandSuite):
     @classmethod
     def _command(cls, request: pytest.FixtureRequest) -> None:
         (entry,) = entry_points(group="dovetail.command.v1", name=request.param)
-        cls.command_class = entry.load()
+        cls.plugin = entry.load()
 
     @pytest.mark.nightly
     def test_help_loads_no_model_code(self) -> None:

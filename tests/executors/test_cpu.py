@@ -17,7 +17,7 @@ from dovetail.testing.toy_worker import ToySpec, toy_plan
 
 
 class TestCPUExecutor(ExecutorSuite):
-    executor_class = CPUExecutor
+    plugin = CPUExecutor
 
 
 def test_a_step_is_done_when_execute_returns() -> None:

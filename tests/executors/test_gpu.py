@@ -23,7 +23,7 @@ GPU = DeviceInfo("a GPU", 80 * 2**30, (9, 0))
 
 
 class TestGPUExecutor(ExecutorSuite):
-    executor_class = GPUExecutor
+    plugin = GPUExecutor
     options = {"device": "null"}  # noqa: RUF012
 
 

@@ -26,7 +26,7 @@ from dovetail.testing.toy_worker import Fault, ToySpec, expected_result, toy_pla
 
 
 class TestMultiprocExecutor(ProcessExecutorSuite):
-    executor_class = MultiprocExecutor
+    plugin = MultiprocExecutor
 
 
 def create(spec: ToySpec | None = None, tensor_parallel: int = 1, **options: float | str | None) -> MultiprocExecutor:

@@ -37,11 +37,11 @@ dialling = _import_file(FILE)
 
 
 class TestDiallingExecutor(ProcessExecutorSuite):
-    executor_class = dialling.DiallingExecutor
+    plugin = dialling.DiallingExecutor
 
 
-def started(executor_class: type[ProcessExecutor], spec: ToySpec, **options: Any) -> Executor:
-    executor = executor_class(ProcessOptions(**options), spec, ExecutorNeed("cpu", tensor_parallel=2))
+def started(plugin: type[ProcessExecutor], spec: ToySpec, **options: Any) -> Executor:
+    executor = plugin(ProcessOptions(**options), spec, ExecutorNeed("cpu", tensor_parallel=2))
     executor.start()
     return executor
 

@@ -214,22 +214,22 @@ def _classes(frozen: Any) -> None:
     """Suites name classes that can be imported only while the distribution is installed."""
     from dovetail_frozen_v1 import hooks
 
-    TestExecutor.executor_class = frozen.load("executor", "frozen")
-    TestModelFamily.family_class = frozen.load("model_family", "frozen")
-    TestOperators.operators_class = frozen.load("operators", "frozen")
-    TestQuantization.method_class = frozen.load("quantization", "frozen")
-    TestAttention.backend_class = frozen.load("attention_backend", "frozen")
-    TestScheduler.scheduler_class = frozen.load("scheduler", "frozen")
-    TestDrafter.worker_class = frozen.load("draft_worker", "frozen")
-    TestRule.rule_class = frozen.load("acceptance_rule", "frozen")
-    TestLength.length_class = frozen.load("draft_length", "frozen")
-    TestRoute.route_class = frozen.load("route", "frozen")
-    TestTelemetrySink.sink_class = frozen.load("telemetry_sink", "frozen")
-    TestCommand.command_class = frozen.load("command", "frozen")
-    TestHooks.hooks = hooks
-    TestLogitsProcessor.processor_class = frozen.load("logits_processor", "frozen")
-    TestDialect.dialect_class = frozen.load("dialect", "frozen")
-    TestGrammar.grammar_class = frozen.load("grammar", "frozen")
+    TestExecutor.plugin = frozen.load("executor", "frozen")
+    TestModelFamily.plugin = frozen.load("model_family", "frozen")
+    TestOperators.plugin = frozen.load("operators", "frozen")
+    TestQuantization.plugin = frozen.load("quantization", "frozen")
+    TestAttention.plugin = frozen.load("attention_backend", "frozen")
+    TestScheduler.plugin = frozen.load("scheduler", "frozen")
+    TestDrafter.plugin = frozen.load("draft_worker", "frozen")
+    TestRule.plugin = frozen.load("acceptance_rule", "frozen")
+    TestLength.plugin = frozen.load("draft_length", "frozen")
+    TestRoute.plugin = frozen.load("route", "frozen")
+    TestTelemetrySink.plugin = frozen.load("telemetry_sink", "frozen")
+    TestCommand.plugin = frozen.load("command", "frozen")
+    TestHooks.plugin = hooks
+    TestLogitsProcessor.plugin = frozen.load("logits_processor", "frozen")
+    TestDialect.plugin = frozen.load("dialect", "frozen")
+    TestGrammar.plugin = frozen.load("grammar", "frozen")
 
 
 class TestExecutor(ExecutorSuite):

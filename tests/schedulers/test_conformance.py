@@ -14,16 +14,16 @@ from dovetail.testing.scheduler_suite import LIMITS, SchedulerSuite
 
 
 class TestFCFS(SchedulerSuite):
-    scheduler_class = FCFSScheduler
+    plugin = FCFSScheduler
 
 
 class TestFCFSRecomputing(SchedulerSuite):
-    scheduler_class = FCFSScheduler
+    plugin = FCFSScheduler
     options: ClassVar[Mapping[str, Any]] = {"preemption_mode": "recompute", "watermark": 0}
 
 
 class TestPriority(SchedulerSuite):
-    scheduler_class = PriorityScheduler
+    plugin = PriorityScheduler
     options: ClassVar[Mapping[str, Any]] = {"watermark": 0.2}
 
 

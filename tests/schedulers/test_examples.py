@@ -39,7 +39,7 @@ SHORTEST = load("shortest_remaining").ShortestRemainingFirst
 
 
 class TestShortestRemainingFirst(SchedulerSuite):
-    scheduler_class = SHORTEST
+    plugin = SHORTEST
 
 
 def test_random_traffic() -> None:
@@ -86,7 +86,7 @@ def test_the_scheduler_of_the_guide_is_whole() -> None:
     simulation.run()
     assert simulation.finished == [short, long]
     for test in ("test_speaks_this_contract", "test_requests_share_steps", "test_long_prompt_is_chunked"):
-        assert run_test(SchedulerSuite, test, scheduler_class=kind).passed
+        assert run_test(SchedulerSuite, test, plugin=kind).passed
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ HIDDEN = 32
 
 
 class TestDraftModel(PagedDraftWorkerSuite):
-    worker_class = DraftModelDrafter
+    plugin = DraftModelDrafter
     options: ClassVar[Mapping[str, Any]] = {"path": "made by the suite"}
     vocab_size = 50
 
@@ -67,7 +67,7 @@ def write_head(directory: Path) -> None:
 
 
 class TestEagleChains(PagedDraftWorkerSuite):
-    worker_class = EagleDrafter
+    plugin = EagleDrafter
     hidden_size = HIDDEN
     num_draws = 800
 

@@ -13,7 +13,7 @@ from dovetail.testing.draft_suite import DraftWorkerSuite
 
 
 class TestGrammarDrafter(DraftWorkerSuite):
-    worker_class = GrammarDrafter
+    plugin = GrammarDrafter
 
 
 @pytest.mark.parametrize(("forced", "room", "expected"), [((), 4, []), ((5, 6, 7), 4, [5, 6, 7]), ((5, 6), 0, [])])

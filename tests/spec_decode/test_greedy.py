@@ -12,7 +12,7 @@ from dovetail.testing.acceptance_suite import AcceptanceRuleSuite, greedy, verif
 
 
 class TestGreedyRule(AcceptanceRuleSuite):
-    rule_class = GreedyRule
+    plugin = GreedyRule
 
 
 @st.composite

@@ -13,7 +13,7 @@ from dovetail.testing.draft_suite import DraftWorkerSuite
 
 
 class TestNgramDrafter(DraftWorkerSuite):
-    worker_class = NgramDrafter
+    plugin = NgramDrafter
 
 
 def guess(tokens: list[int], count: int, options: NgramOptions) -> list[int]:

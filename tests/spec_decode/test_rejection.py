@@ -34,7 +34,7 @@ class InvertedRule(RejectionRule):
 
 
 class TestRejectionRule(AcceptanceRuleSuite):
-    rule_class = RejectionRule
+    plugin = RejectionRule
 
 
 class ChainOperators(TorchOperators, AcceptsChains):
@@ -58,7 +58,7 @@ def rule_over(operators: Operators) -> RejectionRule:
 
 
 class TestRejectionRuleOverOperators(AcceptanceRuleSuite):
-    rule_class = RejectionRule
+    plugin = RejectionRule
 
     # Operators judge chains; trees go the way of the class above.
     test_lossless_rules_keep_the_distribution_of_trees = None

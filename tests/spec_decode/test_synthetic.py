@@ -30,7 +30,7 @@ ROUNDS = 1_000
 
 
 class TestSyntheticRule(AcceptanceRuleSuite):
-    rule_class = SyntheticRule
+    plugin = SyntheticRule
     options: ClassVar[dict[str, Any]] = {"rate": 0.6}
 
 

@@ -26,7 +26,7 @@ from dovetail.testing.acceptance_suite import (
 
 
 class TestTypicalRule(AcceptanceRuleSuite):
-    rule_class = TypicalRule
+    plugin = TypicalRule
 
 
 def judge(draft: Draft, target: list[list[float]], options: TypicalOptions | None = None) -> Verdict:

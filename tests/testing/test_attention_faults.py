@@ -321,10 +321,10 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_backend_that(fault: Fault) -> None:
-    check_fault(fault, AttentionBackendSuite, backend_class=fault.plugin, num_cases=3)
+    check_fault(fault, AttentionBackendSuite, plugin=fault.plugin, num_cases=3)
 
 
 def test_a_sound_backend_that_rotates_passes() -> None:
-    outcome = run_test(AttentionBackendSuite, "test_rotates_as_operators_do", backend_class=Rotating, num_cases=3)
+    outcome = run_test(AttentionBackendSuite, "test_rotates_as_operators_do", plugin=Rotating, num_cases=3)
     assert outcome.passed
     assert not outcome.failed

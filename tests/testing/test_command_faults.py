@@ -37,7 +37,7 @@ class Greets(Command):
 
 
 class GreetSuite(CommandSuite):
-    command_class = Greets
+    plugin = Greets
     works = (["world"], ["world", "--loud"])
     refused = ([], ["nobody"], ["world", "twice"])
 
@@ -209,7 +209,7 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_command_that(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREETED", "")
-    check_fault(fault, GreetSuite, command_class=fault.plugin)
+    check_fault(fault, GreetSuite, plugin=fault.plugin)
 
 
 def test_the_suite_finds_a_command_that_loads_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,4 +218,4 @@ def test_the_suite_finds_a_command_that_loads_torch(tmp_path: Path, monkeypatch:
     import heavy_greeting
 
     heavy = type("Greets", (Greets,), {"__module__": heavy_greeting.__name__})
-    check_fault(Fault("loads torch", heavy, "test_help_loads_no_model_code"), GreetSuite, command_class=heavy)
+    check_fault(Fault("loads torch", heavy, "test_help_loads_no_model_code"), GreetSuite, plugin=heavy)

@@ -376,7 +376,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_dialect_that(fault: Fault) -> None:
-    check_fault(fault, DialectSuite, dialect_class=fault.plugin)
+    check_fault(fault, DialectSuite, plugin=fault.plugin)
 
 
 class Unchanged(Faulty):

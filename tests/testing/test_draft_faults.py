@@ -348,12 +348,12 @@ DRAWN_FAULTS = [
 
 @pytest.mark.parametrize("fault", LOOKUP_FAULTS + DRAWN_FAULTS, ids=str)
 def test_the_suite_finds_a_drafter_that(fault: Fault) -> None:
-    check_fault(fault, DraftWorkerSuite, worker_class=fault.plugin, num_draws=800)
+    check_fault(fault, DraftWorkerSuite, plugin=fault.plugin, num_draws=800)
 
 
 class TestLookup(DraftWorkerSuite):
-    worker_class = Lookup
+    plugin = Lookup
 
 
 class TestDrawn(DraftWorkerSuite):
-    worker_class = Drawn
+    plugin = Drawn

@@ -182,12 +182,12 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_draft_length_that(fault: Fault) -> None:
-    check_fault(fault, DraftLengthSuite, length_class=fault.plugin)
+    check_fault(fault, DraftLengthSuite, plugin=fault.plugin)
 
 
 class TestHalf(DraftLengthSuite):
-    length_class = Half
+    plugin = Half
 
 
 class TestLearner(DraftLengthSuite):
-    length_class = Learner
+    plugin = Learner

@@ -29,7 +29,7 @@ class Particular(DraftWorker):
 
 
 class TestParticular(DraftWorkerSuite):
-    worker_class = Particular
+    plugin = Particular
 
     def test_serves_short_requests(self) -> None:
         """As the suite has it, down to a prompt of one token."""

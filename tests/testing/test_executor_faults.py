@@ -274,17 +274,17 @@ def _threads_stay() -> Any:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_an_executor_that(fault: Fault) -> None:
-    check_fault(fault, ExecutorSuite, executor_class=fault.plugin, tensor_parallel=2 if fault.test in TWO_RANKS else 1)
+    check_fault(fault, ExecutorSuite, plugin=fault.plugin, tensor_parallel=2 if fault.test in TWO_RANKS else 1)
 
 
 class TestInAThread(ExecutorSuite):
-    executor_class = InAThread
+    plugin = InAThread
 
 
 class TestAnotherRankAnswers(ExecutorSuite):
     """Two stages of two ranks, and the first rank is the last of the last stage: the second one answers."""
 
-    executor_class = InAThread
+    plugin = InAThread
     tensor_parallel = 2
     pipeline_parallel = 2
 

@@ -273,4 +273,4 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_family_that(fault: Fault) -> None:
-    check_fault(fault, ModelFamilySuite, family_class=fault.plugin)
+    check_fault(fault, ModelFamilySuite, plugin=fault.plugin)

@@ -138,7 +138,7 @@ class Flat(WeightFormat):
 
 
 class FlatSuite(WeightFormatSuite):
-    format_class = Flat
+    plugin = Flat
 
     @pytest.fixture
     def saved(self, tmp_path: Path) -> SavedCheckpoint:
@@ -340,4 +340,4 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_format_that(fault: Fault) -> None:
-    check_fault(fault, FlatSuite, format_class=fault.plugin)
+    check_fault(fault, FlatSuite, plugin=fault.plugin)

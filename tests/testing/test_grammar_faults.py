@@ -422,8 +422,8 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_grammar_that(fault: Fault) -> None:
     hang_s = 0.5 if fault.plugin is Hangs else GrammarSuite.hang_s
-    check_fault(fault, GrammarSuite, grammar_class=fault.plugin, hang_s=hang_s)
+    check_fault(fault, GrammarSuite, plugin=fault.plugin, hang_s=hang_s)
 
 
 class TestChoices(GrammarSuite):
-    grammar_class = Choices
+    plugin = Choices

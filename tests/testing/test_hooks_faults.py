@@ -45,7 +45,7 @@ class Counts:
 
 
 class TestCounts(HooksSuite):
-    hooks = Counts()
+    plugin = Counts()
 
 
 class Silent:
@@ -192,4 +192,4 @@ def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_suite_finds_a_plugin_that(fault: Fault, released: None) -> None:
     Waits.event.clear()
     LeavesAThread.event.clear()
-    check_fault(fault, HooksSuite, hooks=fault.plugin())
+    check_fault(fault, HooksSuite, plugin=fault.plugin())

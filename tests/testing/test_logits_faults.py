@@ -49,7 +49,7 @@ class Lowers(LogitsProcessor):
 
 
 class TestLowers(LogitsProcessorSuite):
-    processor_class = Lowers
+    plugin = Lowers
     request_options = (None, 0.5, 2.0)
     refused_options = ("much", 3)
 
@@ -225,7 +225,7 @@ def test_the_suite_finds_a_processor_that(fault: Fault) -> None:
     check_fault(
         fault,
         LogitsProcessorSuite,
-        processor_class=fault.plugin,
+        plugin=fault.plugin,
         request_options=TestLowers.request_options,
         refused_options=TestLowers.refused_options,
     )

@@ -117,8 +117,8 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_set_that(fault: Fault) -> None:
-    check_fault(fault, OperatorsSuite, operators_class=fault.plugin)
+    check_fault(fault, OperatorsSuite, plugin=fault.plugin)
 
 
 class TestWhole(OperatorsSuite):
-    operators_class = Whole
+    plugin = Whole

@@ -76,12 +76,12 @@ FAULTS = [
 
 
 class TestTwoLayers(PagedDraftWorkerSuite):
-    worker_class = TwoLayers
+    plugin = TwoLayers
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_drafter_that(fault: Fault) -> None:
-    check_fault(fault, PagedDraftWorkerSuite, worker_class=fault.plugin)
+    check_fault(fault, PagedDraftWorkerSuite, plugin=fault.plugin)
 
 
 @pytest.fixture

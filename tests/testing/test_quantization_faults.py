@@ -337,15 +337,15 @@ NATIVE_FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_method_that(fault: Fault) -> None:
-    check_fault(fault, QuantizationSuite, method_class=fault.plugin, tolerance=0.01)
+    check_fault(fault, QuantizationSuite, plugin=fault.plugin, tolerance=0.01)
 
 
 @pytest.mark.skipif(bool(native.reasons_against(SOURCE)), reason="no C compiler")
 @pytest.mark.parametrize("fault", NATIVE_FAULTS, ids=str)
 def test_the_suite_finds_a_native_method_that(fault: Fault) -> None:
-    check_fault(fault, QuantizationSuite, method_class=fault.plugin, tolerance=0.01)
+    check_fault(fault, QuantizationSuite, plugin=fault.plugin, tolerance=0.01)
 
 
 class TestMethod(QuantizationSuite):
-    method_class = Method
+    plugin = Method
     tolerance = 0.01

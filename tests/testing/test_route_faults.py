@@ -280,14 +280,14 @@ class TellSuite(GeneratingRouteSuite):
 @pytest.mark.parametrize("fault", GENERATING, ids=str)
 def test_the_suite_finds_a_generating_route_that(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dovetail.testing.route_suite.PATIENCE_S", 2.0)
-    check_fault(fault, TellSuite, route_class=fault.plugin)
+    check_fault(fault, TellSuite, plugin=fault.plugin)
 
 
 @pytest.mark.parametrize("fault", ALL, ids=str)
 def test_the_suite_finds_a_route_that(fault: Fault) -> None:
-    check_fault(fault, RouteSuite, route_class=fault.plugin, serve=staticmethod(live_server))
+    check_fault(fault, RouteSuite, plugin=fault.plugin, serve=staticmethod(live_server))
 
 
 class TestTheRouteThatIsRight(TellSuite):
-    route_class = TellRoute
+    plugin = TellRoute
     test_needs_no_torch = None  # this module needs it

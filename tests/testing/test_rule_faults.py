@@ -192,4 +192,4 @@ def test_the_suite_finds_a_rule_that(fault: Fault) -> None:
     assert issubclass(fault.plugin, AcceptanceRule)
     # The small fault needs as many rounds as the suite has, the others are plain in a few.
     num_rounds = NUM_ROUNDS if fault.plugin is Eager else 2500
-    check_fault(fault, AcceptanceRuleSuite, rule_class=fault.plugin, num_rounds=num_rounds)
+    check_fault(fault, AcceptanceRuleSuite, plugin=fault.plugin, num_rounds=num_rounds)

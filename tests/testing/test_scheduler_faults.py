@@ -336,7 +336,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_scheduler_that(fault: Fault) -> None:
-    check_fault(fault, SchedulerSuite, scheduler_class=fault.plugin)
+    check_fault(fault, SchedulerSuite, plugin=fault.plugin)
 
 
 class LastInFirstOut(FCFSScheduler):
@@ -372,7 +372,7 @@ class SwappedReturnLast(ReturnsLast):
 @pytest.mark.parametrize("policy", [FCFSScheduler, LastInFirstOut, HalfOfThemLast, ReturnsLast, SwappedReturnLast])
 @pytest.mark.parametrize("test", sorted({fault.test.partition("[")[0] for fault in FAULTS}))
 def test_the_suite_leaves_the_order_to_policies(policy: type[BatchingScheduler], test: str) -> None:
-    outcome = run_test(SchedulerSuite, test, scheduler_class=policy)
+    outcome = run_test(SchedulerSuite, test, plugin=policy)
     assert outcome.passed
     assert not outcome.failed
 
@@ -394,10 +394,10 @@ def test_a_scheduler_may_be_created_by_a_method_instead() -> None:
 
 def test_a_subclass_without_a_scheduler_fails() -> None:
     outcome = run_test(SchedulerSuite, "test_one_request_runs_to_its_end")
-    assert "scheduler_class" in outcome.failed["test_one_request_runs_to_its_end"]
+    assert "plugin" in outcome.failed["test_one_request_runs_to_its_end"]
 
 
 def test_the_options_of_a_subclass_are_validated() -> None:
     test = "test_one_request_runs_to_its_end"
-    outcome = run_test(SchedulerSuite, test, scheduler_class=FCFSScheduler, options={"watermrk": 0})
+    outcome = run_test(SchedulerSuite, test, plugin=FCFSScheduler, options={"watermrk": 0})
     assert "watermrk" in outcome.failed[test]

@@ -41,7 +41,7 @@ class Folder(ModelSource):
 
 
 class FolderSuite(ModelSourceSuite):
-    source_class = Folder
+    plugin = Folder
     missing = "nothing"
 
     @pytest.fixture
@@ -190,4 +190,4 @@ FAULTS = [
 def test_the_suite_finds_a_source_that(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path.cwd())  # and back, after a source that changes the directory
     monkeypatch.setenv("MODELS", "")
-    check_fault(fault, FolderSuite, source_class=fault.plugin)
+    check_fault(fault, FolderSuite, plugin=fault.plugin)

@@ -292,12 +292,12 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_sink_that(fault: Fault) -> None:
-    check_fault(fault, TelemetrySinkSuite, sink_class=fault.plugin)
+    check_fault(fault, TelemetrySinkSuite, plugin=fault.plugin)
 
 
 @pytest.mark.parametrize("test", sorted({fault.test.partition("[")[0] for fault in FAULTS}))
 def test_the_sink_without_a_fault_passes(test: str) -> None:
-    outcome = run_test(TelemetrySinkSuite, test, sink_class=Small)
+    outcome = run_test(TelemetrySinkSuite, test, plugin=Small)
     assert outcome.passed
     assert not outcome.failed
 
@@ -309,5 +309,5 @@ class Silent(TelemetrySink):
 
 
 def test_a_sink_that_exposes_nothing_is_not_asked_for_it() -> None:
-    outcome = run_test(TelemetrySinkSuite, "test_exposes_before_the_first_step", sink_class=Silent)
+    outcome = run_test(TelemetrySinkSuite, "test_exposes_before_the_first_step", plugin=Silent)
     assert (outcome.passed, outcome.failed, len(outcome.skipped)) == ([], {}, 1)

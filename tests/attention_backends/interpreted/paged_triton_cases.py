@@ -79,7 +79,7 @@ def matrix_unit(monkeypatch):
 class TestPagedTriton(AttentionBackendSuite):
     """In two dtypes and one case each: the interpreter is slow. `test_equals_reference` below draws more of both."""
 
-    backend_class = InterpretedWithoutFloat16
+    plugin = InterpretedWithoutFloat16
     num_cases: ClassVar[int] = 1
 
     @pytest.mark.usefixtures("matrix_unit")

@@ -87,7 +87,7 @@ def run(case: LatentCase, backend: InterpretedBackend | None = None) -> torch.Te
 class TestTritonMLA(AttentionBackendSuite):
     """Every case has latent vectors, since the backend serves nothing else."""
 
-    backend_class = InterpretedWithoutFloat16
+    plugin = InterpretedWithoutFloat16
     num_cases: ClassVar[int] = 1
     latent_sizes: ClassVar[Sequence[tuple[int, int]]] = ((16, 8), (32, 16), (24, 8))
 

@@ -12,30 +12,30 @@ from dovetail.testing.dialect_suite import DialectSuite
 
 
 class TestHermes(DialectSuite):
-    dialect_class = HermesDialect
+    plugin = HermesDialect
 
 
 class TestLlama3(DialectSuite):
-    dialect_class = Llama3Dialect
+    plugin = Llama3Dialect
 
 
 class TestMistralNames(DialectSuite):
-    dialect_class = MistralDialect
+    plugin = MistralDialect
     options: ClassVar[dict[str, Any]] = {"form": "name"}
 
 
 class TestMistralList(DialectSuite):
-    dialect_class = MistralDialect
+    plugin = MistralDialect
     options: ClassVar[dict[str, Any]] = {"form": "list"}
 
 
 class TestQwen3Coder(DialectSuite):
-    dialect_class = Qwen3CoderDialect
+    plugin = Qwen3CoderDialect
 
 
 class TestDeepSeekR1(DialectSuite):
-    dialect_class = DeepSeekR1Dialect
+    plugin = DeepSeekR1Dialect
 
 
 class TestPlain(DialectSuite):
-    dialect_class = PlainDialect
+    plugin = PlainDialect

@@ -7,4 +7,4 @@ from dovetail.testing.grammar_suite import GrammarSuite
 
 
 class TestLLGuidance(GrammarSuite):
-    grammar_class = LLGuidanceGrammar
+    plugin = LLGuidanceGrammar

@@ -14,7 +14,7 @@ from dovetail.testing.grammar_suite import GrammarSuite
 
 
 class TestXGrammar(GrammarSuite):
-    grammar_class = XGrammar
+    plugin = XGrammar
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

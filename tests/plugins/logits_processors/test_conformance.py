@@ -10,11 +10,11 @@ from dovetail.testing.logits_suite import LogitsProcessorSuite
 
 
 class TestNoRepeatNgram(LogitsProcessorSuite):
-    processor_class = NoRepeatNgram
+    plugin = NoRepeatNgram
     request_options = (None, 2, 1, 3)
     refused_options = (0, "2", True, 2.0)
 
 
 class TestNoRepeatNgramByConfig(LogitsProcessorSuite):
-    processor_class = NoRepeatNgram
+    plugin = NoRepeatNgram
     options: ClassVar[Mapping[str, Any]] = {"size": 2}

@@ -19,30 +19,30 @@ from dovetail.testing.model_family_suite import FamilyCheckpoint, ModelFamilySui
 
 
 class TestLlama(ModelFamilySuite):
-    family_class = LlamaFamily
+    plugin = LlamaFamily
 
 
 class TestQwen3(ModelFamilySuite):
-    family_class = LlamaFamily
+    plugin = LlamaFamily
     model_type = "qwen3"
 
 
 class TestGemma2(ModelFamilySuite):
-    family_class = GemmaFamily
+    plugin = GemmaFamily
 
 
 class TestGemma3(ModelFamilySuite):
-    family_class = GemmaFamily
+    plugin = GemmaFamily
     model_type = "gemma3_text"
 
 
 class TestLlama4(ModelFamilySuite):
-    family_class = Llama4Family
+    plugin = Llama4Family
     model_type = "llama4_text"
 
 
 class TestDeepseek(ModelFamilySuite):
-    family_class = DeepseekFamily
+    plugin = DeepseekFamily
     model_type = "deepseek_v3"
 
     def create_checkpoint(self, directory: Path, is_tied: bool) -> FamilyCheckpoint:
@@ -53,46 +53,46 @@ class TestDeepseek(ModelFamilySuite):
 
 
 class TestMixtral(ModelFamilySuite):
-    family_class = MoEFamily
+    plugin = MoEFamily
 
 
 class TestQwen2MoE(ModelFamilySuite):
-    family_class = MoEFamily
+    plugin = MoEFamily
     model_type = "qwen2_moe"
 
 
 class TestFalcon(ModelFamilySuite):
-    family_class = LayerNormFamily
+    plugin = LayerNormFamily
     model_type = "falcon"
 
 
 class TestBloom(ModelFamilySuite):
-    family_class = LayerNormFamily
+    plugin = LayerNormFamily
     model_type = "bloom"
     overrides = {"n_layer": 3, "n_head": 4}  # noqa: RUF012
     needs_operators = False
 
 
 class TestMPT(ModelFamilySuite):
-    family_class = LayerNormFamily
+    plugin = LayerNormFamily
     model_type = "mpt"
     overrides = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}  # noqa: RUF012
     needs_operators = False
 
 
 class TestGPTJ(ModelFamilySuite):
-    family_class = LayerNormFamily
+    plugin = LayerNormFamily
     model_type = "gptj"
     overrides = {"rotary_dim": 8}  # noqa: RUF012
 
 
 class TestStableLM(ModelFamilySuite):
-    family_class = LayerNormFamily
+    plugin = LayerNormFamily
     model_type = "stablelm"
 
 
 class TestTransformers(ModelFamilySuite):
-    family_class = TransformersFamily
+    plugin = TransformersFamily
     model_type = "gpt2"
     overrides = {"num_key_value_heads": 4}  # noqa: RUF012
 

@@ -15,7 +15,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class TestPath(ModelSourceSuite):
-    source_class = PathSource
+    plugin = PathSource
 
     @pytest.fixture
     def existing(self, tmp_path: Path) -> ExistingModel:
@@ -24,7 +24,7 @@ class TestPath(ModelSourceSuite):
 
 
 class TestPackage(ModelSourceSuite):
-    source_class = PackageSource
+    plugin = PackageSource
 
     @pytest.fixture
     def existing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExistingModel:
@@ -42,7 +42,7 @@ class TestPackage(ModelSourceSuite):
 class TestHub(ModelSourceSuite):
     """Over a cache as the hub's client lays it out; nothing is downloaded."""
 
-    source_class = HubSource
+    plugin = HubSource
     missing = "acme/no-such-model"
 
     @pytest.fixture

@@ -6,8 +6,8 @@ from dovetail.testing.operators_suite import OperatorsSuite
 
 
 class TestTorch(OperatorsSuite):
-    operators_class = TorchOperators
+    plugin = TorchOperators
 
 
 class TestNative(OperatorsSuite):
-    operators_class = NativeOperators
+    plugin = NativeOperators

@@ -28,7 +28,7 @@ def checks() -> Iterator[None]:
 
 
 class TestTritonOperators(OperatorsSuite):
-    operators_class = TritonOperators
+    plugin = TritonOperators
 
 
 def create() -> TritonOperators:

@@ -19,7 +19,7 @@ PACKAGE = "dovetail.plugins.routes.playground"
 
 
 class TestConformance(RouteSuite):
-    route_class = PlaygroundRoute
+    plugin = PlaygroundRoute
     serve = staticmethod(live_server)
 
 

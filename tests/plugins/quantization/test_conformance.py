@@ -15,32 +15,32 @@ from dovetail.testing.quantization_suite import QuantizationSuite, Weight
 
 
 class TestEightBits(QuantizationSuite):
-    method_class = EightBitMethod
+    plugin = EightBitMethod
     tolerance = 0.01
 
 
 class TestFourBits(QuantizationSuite):
-    method_class = FourBitMethod
+    plugin = FourBitMethod
     tolerance = 0.04
 
 
 class TestInt8(QuantizationSuite):
-    method_class = Int8Method
+    plugin = Int8Method
     tolerance = 0.01
 
 
 class TestFP8(QuantizationSuite):
-    method_class = FP8Method
+    plugin = FP8Method
     tolerance = 0.04
 
 
 class TestInt8Activations(QuantizationSuite):
-    method_class = Int8ActivationMethod
+    plugin = Int8ActivationMethod
     tolerance = 0.02
 
 
 class TestGGUFOfOneScaleAndMinimum(QuantizationSuite):
-    method_class = GGUFMethod
+    plugin = GGUFMethod
     tolerance = 0.01
     packed_formats = frozenset({"Q4_1"})
 
@@ -49,7 +49,7 @@ class TestGGUFOfOneScaleAndMinimum(QuantizationSuite):
 
 
 class TestGGUFOfMixedKQuants(QuantizationSuite):
-    method_class = GGUFMethod
+    plugin = GGUFMethod
     tolerance = 0.01
     packed_formats = frozenset({"Q4_K", "Q6_K"})
 
@@ -58,7 +58,7 @@ class TestGGUFOfMixedKQuants(QuantizationSuite):
 
 
 class TestGGUFOfThreeBits(QuantizationSuite):
-    method_class = GGUFMethod
+    plugin = GGUFMethod
     tolerance = 0.01
     packed_formats = frozenset({"Q2_K", "Q3_K"})
 
@@ -67,7 +67,7 @@ class TestGGUFOfThreeBits(QuantizationSuite):
 
 
 class TestGGUFOfTables(QuantizationSuite):
-    method_class = GGUFMethod
+    plugin = GGUFMethod
     tolerance = 0.01
     packed_formats = frozenset({"IQ4_XS", "MXFP4"})
 
@@ -82,7 +82,7 @@ class TestGGUFOfTables(QuantizationSuite):
 class TestInt4(QuantizationSuite):
     """Two parts of one group size, which are joined, and one of another."""
 
-    method_class = Int4Method
+    plugin = Int4Method
     tolerance = 0.01
     packed_formats = frozenset({"int4g64", "int4g128"})
 
@@ -93,7 +93,7 @@ class TestInt4(QuantizationSuite):
 class TestInt4WithNumbers(QuantizationSuite):
     """A part that the checkpoint does not pack between two that it packs."""
 
-    method_class = Int4Method
+    plugin = Int4Method
     tolerance = 0.01
     packed_formats = frozenset({"int4g64"})
 
@@ -104,7 +104,7 @@ class TestInt4WithNumbers(QuantizationSuite):
 
 
 class TestGGUFWithNumbers(QuantizationSuite):
-    method_class = GGUFMethod
+    plugin = GGUFMethod
     tolerance = 0.01
     packed_formats = frozenset({"Q4_K"})
 

@@ -86,7 +86,7 @@ def test_parts_hold_all_input_features(num_rows: int, in_features: int, group_si
 class TestInt4OnGPUs(QuantizationSuite):
     """The suite, with the kernel in place of torch's product."""
 
-    method_class = Int4Method
+    plugin = Int4Method
     tolerance = 0.01
     packed_formats = frozenset({"int4g64", "int4g128"})
 

@@ -53,7 +53,7 @@ def test_products_are_those_of_the_weights(
 class TestInt8OnGPUs(QuantizationSuite):
     """The suite, with the kernel in place of torch's products."""
 
-    method_class = Int8Method
+    plugin = Int8Method
     tolerance = 0.01
 
     @pytest.fixture(autouse=True)

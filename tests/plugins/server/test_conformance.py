@@ -18,32 +18,32 @@ from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
 
 
 class TestHealth(RouteSuite):
-    route_class = HealthRoute
+    plugin = HealthRoute
     serve = staticmethod(live_server)
 
 
 class TestMetrics(RouteSuite):
-    route_class = MetricsRoute
+    plugin = MetricsRoute
     serve = staticmethod(live_server)
 
 
 class TestModels(RouteSuite):
-    route_class = ModelsRoute
+    plugin = ModelsRoute
     serve = staticmethod(live_server)
 
 
 class TestTokenize(RouteSuite):
-    route_class = TokenizeRoute
+    plugin = TokenizeRoute
     serve = staticmethod(live_server)
 
 
 class TestExplain(RouteSuite):
-    route_class = ExplainRoute
+    plugin = ExplainRoute
     serve = staticmethod(live_server)
 
 
 class TestCompletions(GeneratingRouteSuite):
-    route_class = CompletionsRoute
+    plugin = CompletionsRoute
     serve = staticmethod(live_server)
     path = "/v1/completions"
 
@@ -56,7 +56,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 class TestChat(GeneratingRouteSuite):
-    route_class = ChatRoute
+    plugin = ChatRoute
     serve = staticmethod(live_server)
     path = "/v1/chat/completions"
 
@@ -66,7 +66,7 @@ class TestChat(GeneratingRouteSuite):
 
 
 class TestResponses(GeneratingRouteSuite):
-    route_class = ResponsesRoute
+    plugin = ResponsesRoute
     serve = staticmethod(live_server)
     path = "/v1/responses"
     end_of_stream = b',"type":"response.incomplete"}\n\n'
@@ -76,7 +76,7 @@ class TestResponses(GeneratingRouteSuite):
 
 
 class TestMessages(GeneratingRouteSuite):
-    route_class = MessagesRoute
+    plugin = MessagesRoute
     serve = staticmethod(live_server)
     path = "/v1/messages"
     end_of_stream = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

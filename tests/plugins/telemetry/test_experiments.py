@@ -129,7 +129,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 class TestConforms(TelemetrySinkSuite):
-    sink_class = ExperimentsSink
+    plugin = ExperimentsSink
 
     @pytest.fixture
     def options(self, tmp_path: Path) -> dict[str, Any]:

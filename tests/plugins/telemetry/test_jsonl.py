@@ -62,7 +62,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 class TestConforms(TelemetrySinkSuite):
-    sink_class = JSONLSink
+    plugin = JSONLSink
 
     @pytest.fixture
     def options(self, tmp_path: Path) -> dict[str, Any]:

@@ -57,4 +57,4 @@ def test_guesses_are_told_where_there_were_any(step_stats: MakeStats, caplog: py
 
 
 class TestConforms(TelemetrySinkSuite):
-    sink_class = LogSink
+    plugin = LogSink

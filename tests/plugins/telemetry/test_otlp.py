@@ -186,7 +186,7 @@ def started(**options: Any) -> OTLPSink:
 
 
 class TestConforms(TelemetrySinkSuite):
-    sink_class = OTLPSink
+    plugin = OTLPSink
 
     @pytest.fixture
     def options(self, collector: Collector) -> dict[str, Any]:

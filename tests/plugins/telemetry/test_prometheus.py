@@ -73,7 +73,7 @@ GEN_AI_NAMES = {
 
 
 class TestConforms(TelemetrySinkSuite):
-    sink_class = PrometheusSink
+    plugin = PrometheusSink
 
 
 class Metrics:

@@ -23,7 +23,7 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "num_hidden_l
 class TestSafetensors(WeightFormatSuite):
     """Two shards with an index."""
 
-    format_class = SafetensorsFormat
+    plugin = SafetensorsFormat
 
     @pytest.fixture
     def saved(self, tmp_path: Path) -> SavedCheckpoint:
@@ -47,7 +47,7 @@ class TestSafetensors(WeightFormatSuite):
 class TestSafetensorsFile(WeightFormatSuite):
     """One file."""
 
-    format_class = SafetensorsFormat
+    plugin = SafetensorsFormat
 
     @pytest.fixture
     def saved(self, tmp_path: Path) -> SavedCheckpoint:
@@ -62,7 +62,7 @@ class TestSafetensorsFile(WeightFormatSuite):
 class TestGGUF(WeightFormatSuite):
     """Packed and plain tensors."""
 
-    format_class = GGUFFormat
+    plugin = GGUFFormat
 
     @pytest.fixture
     def saved(self, tmp_path: Path, tiny_model: Any) -> SavedCheckpoint:

@@ -9,17 +9,17 @@ from dovetail.testing.draft_length_suite import DraftLengthSuite
 
 
 class TestAdaptive(DraftLengthSuite):
-    length_class = AdaptiveLength
+    plugin = AdaptiveLength
 
 
 class TestConfidence(DraftLengthSuite):
-    length_class = ConfidenceLength
+    plugin = ConfidenceLength
 
 
 class TestConfidenceOfAllDrafts(DraftLengthSuite):
-    length_class = ConfidenceLength
+    plugin = ConfidenceLength
     options: ClassVar[dict[str, Any]] = {"min_confidence": 0.0}
 
 
 class TestFixed(DraftLengthSuite):
-    length_class = FixedLength
+    plugin = FixedLength

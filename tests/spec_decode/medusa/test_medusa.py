@@ -63,7 +63,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class MedusaSuite(DraftWorkerSuite):
-    worker_class = MedusaDrafter
+    plugin = MedusaDrafter
     hidden_size = HIDDEN
     vocab_size = VOCAB
 

@@ -17,11 +17,11 @@ from dovetail.testing.draft_suite import DraftWorkerSuite
 
 
 class TestSuffixDrafter(DraftWorkerSuite):
-    worker_class = SuffixDrafter
+    plugin = SuffixDrafter
 
 
 class TestSuffixTrees(DraftWorkerSuite):
-    worker_class = SuffixDrafter
+    plugin = SuffixDrafter
     options = {"tree": True, "min_match": 1, "max_spec_factor": 4.0}  # noqa: RUF012
 
 

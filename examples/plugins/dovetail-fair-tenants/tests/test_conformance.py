@@ -9,8 +9,8 @@ from dovetail.testing.scheduler_suite import SchedulerSuite
 
 
 class TestFairShare(SchedulerSuite):
-    scheduler_class = FairShare
+    plugin = FairShare
 
 
 class TestFairQueueing(SchedulerSuite):
-    scheduler_class = FairQueueing
+    plugin = FairQueueing
