@@ -2,6 +2,7 @@ import numpy as np, torch
 from collections.abc import Mapping, Sequence
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import AcceptanceRule, Draft, TargetView, Verdict, VerifyRequest
+from dovetail.testing.suite import PluginSuite
 from numpy.typing import NDArray
 from typing import Any, ClassVar
 
@@ -11,8 +12,9 @@ TEMPERATURES = (1.0, 0.7, 0.2, 1.6)
 CELLS = 6
 def chi_square_p(observed: NDArray[np.int64], expected: NDArray[np.float64]) -> float: ...
 
-class AcceptanceRuleSuite:
-    rule_class: ClassVar[type[AcceptanceRule]]
+class AcceptanceRuleSuite(PluginSuite):
+    kind: ClassVar[str] = 'acceptance_rule'
+    plugin: ClassVar[type[AcceptanceRule]]
     options: ClassVar[Mapping[str, Any]] = {}
     num_rounds: ClassVar[int] = NUM_ROUNDS
     def create(self) -> AcceptanceRule: ...

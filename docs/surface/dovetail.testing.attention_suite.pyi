@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities, AttentionNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.testing.attention_cases import AttentionCase
+from dovetail.testing.suite import PluginSuite
 from typing import Any, ClassVar
 
 __all__ = [
@@ -12,8 +13,9 @@ __all__ = [
     "Tolerance",
 ]
 
-class AttentionBackendSuite:
-    backend_class: ClassVar[type[AttentionBackend]]
+class AttentionBackendSuite(PluginSuite):
+    kind: ClassVar[str] = 'attention_backend'
+    plugin: ClassVar[type[AttentionBackend]]
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = 'cpu'
     tolerances: ClassVar[Mapping[str, Tolerance]] = DEFAULT_TOLERANCES

@@ -8,16 +8,6 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class SuiteOf:
-    module: str
-    name: str
-    attribute: str
-    needs: str = ''
-    def load(self) -> type: ...
-
-SUITES: Mapping[str, SuiteOf] = ...
-
-@dataclass(frozen=True)
 class Report:
     plugin: str
     kind: str

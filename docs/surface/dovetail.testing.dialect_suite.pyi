@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from dovetail.contracts.dialect import AssistantMessage, Dialect, DialectParser, DialectRequest, Event
 from dovetail.testing.dialect_cases import MessageMaker, TOOLS
 from dovetail.testing.dialect_grammars import GrammarChecker
+from dovetail.testing.suite import PluginSuite
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from random import Random
 from typing import Any, ClassVar
@@ -15,8 +16,9 @@ law = settings(max_examples=50, deadline=None, database=None, derandomize=True, 
 randoms = st.randoms(use_true_random=False)
 as_tokens = pytest.mark.parametrize('special', [False, True], ids=['markers_are_text', 'markers_are_tokens'])
 
-class DialectSuite:
-    dialect_class: ClassVar[type[Dialect]]
+class DialectSuite(PluginSuite):
+    kind: ClassVar[str] = 'dialect'
+    plugin: ClassVar[type[Dialect]]
     options: ClassVar[Mapping[str, Any]] = {}
     def create(self, special: bool = True) -> Dialect: ...
     def maker(self, random: Random, special: bool = False) -> MessageMaker: ...

@@ -2,6 +2,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.draft_length import DraftLength, DrafterFacts
 from dovetail.contracts.speculation import Draft
+from dovetail.testing.suite import PluginSuite
 from typing import Any, ClassVar
 
 VOCAB_SIZE = 20
@@ -10,8 +11,9 @@ FACTS = {'lookup': DrafterFacts(num_tokens=6, stateless=True), 'head': DrafterFa
 OTHERS = {'other': DrafterFacts(num_tokens=3)}
 Answers = list[tuple[str, int, int]]
 
-class DraftLengthSuite:
-    length_class: ClassVar[type[DraftLength]]
+class DraftLengthSuite(PluginSuite):
+    kind: ClassVar[str] = 'draft_length'
+    plugin: ClassVar[type[DraftLength]]
     options: ClassVar[Mapping[str, Any]] = {}
     def create(self) -> DraftLength: ...
 

@@ -3,6 +3,7 @@ from collections.abc import Mapping, Sequence
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftModel, DraftSetup, DraftWorker, SpeculationNeed
 from dovetail.testing.draft_rounds import HostBatch, RequestStep
+from dovetail.testing.suite import PluginSuite
 from numpy.typing import NDArray
 from typing import Any, ClassVar
 
@@ -10,8 +11,9 @@ MAX_SEQS = 8
 MAX_MODEL_LEN = 256
 DRAWS = 1600
 
-class DraftWorkerSuite:
-    worker_class: ClassVar[type[DraftWorker]]
+class DraftWorkerSuite(PluginSuite):
+    kind: ClassVar[str] = 'draft_worker'
+    plugin: ClassVar[type[DraftWorker]]
     options: ClassVar[Mapping[str, Any]] = {}
     vocab_size: ClassVar[int] = 50
     hidden_size: ClassVar[int] = 8

@@ -1,13 +1,15 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dovetail.contracts.executor import Executor, ExecutorNeed
+from dovetail.testing.suite import PluginSuite
 from dovetail.testing.toy_worker import ToySpec
 from pathlib import Path
 from typing import Any, ClassVar
 
 
-class ExecutorSuite:
-    executor_class: ClassVar[type[Executor]]
+class ExecutorSuite(PluginSuite):
+    kind: ClassVar[str] = 'executor'
+    plugin: ClassVar[type[Executor]]
     options: ClassVar[Mapping[str, Any]] = {}
     device_type: ClassVar[str] = 'cpu'
     tensor_parallel: ClassVar[int] = 1

@@ -2,6 +2,7 @@ import torch
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from dovetail.contracts.weights import ModelFiles, WeightFormat, WeightReader
+from dovetail.testing.suite import PluginSuite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +19,9 @@ class SavedCheckpoint:
     def files(self) -> ModelFiles: ...
 
 
-class WeightFormatSuite:
-    format_class: ClassVar[type[WeightFormat]]
+class WeightFormatSuite(PluginSuite):
+    kind: ClassVar[str] = 'weight_format'
+    plugin: ClassVar[type[WeightFormat]]
     options: ClassVar[Mapping[str, Any]] = {}
     def saved(self, tmp_path: Path) -> SavedCheckpoint: ...
     def format(self) -> WeightFormat: ...

@@ -1,5 +1,6 @@
 import pluggy
 from collections.abc import Iterable, Iterator
+from dovetail.testing.suite import Suite
 from typing import Any, ClassVar
 
 PATIENCE_S = 10.0
@@ -15,6 +16,7 @@ class RecordedControl:
     def resume(self, request_ids: str | Iterable[str]) -> None: ...
 
 
-class HooksSuite:
-    hooks: ClassVar[object]
+class HooksSuite(Suite):
+    kind: ClassVar[str] = 'hooks'
+    plugin: ClassVar[object]
     def manager(self) -> Iterator[pluggy.PluginManager]: ...

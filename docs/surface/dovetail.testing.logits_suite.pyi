@@ -1,11 +1,13 @@
 from collections.abc import Mapping, Sequence
 from dovetail.contracts.logits import LogitsProcessor, LogitsSetup
+from dovetail.testing.suite import PluginSuite
 from typing import Any, ClassVar
 
 Row = tuple[int, list[int]]
 
-class LogitsProcessorSuite:
-    processor_class: ClassVar[type[LogitsProcessor]]
+class LogitsProcessorSuite(PluginSuite):
+    kind: ClassVar[str] = 'logits_processor'
+    plugin: ClassVar[type[LogitsProcessor]]
     options: ClassVar[Mapping[str, Any]] = {}
     request_options: ClassVar[Sequence[Any]] = (None,)
     refused_options: ClassVar[Sequence[Any]] = ()

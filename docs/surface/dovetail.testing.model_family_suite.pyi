@@ -3,6 +3,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.testing.model_harness import ModelHarness
+from dovetail.testing.suite import PluginSuite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,8 +20,9 @@ class FamilyCheckpoint:
     compute: Callable[[Sequence[int]], tuple[torch.Tensor, Sequence[torch.Tensor]]]
 
 
-class ModelFamilySuite:
-    family_class: ClassVar[type[ModelFamily]]
+class ModelFamilySuite(PluginSuite):
+    kind: ClassVar[str] = 'model_family'
+    plugin: ClassVar[type[ModelFamily]]
     options: ClassVar[Mapping[str, Any]] = {}
     model_type: ClassVar[str | None] = None
     overrides: ClassVar[Mapping[str, Any]] = {}

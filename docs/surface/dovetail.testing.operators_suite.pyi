@@ -1,14 +1,16 @@
 import pytest, torch
 from collections.abc import Mapping
 from dovetail.contracts.operators import AcceptsChains, DrawsTokens, MultipliesGroups, Operators
+from dovetail.testing.suite import PluginSuite
 from typing import Any, ClassVar
 
 __all__ = [
     "OperatorsSuite",
 ]
 
-class OperatorsSuite:
-    operators_class: ClassVar[type[Operators]]
+class OperatorsSuite(PluginSuite):
+    kind: ClassVar[str] = 'operators'
+    plugin: ClassVar[type[Operators]]
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = 'cpu'
     ulps: ClassVar[float] = 8

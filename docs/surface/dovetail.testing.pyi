@@ -1,1 +1,51 @@
+from dovetail.testing.acceptance_suite import AcceptanceRuleSuite
+from dovetail.testing.attention_suite import AttentionBackendSuite
+from dovetail.testing.command_suite import CommandSuite
+from dovetail.testing.dialect_suite import DialectSuite
+from dovetail.testing.draft_length_suite import DraftLengthSuite
+from dovetail.testing.draft_suite import DraftWorkerSuite
+from dovetail.testing.executor_suite import ExecutorSuite, ProcessExecutorSuite
+from dovetail.testing.faults import Fault, check_fault, run_test
+from dovetail.testing.format_suite import SavedCheckpoint, WeightFormatSuite
+from dovetail.testing.grammar_suite import GrammarSuite
+from dovetail.testing.hooks_suite import HooksSuite
+from dovetail.testing.logits_suite import LogitsProcessorSuite
+from dovetail.testing.model_family_suite import ModelFamilySuite
+from dovetail.testing.operators_suite import OperatorsSuite
+from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite
+from dovetail.testing.quantization_suite import QuantizationSuite
+from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
+from dovetail.testing.scheduler_suite import SchedulerSuite
+from dovetail.testing.source_suite import ExistingModel, ModelSourceSuite
+from dovetail.testing.telemetry_suite import TelemetrySinkSuite
+
+__all__ = [
+    "AcceptanceRuleSuite",
+    "AttentionBackendSuite",
+    "CommandSuite",
+    "DialectSuite",
+    "DraftLengthSuite",
+    "DraftWorkerSuite",
+    "ExecutorSuite",
+    "ExistingModel",
+    "Fault",
+    "GeneratingRouteSuite",
+    "GrammarSuite",
+    "HooksSuite",
+    "LogitsProcessorSuite",
+    "ModelFamilySuite",
+    "ModelSourceSuite",
+    "OperatorsSuite",
+    "PagedDraftWorkerSuite",
+    "ProcessExecutorSuite",
+    "QuantizationSuite",
+    "RouteSuite",
+    "SavedCheckpoint",
+    "SchedulerSuite",
+    "TelemetrySinkSuite",
+    "VERSION",
+    "WeightFormatSuite",
+    "check_fault",
+    "run_test",
+]
 VERSION = ...

@@ -2,6 +2,7 @@ import pytest, torch
 from collections.abc import Mapping, Sequence
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
+from dovetail.testing.suite import PluginSuite
 from typing import Any, ClassVar
 
 __all__ = [
@@ -11,8 +12,9 @@ __all__ = [
     "stacked",
 ]
 
-class QuantizationSuite:
-    method_class: ClassVar[type[QuantizationMethod]]
+class QuantizationSuite(PluginSuite):
+    kind: ClassVar[str] = 'quantization'
+    plugin: ClassVar[type[QuantizationMethod]]
     tolerance: ClassVar[float]
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = 'cpu'

@@ -3,6 +3,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dovetail.contracts.route import Route
+from dovetail.testing.suite import PluginSuite
 from dovetail.testing.watched_engine import WatchedEngine
 from typing import Any, ClassVar
 
@@ -30,8 +31,9 @@ class GeneratingRouteSuite(RouteSuite):
     def connection(self, live: Live, body: Mapping[str, Any]) -> Iterator[socket.socket]: ...
 
 
-class RouteSuite:
-    route_class: ClassVar[type[Route]]
+class RouteSuite(PluginSuite):
+    kind: ClassVar[str] = 'route'
+    plugin: ClassVar[type[Route]]
     options: ClassVar[Mapping[str, Any]] = {}
     serve: ClassVar[Serve]
     @classmethod

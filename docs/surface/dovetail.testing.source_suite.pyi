@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dovetail.contracts.weights import ModelSource
+from dovetail.testing.suite import PluginSuite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,8 +14,9 @@ class ExistingModel:
     revision: str | None = None
 
 
-class ModelSourceSuite:
-    source_class: ClassVar[type[ModelSource]]
+class ModelSourceSuite(PluginSuite):
+    kind: ClassVar[str] = 'model_source'
+    plugin: ClassVar[type[ModelSource]]
     missing: ClassVar[str] = 'no-such-model'
     def existing(self, tmp_path: Path) -> ExistingModel: ...
     def source(self, existing: ExistingModel) -> ModelSource: ...
