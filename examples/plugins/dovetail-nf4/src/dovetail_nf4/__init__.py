@@ -1,0 +1,1 @@
+"""4-bit NormalFloat weights for Dovetail, as QLoRA defines them."""
