@@ -77,18 +77,25 @@ def _component(registry: Registry, place: Place, definitions: dict[str, Any], wa
         properties, required = _options(entry, plugin, definitions)
         for key, value in properties.items():
             options_of_any.setdefault(key, []).append(value)
-        form = _form({**properties, **own}, {"enum": [entry.name, entry.qualified_name]}, ["name", *required])
+        form = _form({**properties, **own}, {"enum": _names(registry, entry)}, ["name", *required])
         forms.append({"description": f"{entry.name} of {entry.origin}", **form})
         if not required:
-            short += [entry.name, entry.qualified_name]
+            short += _names(registry, entry)
     if not place.section.model_fields["name"].is_required():
         options = {key: {"anyOf": values} for key, values in options_of_any.items()}
         forms.append(_form({**options, **own}, {"const": AUTO}, []))
         short.append(AUTO)
-    installed = [name for entry in entries for name in (entry.name, entry.qualified_name)]
+    installed = [name for entry in entries for name in _names(registry, entry)]
     reference = {"type": "string", "pattern": _REFERENCE, "not": {"enum": installed}}
     forms.append({**_form(own, reference, ["name"]), "additionalProperties": True})
     return {"oneOf": [{"enum": sorted(set(short))}, reference, *forms]}
+
+
+def _names(registry: Registry, entry: Entry) -> list[str]:
+    """What a config may write for a plugin. A name of several is not refused here: the registry names them all."""
+    alike = [other for other in registry.entries(entry.kind) if other.name == entry.name]
+    is_taken = not entry.is_own and any(other.is_own for other in alike)
+    return [entry.qualified_name] if is_taken else [entry.name, entry.qualified_name]
 
 
 def _form(properties: dict[str, Any], name: dict[str, Any], required: list[str]) -> dict[str, Any]:

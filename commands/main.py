@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +22,6 @@ from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.registry.entries import Entry
 from dovetail.registry.registry import Registry
 
-_OWN = "dovetail"
-"""Distribution whose command keeps the plain name where two distributions have one name."""
 _PANEL_OF_OTHERS = "Commands of other distributions"
 
 
@@ -109,20 +106,16 @@ def _with_dashes(token: str) -> str:
 
 def _add_commands(group: LazyGroup, registry: Registry) -> None:
     entries = registry.entries("command")
-    counts = Counter(entry.name for entry in entries)
-    own = {entry.name for entry in entries if entry.distribution == _OWN}
     for entry in entries:
-        is_own = entry.distribution == _OWN
-        # A name that another distribution has as well is still reachable as "dist:name".
-        is_taken = not is_own and (entry.name in own or counts[entry.name] > 1)
-        name = entry.qualified_name if is_taken else entry.name
-        panel = None if is_own else _PANEL_OF_OTHERS
-        group.add_lazy(name, partial(_summary, entry), _loader(registry, entry.qualified_name), panel)
+        panel = None if entry.is_own else _PANEL_OF_OTHERS
+        group.add_lazy(
+            registry.name_of(entry), partial(_summary, entry), _loader(registry, entry.qualified_name), panel
+        )
 
 
 def _summary(entry: Entry) -> str:
     text = docstring_summary(entry.reference) or "A command"
-    return text if entry.distribution == _OWN else f"{text} ({entry.origin})"
+    return text if entry.is_own else f"{text} ({entry.origin})"
 
 
 def _loader(registry: Registry, name: str) -> Callable[[], typer.Typer]:

@@ -13,6 +13,7 @@ from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.registry.calls import calling
 
 PageView = Callable[[int, KVSpec, AttentionBackend], torch.Tensor]
 """From a layer's index among those that are bound, its cache and the backend to its pages."""
@@ -51,7 +52,8 @@ def check_layers(
     whose: str,
 ) -> None:
     """Raises `ConfigError` for a backend that has something against the layers themselves."""
-    reasons = reasons_against(plugin, _need(setup, environment.device_type), options, environment)
+    with calling(f"attention_backend {name!r}", "check"):
+        reasons = reasons_against(plugin, _need(setup, environment.device_type), options, environment)
     if reasons:
         raise ConfigError(f"attention {name!r} cannot serve {whose} layers: {' '.join(reasons)}")
 

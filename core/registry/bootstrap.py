@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import platform
 import sys
@@ -18,6 +17,7 @@ from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.registry.calls import calling
 from dovetail.registry.components import component_entry, create_class, validate_options
+from dovetail.registry.contents import Contents, distribution_contents, local_contents, module_contents
 from dovetail.registry.loading import is_file_reference
 
 
@@ -48,10 +48,9 @@ class LoadedPlugins:
             return plugin(options, *arguments)
 
     def identity(self, component: Component) -> str:
-        """Identifies a component's results among those of other components: what `plugin_hash` counts, the content of
-        the file with its class, and its options."""
-        plugin, _ = self.get(component)
-        return repr((*_facts(component), _source_hash(plugin), sorted(component.options.items())))
+        """Identifies a component's results among those of other components: what `plugin_hash` counts, and its
+        options."""
+        return repr((*_facts(component, {}), sorted(component.options.items())))
 
 
 def bootstrap(components: Sequence[Component], expected_hash: str) -> LoadedPlugins:
@@ -77,7 +76,7 @@ def bootstrap(components: Sequence[Component], expected_hash: str) -> LoadedPlug
         raise PluginError("\n".join([f"plugins that the config names are not usable on {here}:", *problems]))
     actual = plugin_hash(components)
     if actual != expected_hash:
-        listed = "\n".join(f"{_facts(component)}" for component in components)
+        listed = "\n".join(f"{facts}" for facts in _all_facts(components))
         raise PluginError(
             f"the plugins on {here} are not those that the config was resolved with (hash {actual[:12]}, expected "
             f"{expected_hash[:12]}): give every process the same files and distributions. Present here:\n{listed}"
@@ -88,28 +87,45 @@ def bootstrap(components: Sequence[Component], expected_hash: str) -> LoadedPlug
 def plugin_hash(components: Sequence[Component]) -> str:
     """SHA-256 (hexadecimal) over the chosen components as they are installed in this process, whatever their order.
 
-    Kind, name, reference, distribution, the version that is installed here, and the content of local files count;
-    options do not.
+    Kind, name, reference, distribution, the version that is installed here, and the content of every file of the
+    distribution count; of a local file its content and that of the files beside it which it imports; options do not.
     """
-    facts = sorted({json.dumps(_facts(component)) for component in components})
+    facts = sorted({json.dumps(facts) for facts in _all_facts(components)})
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
-def _facts(component: Component) -> list[str | None]:
-    content = None
+def component_contents(component: Component) -> Contents:
+    """The files that a component's code is in, as they are in this process; none where they are not here."""
+    module = component.reference.rpartition(":")[0]
     if is_file_reference(component.reference):
-        path = Path(component.reference.rpartition(":")[0])
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    version = installed_version(component.distribution) if component.distribution else None
-    return [component.kind, component.name, component.reference, component.distribution, version, content]
-
-
-def _source_hash(plugin: type[Plugin]) -> str | None:
-    """Hash of code that can change without a new version: modules on the path, distributions installed in place."""
+        return local_contents(Path(module))
+    if component.distribution is None:
+        return module_contents(module)
     try:
-        return hashlib.sha256(Path(inspect.getfile(plugin)).read_bytes()).hexdigest()
-    except (OSError, TypeError):
-        return None
+        return distribution_contents(component.distribution)
+    except metadata.PackageNotFoundError:
+        return Contents({})
+
+
+def _all_facts(components: Sequence[Component]) -> list[list[str | None]]:
+    digests: dict[str, str] = {}
+    return [_facts(component, digests) for component in components]
+
+
+def _facts(component: Component, digests: dict[str, str]) -> list[str | None]:
+    """`digests`: what was read already, by distribution or reference."""
+    owner = component.distribution or component.reference
+    if owner not in digests:
+        digests[owner] = component_contents(component).digest
+    version = installed_version(component.distribution) if component.distribution else None
+    return [
+        component.kind,
+        component.name,
+        component.reference,
+        component.distribution,
+        version,
+        digests[owner],
+    ]
 
 
 def installed_version(distribution: str) -> str | None:

@@ -51,11 +51,16 @@ def validate_options(plugin: type[Plugin], label: str, options: Mapping[str, Any
 
 def dump_options(options: PluginOptions, label: str) -> dict[str, Any]:
     """Options as plain data from which any process makes the same options again."""
-    plain = options.model_dump(mode="json", by_alias=True)
     try:
+        plain = options.model_dump(mode="json", by_alias=True)
         survives = type(options).model_validate(plain) == options
     except ValidationError:
         survives = False
+    except Exception as error:  # a value without JSON, or a serializer of the plugin's own
+        raise PluginError(
+            f"{label}: its Options cannot be written as JSON, so they cannot travel to workers: use plain types in "
+            f"{type(options).__qualname__} ({type(error).__name__}: {error})"
+        ) from error
     if not survives:
         raise PluginError(
             f"{label}: its Options do not survive model_dump(mode='json') and model_validate, so they cannot travel "

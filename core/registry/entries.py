@@ -12,6 +12,9 @@ from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
 HOOKS_KIND = "hooks"
 """`Entry.kind` of entries in the hooks group, which is not a component kind."""
 
+OWN_DISTRIBUTION = "dovetail"
+"""Distribution whose plugins keep their plain names: another's of the same name is reached as "dist:name"."""
+
 _GROUP = re.compile(r"dovetail\.(?P<kind>\w+)\.v(?P<major>\d+)")
 _REFERENCE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+))?\s*(\[.*\])?")
 
@@ -36,6 +39,11 @@ class Entry:
     def qualified_name(self) -> str:
         """The name that is unique even where two distributions use the same one: "dist:name"."""
         return f"{self.distribution}:{self.name}" if self.distribution else self.name
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the plugin is of Dovetail's own distribution."""
+        return self.distribution is not None and normalize_name(self.distribution) == OWN_DISTRIBUTION
 
     @property
     def origin(self) -> str:

@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from typing import get_args
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin, PluginOptions, Stability
+from dovetail.registry.contents import siblings
 from dovetail.registry.entries import Entry, normalize_name, version_refusal
 
 _PLUGIN_ERRORS = (Exception, SystemExit)
@@ -115,12 +117,27 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Before it runs, as an import does: dataclasses and pickle look their module up by name.
     sys.modules[name] = module
+    beside = siblings(path)
+    if beside and str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
+        _refuse_others(path, beside)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _refuse_others(path: Path, beside: Mapping[str, Path]) -> None:
+    """Raises `ImportError` where a module of the same name was imported in place of the file beside `path`."""
+    for name, file in beside.items():
+        imported = getattr(sys.modules.get(name), "__file__", None)
+        if imported is not None and Path(imported).resolve() != file.resolve():
+            raise ImportError(
+                f"{path} imports '{name}' and got {imported}, not {file} beside it: rename that file, or make a package"
+                " of the plugin"
+            )
 
 
 def _import_failure(entry: Entry, module_name: str, error: BaseException) -> str:

@@ -23,7 +23,8 @@ class Registry:
     """Plugins by kind and name, from metadata; only `load` and `component` import a plugin.
 
     A name has one of these forms, tried in this order: ``name``, ``dist:name``, ``./file.py:Class`` (or an absolute
-    path), ``package.module:Class``.
+    path), ``package.module:Class``. A plain name that Dovetail's own distribution has is its; another distribution's
+    plugin of the same name is ``dist:name``.
     """
 
     def __init__(self, scan: Scan):
@@ -48,6 +49,12 @@ class Registry:
         """Installed hook plugins, refused ones included."""
         return [entry for entry in self.metadata.entries if entry.kind == HOOKS_KIND]
 
+    def name_of(self, entry: Entry) -> str:
+        """The shortest name by which `find` finds an installed plugin: its plain name, or "dist:name" where the plain
+        one is another plugin's or that of several."""
+        alike = [other for other in self.entries(entry.kind) if other.name == entry.name]
+        return entry.name if _preferred(alike) == [entry] or alike == [] else entry.qualified_name
+
     def find(self, kind: str, name: str, base_dir: Path | None = None) -> Entry:
         """Resolves `name` to an entry without importing it. Relative files are resolved against `base_dir`, or the
         current directory.
@@ -56,7 +63,7 @@ class Registry:
         """
         _require_kind(kind)
         matching = [e for e in self.metadata.entries if e.kind == kind and name in (e.name, _qualified(e, name))]
-        usable = [entry for entry in matching if entry.refusal is None]
+        usable = _preferred([entry for entry in matching if entry.refusal is None])
         if len(usable) == 1:
             return usable[0]
         if usable:
@@ -138,6 +145,11 @@ class Registry:
 def _require_kind(kind: str) -> None:
     if kind not in KINDS:
         raise PluginError(f"there is no plugin kind '{kind}'; kinds: {', '.join(KINDS)}")
+
+
+def _preferred(entries: list[Entry]) -> list[Entry]:
+    """Of plugins with one name those that the plain name may mean: Dovetail's own, or all."""
+    return [entry for entry in entries if entry.is_own] or entries
 
 
 def _qualified(entry: Entry, name: str) -> str | None:

@@ -267,11 +267,10 @@ class Question(Generic[P]):
         """Installed plugins in the order in which they are asked; and those that cannot be loaded, with the reason."""
         registry, kind = self._state.registry, self._slot.kind
         entries = registry.entries(kind)
-        names = [entry.name for entry in entries]
         loaded: list[tuple[str, type[P]]] = []
         broken = [(entry.qualified_name, (entry.refusal or "",)) for entry in registry.refused(kind)]
         for entry in entries:
-            name = entry.qualified_name if names.count(entry.name) > 1 else entry.name
+            name = registry.name_of(entry)
             try:
                 loaded.append((name, cast(type[P], registry.load_entry(entry))))
             except PluginError as error:

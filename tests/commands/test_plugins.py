@@ -137,6 +137,12 @@ def test_a_plugin_command_cannot_take_a_built_in_name(dovetail, tmp_path):
     assert dovetail("acme:plugins", "you").stdout == "hello you\n"
 
 
+def test_list_shows_which_name_a_config_writes_where_dovetail_has_the_name(dovetail, acme):
+    write_distribution(acme, "other", entry_points={"dovetail.scheduler.v1": {"fcfs": "other_sched:FCFS"}})
+    rows = [line.split() for line in dovetail("plugins", "list").stdout.splitlines() if "fcfs" in line]
+    assert [row[3] for row in rows] == ["fcfs", "other:fcfs"]
+
+
 def test_list_shows_each_plugin_with_its_reference(dovetail, acme):
     row = next(line for line in dovetail("plugins", "list").stdout.splitlines() if "acme_sink" in line)
     for cell in ("telemetry_sink", "acme 1.0", "v1", "acme_sink:Sink"):
@@ -171,6 +177,14 @@ def test_info_shows_capabilities_of_a_local_file_of_any_kind(dovetail, tmp_path)
     assert "draft_worker" in output
     assert [line.split() for line in output.splitlines()].count(["capabilities.trees", "yes"]) == 1
     assert "takes no options" in output
+
+
+def test_a_local_file_imports_the_file_beside_it(dovetail, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.py").write_text(f"from beside import EVERY\n{SINK.replace('Field(10', 'Field(EVERY')}")
+    (tmp_path / "sub" / "beside.py").write_text("EVERY = 1234\n")
+    result = dovetail("plugins", "info", "./sub/mine.py:Sink")
+    assert "1234" in result.stdout, result.stderr
 
 
 def test_doctor_finds_nothing_wrong_with_the_bundled_plugins(dovetail):

@@ -13,7 +13,8 @@ from dovetail.config.resolved import Component
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, Grammar, GrammarSetup
 from dovetail.contracts.grammar_spec import GrammarSpec
-from dovetail.registry.components import create_class
+from dovetail.registry.calls import calling
+from dovetail.registry.components import component_entry, create_class
 
 logger = logging.getLogger("dovetail.grammars")
 
@@ -176,7 +177,8 @@ class GrammarCompiler:
             if self._grammar is None:
                 plugin, options = create_class(self.component)
                 assert issubclass(plugin, Grammar)
-                self._grammar = plugin(options, self.setup)
+                with calling(component_entry(self.component).label, "__init__"):
+                    self._grammar = plugin(options, self.setup)
                 if self._is_closed:
                     self._grammar.close()
             return self._grammar

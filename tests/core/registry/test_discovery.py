@@ -144,3 +144,13 @@ def test_a_distribution_goes_before_a_module_of_the_same_name(install, sink_sour
     assert direct.distribution is None
     with pytest.raises(PluginError, match="nor has the distribution 'acme' a telemetry_sink 'prnter'"):
         registry.load("telemetry_sink", "acme:prnter")
+
+
+def test_a_plain_name_is_dovetails_own_and_another_of_that_name_is_qualified(install, sink_source):
+    registry = install("acme", entry_points={GROUP: {"jsonl": "acme_sink:Sink", "mine": "acme_sink:Sink"}}, modules={})
+    own = registry.find("telemetry_sink", "jsonl")
+    other = registry.find("telemetry_sink", "acme:jsonl")
+    assert (own.distribution, other.distribution) == ("dovetail", "acme")
+    assert registry.find("telemetry_sink", "dovetail:jsonl") == own
+    assert [registry.name_of(entry) for entry in (own, other)] == ["jsonl", "acme:jsonl"]
+    assert registry.name_of(registry.find("telemetry_sink", "mine")) == "mine"

@@ -169,3 +169,22 @@ def test_options_that_cannot_travel_are_refused(tmp_path, sink_source):
     (tmp_path / "mine.py").write_text(source)
     with pytest.raises(PluginError, match="cannot travel"):
         Registry.scan().component("telemetry_sink", "./mine.py:Sink", {"path": "hidden"}, tmp_path)
+
+
+def test_options_without_json_are_refused_by_the_plugins_name(tmp_path, sink_source):
+    source = sink_source.replace('path: str = "out.txt"', "path: object = lambda: 3")
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(
+        PluginError, match=r"telemetry_sink './mine.py:Sink' .*cannot be written as JSON.*use plain types"
+    ):
+        Registry.scan().component("telemetry_sink", "./mine.py:Sink", {}, tmp_path)
+
+
+def test_capabilities_as_a_dict_are_refused_by_the_plugins_name(local):
+    source = SCHEDULER + "class Mine(Scheduler):\n    contract = (1, 0)\n    capabilities = {'trees': True}\n"
+    body = "".join(f"    def {name}(self, *a): ...\n" for name in ("add", "remove", "schedule"))
+    body += "".join(f"    {name} = 0\n" for name in ("num_running", "num_waiting"))
+    with pytest.raises(
+        PluginError, match=r"scheduler 'mine.py:Mine' .*capabilities is \{'trees': True\}: write `capab"
+    ):
+        local(source + body, "scheduler")

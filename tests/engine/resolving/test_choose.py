@@ -151,6 +151,7 @@ def test_a_named_candidates_reasons_are_an_error(install_backend, resolve_anew):
     ("check", "problem"),
     [
         ("raise KeyError('oops')", "KeyError: 'oops'"),
+        ("yield 'no water'", r"TypeError: Backend\.check returned <generator .*: return a list of sentences"),
         ("return None", r"TypeError: Backend\.check returned None: return a list of sentences"),
         ("return 'no water'", r"TypeError: Backend\.check returned 'no water': return a list of sentences"),
         ("return [1]", r"TypeError: Backend\.check returned \[1\]: return a list of sentences"),
