@@ -1,0 +1,1 @@
+"""GPT-2 and models of its shape for Dovetail."""
