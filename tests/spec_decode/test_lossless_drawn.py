@@ -21,6 +21,7 @@ from dovetail.spec_decode.experiments.witness import read_evidence
 
 WITNESS = "dovetail.spec_decode.experiments.witness:Witness"
 RULE = "dovetail.spec_decode.rejection:RejectionRule"
+BLOCK = "dovetail.spec_decode.block:BlockRule"
 NUM_REQUESTS = 40
 PARAMS = SamplingParams(temperature=1.4, max_tokens=48, ignore_eos=True)
 SAMPLINGS: dict[str, SamplingParams] = {
@@ -125,6 +126,34 @@ def test_adaptive_lengths_keep_the_distribution(sound: tuple[LLM, Path], drafter
     mixed = [params for params in SAMPLINGS.values() for _ in range(NUM_REQUESTS)]
     evidence, _ = run(llm, mixed, drafter, seen)
     assert evidence.places > 0
+    assert evidence.p > SURE
+
+
+@pytest.fixture(scope="module")
+def judged_as_blocks(
+    drafter_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LLM, Path]]:
+    """As `sound`, with block verification: given that a prefix stands, the token after it has the target's distribution
+    there too."""
+    seen = tmp_path_factory.mktemp("blocks") / "seen.f64"
+    with create(drafter_paths, BLOCK, seen) as llm:
+        yield llm, seen
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [("draft_model", "temperature")]
+    + [
+        pytest.param(drafter, sampling, marks=pytest.mark.nightly)
+        for drafter in DRAFTERS
+        for sampling in SAMPLINGS
+        if (drafter, sampling) != ("draft_model", "temperature")
+    ],
+)
+def test_blocks_keep_the_distribution(judged_as_blocks: tuple[LLM, Path], drafter: str, sampling: str) -> None:
+    llm, seen = judged_as_blocks
+    evidence, _ = run(llm, seeded(SAMPLINGS[sampling]), drafter, seen)
+    assert evidence.places > 100
     assert evidence.p > SURE
 
 
