@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dovetail.contracts.draft_target import TopTokens
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftWorker
 
@@ -32,6 +33,8 @@ class RequestStep:
     """Temperature 1; otherwise that of even seq_ids is 1 and of odd ones 0."""
     uniforms: NDArray[np.float64] | None = None
     """None: drawn."""
+    drafted: Draft | None = None
+    """What the step verified."""
 
     @property
     def chosen_seed(self) -> int:
@@ -41,6 +44,16 @@ class RequestStep:
     def sampling(self) -> SamplingParams:
         """Sampling parameters of the request."""
         return SamplingParams(temperature=1.0 if self.is_sampled or not self.seq_id % 2 else 0.0)
+
+    def top_tokens(self, vocab_size: int, count: int) -> TopTokens:
+        """What a target finds likely after the last token that the step computed and after what it verified: `count`
+        tokens of each row, drawn without repetition."""
+        drafted = Draft([]) if self.drafted is None else self.drafted
+        follows = [self.token_ids[-2] if len(self.token_ids) > 1 else self.token_ids[-1], *drafted.token_ids]
+        parents = [-1, *(parent + 1 for parent in drafted.parent_indices)]
+        random = np.random.default_rng([self.chosen_seed, len(self.token_ids), 1])
+        ids = [random.permutation(vocab_size)[:count] for _ in follows]
+        return TopTokens(np.array(follows, np.int32), np.array(parents, np.int32), np.array(ids, np.int32))
 
     def stream(self) -> NDArray[np.float64]:
         """[max_drafts] uniforms, an array of its own."""
@@ -58,7 +71,9 @@ class HostBatch:
     def overwrite(self) -> None:
         """Overwrites the arrays: what is still read from them is wrong from now on."""
         for request in self.batch.requests:
-            for array in (request.token_ids.base, request.hidden_rows, request.uniforms):
+            top = request.top_tokens
+            rows = () if top is None else (top.follows, top.parents, top.ids)
+            for array in (request.token_ids.base, request.hidden_rows, request.uniforms, *rows):
                 assert array is not None
                 array.fill(0)
         for states in (self.batch.hidden_states, self.batch.layer_states):
@@ -81,6 +96,8 @@ class Talk:
     num_taken: int = 0
     """Number of positions whose states the drafter has read."""
     _last: Draft | None = None
+    _verified: Draft | None = None
+    """What the step verified that `step` tells of."""
 
     def __post_init__(self) -> None:
         self.token_ids = self.text[: self.num_known]
@@ -91,12 +108,14 @@ class Talk:
         if not self.drafts:
             return
         accepted: list[int] = []
+        self._verified = None
         round_id = len(self.drafts)
         if self._last is not None and len(self._last.token_ids) and round_id % 4:
             path = first_path(self._last)
             path = path[: {1: len(path), 2: len(path) // 2, 3: 0}[round_id % 4]]
             worker.on_verified(self.seq_id, path, len(self._last.token_ids))
             accepted = [int(self._last.token_ids[node]) for node in path]
+            self._verified = self._last
         if round_id % 4 == 0:
             self.num_taken = 0  # It was preempted, so everything is computed once more.
         # Without a verdict the request has gone on for some steps of which no drafts were wanted.
@@ -106,7 +125,8 @@ class Talk:
     def step(self, max_drafts: int) -> RequestStep:
         """Its part in the next batch: all states that it was not shown yet."""
         end = len(self.token_ids) - 1
-        step = RequestStep(self.seq_id, self.token_ids, self.num_taken, end, max_drafts, self._num_prompt_tokens)
+        prompt = self._num_prompt_tokens
+        step = RequestStep(self.seq_id, self.token_ids, self.num_taken, end, max_drafts, prompt, drafted=self._verified)
         self.num_taken = end
         return step
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from dovetail.contracts.draft_target import ReadsTopTokens, TopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.needs import reasons_against
@@ -182,6 +183,7 @@ class DraftWorkerSuite(PluginSuite):
                     hidden_rows=np.arange(num_rows, num_rows + count),
                     uniforms=step.stream(),
                     first_position=step.first,
+                    top_tokens=self._top_tokens(step),
                 )
             )
             num_rows += count
@@ -197,6 +199,12 @@ class DraftWorkerSuite(PluginSuite):
             whole[:, list(layers)].flatten(1) if layers else None,
         )
         return HostBatch(batch)
+
+    def _top_tokens(self, step: RequestStep) -> TopTokens | None:
+        plugin = self.worker_class
+        if not issubclass(plugin, ReadsTopTokens) or step.end < len(step.token_ids) - 1:
+            return None
+        return step.top_tokens(self.vocab_size, plugin.num_top_tokens(self._options()))
 
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""

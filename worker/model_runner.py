@@ -189,6 +189,8 @@ class ModelRunner:
         last = inputs.query_start[indices + 1].astype(np.int64) - 1
         wanted = hidden if len(last) == len(hidden) else hidden[self._to_device(last)]
         logits = self._model.compute_logits(wanted)
+        if self._speculation is not None:
+            self._speculation.note_plain(logits, step, indices)
         rows = inputs.rows[indices]
         if self._samples:
             seq_ids = [plan.seq_ids[index] for index in indices.tolist()]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail.contracts.attention import AttentionModule
+    from dovetail.contracts.draft_target import TopTokens
     from dovetail.contracts.model import ModelContext
     from dovetail.contracts.operators import Operators
 
@@ -300,6 +301,9 @@ class DraftRequest:
     """Position of the first of `hidden_rows`: the target computed the `len(hidden_rows)` positions from here on in this
     step (or, where the drafter's calls were put off, in earlier ones or as a cached prefix), and before them
     everything."""
+    top_tokens: TopTokens | None = None
+    """What the target finds likely after the rows that it computed; None unless the drafter is a `ReadsTopTokens`, and
+    where there are no such rows."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +334,7 @@ class DraftWorker(Plugin):
 
     Each optional ability is a class of its own, which a drafter derives from as well; the host asks by isinstance:
     `TreesByOption`, `LearnsFromRequests`, `ReadsTokenizer`, `ReadsHiddenLayers`, `BuildsLayers`, `LoadsModel`,
-    `KeepsLayers`.
+    `KeepsLayers`, and those of `dovetail.contracts.draft_target`.
 
     Order of calls: `model_section`, `check`, `reads_tokenizer`, `quantization`, `caches`, `hidden_layers` before any
     weight is read; then on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`.

@@ -27,6 +27,9 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"name": "ngram", "num_tokens": 4, "length": "fixed"},
     "suffix": {"name": "suffix", "num_tokens": 8, "length": "fixed", "max_spec_factor": 2.0},
     "suffix-tree": {"name": "suffix", "num_tokens": 8, "length": "fixed", "max_spec_factor": 4.0, "tree": True},
+    "recycling": {"name": "recycling", "num_tokens": 12, "length": "fixed"},
+    "recycling-chain": {"name": "recycling", "num_tokens": 4, "length": "fixed", "tree": False},
+    "lookahead": {"name": "lookahead", "num_tokens": 13, "length": "fixed", "window": 4, "candidates": 3},
     "medusa": {"name": "medusa", "num_tokens": 3, "length": "fixed"},
     "medusa-tree": {
         "name": "medusa",

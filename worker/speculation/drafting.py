@@ -25,6 +25,7 @@ from dovetail.worker.speculation.draft_sampling import draft_uniforms
 from dovetail.worker.speculation.drafters import LoadedDrafter, wanted_layers
 from dovetail.worker.speculation.late_reading import LateReading, read_soonest
 from dovetail.worker.speculation.lengths import LengthFault, Lengths, Offer
+from dovetail.worker.speculation.top_tokens import JudgedRows, TopTokenRecords
 from dovetail.worker.speculation.verifier import first_nodes
 from dovetail.worker.speculation.waiting_states import States, WaitingStates
 
@@ -59,6 +60,7 @@ class Drafting:
         lengths: Lengths,
         waiting: Mapping[str, WaitingStates],
         late: Mapping[str, LateReading],
+        top_tokens: TopTokenRecords,
         max_model_len: int,
         most_read: int,
         device: torch.device,
@@ -73,6 +75,7 @@ class Drafting:
         """Of the drafters that are to see every state."""
         self._late = dict(late)
         """Of the drafters that read late."""
+        self._top_tokens = top_tokens
         self._max_model_len = max_model_len
         self._most_read = most_read
         self._device = device
@@ -131,6 +134,24 @@ class Drafting:
         """The step that runs computed drafts of a request."""
         if seq_id not in self._forced:
             self._lengths.computed(self._requests[seq_id].drafter, num_drafts)
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether some drafter reads what `note_logits` is told."""
+        return bool(self._top_tokens.drafters)
+
+    def note_logits(
+        self, logits: torch.Tensor, follows: np.ndarray, seq_ids: Sequence[int], parents: Sequence[Sequence[int]]
+    ) -> None:
+        """The target's logits after rows of `seq_ids`: [M, vocab_size], the rows of each request one behind the other.
+        `follows`: the input of each row. `parents`: of each request, as `TopTokens.parents`."""
+        rows, start = [], 0
+        for seq_id, own in zip(seq_ids, parents, strict=True):
+            request = self._requests.get(seq_id)
+            if request is not None and request.is_on and request.drafter in self._top_tokens.drafters:
+                rows.append(JudgedRows(seq_id, request.drafter, start, own))
+            start += len(own)
+        self._top_tokens.note(logits, follows, rows)
 
     def propose(
         self, step: ComputedStep, sampler: Sampler, seconds: float | None, errors: dict[int, str]
@@ -221,6 +242,7 @@ class Drafting:
         request = self._requests.pop(seq_id, None)
         self._forced.discard(seq_id)
         self._lengths.forget(seq_id)
+        self._top_tokens.forget(seq_id)
         if request is not None and request.drafter in self._waiting:
             self._waiting[request.drafter].forget(seq_id)
         if request is None or request.drafter not in self._drafters:
@@ -246,6 +268,7 @@ class Drafting:
         for index in errors:
             request = self._requests[seq_ids[index]]
             request.is_on = False
+            self._top_tokens.forget(seq_ids[index])
             if request.drafter in self._waiting:
                 self._waiting[request.drafter].forget(seq_ids[index])
 
@@ -421,6 +444,7 @@ class Drafting:
                 uniforms=uniforms[i, :room],
                 forced=sampler.grammars.forced(seq_id)[:room] if has_grammars else (),
                 first_position=first_position,
+                top_tokens=self._top_tokens.take(seq_id),
             )
         return requests
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSpeculation
 from dovetail.contracts.draft_length import AdaptiveDraftLength, DrafterFacts
+from dovetail.contracts.draft_target import ReadsTopTokens
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -27,6 +28,7 @@ from dovetail.worker.speculation.late_reading import LateReading
 from dovetail.worker.speculation.lengths import create_lengths
 from dovetail.worker.speculation.loaded import LoadedSpeculation
 from dovetail.worker.speculation.speculation import Speculation
+from dovetail.worker.speculation.top_tokens import TopTokenRecords, check_count
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
 from dovetail.worker.speculation.waiting_states import WaitingStates
 
@@ -98,6 +100,7 @@ class LoadedDrafters(LoadedSpeculation):
             lengths,
             waiting,
             late,
+            TopTokenRecords(_top_counts(chosen.values(), plugins, self._config.model.vocab_size)),
             self._config.model.max_model_len,
             self._config.limits.max_num_batched_tokens,
             context.device,
@@ -140,6 +143,16 @@ def _facts(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> DrafterFacts:
         # A length that does not adapt wants drafts from the first token on: putting off saves it nothing.
         reads_late=chosen.kv_cache and not reads_states and issubclass(length, AdaptiveDraftLength),
     )
+
+
+def _top_counts(drafters: Iterable[ResolvedDrafter], plugins: LoadedPlugins, vocab_size: int) -> dict[str, int]:
+    """By name, how many of the target's most likely tokens those read that read any."""
+    counts = {}
+    for drafter in drafters:
+        plugin, options = plugins.get(drafter.component)
+        if issubclass(plugin, ReadsTopTokens):
+            counts[drafter.name] = check_count(plugin.__name__, plugin.num_top_tokens(options), vocab_size)
+    return counts
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,21 @@ class Speculation:
             rows += range(end - count - 1, end)
         wanted = hidden if len(rows) == len(hidden) else hidden[on_device(np.array(rows, dtype=np.int64), self._device)]
         logits = self._model.compute_logits(wanted)
+        if self._answers and self._drafting.reads_logits:
+            parents = [[-1, *(parent + 1 for parent in request.draft.parent_indices)] for request in requests]
+            self._drafting.note_logits(
+                logits, inputs.input_ids[rows], [request.seq_id for request in requests], parents
+            )
         verdicts = self._judge(logits, requests, indices, sampler, step)
         for index, request, (nodes, token) in zip(indices, requests, verdicts, strict=True):
             self._commit(index, request, nodes, token, step)
+
+    def note_plain(self, logits: torch.Tensor, step: ComputedStep, indices: np.ndarray) -> None:
+        """The step computed `logits` after the last known token of each of `indices`, requests without drafts."""
+        if self._answers and self._drafting.reads_logits:
+            last = step.inputs.query_start[indices + 1].astype(np.int64) - 1
+            seq_ids = [step.plan.seq_ids[index] for index in indices.tolist()]
+            self._drafting.note_logits(logits, step.inputs.input_ids[last], seq_ids, [[-1]] * len(seq_ids))
 
     def propose(self, step: ComputedStep, sampler: Sampler, result: StepResult) -> StepResult:
         """Drafts for the next step wait. Returns the step's result with what became of its drafts, how many wait now,
