@@ -3,6 +3,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.attention import AttentionModule
+from dovetail.contracts.draft_target import TopTokens
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import CausalLM, ModelContext, ModelSize
 from dovetail.contracts.operators import Operators
@@ -131,6 +132,7 @@ class DraftRequest:
     uniforms: np.ndarray
     forced: Sequence[int] = ()
     first_position: int = 0
+    top_tokens: TopTokens | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 import numpy as np
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from dovetail.contracts.draft_target import TopTokens
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftWorker
 from numpy.typing import NDArray
@@ -18,9 +19,11 @@ class RequestStep:
     seed: int | None = None
     is_sampled: bool = False
     uniforms: NDArray[np.float64] | None = None
+    drafted: Draft | None = None
     @property
     def chosen_seed(self) -> int: ...
     def sampling(self) -> SamplingParams: ...
+    def top_tokens(self, vocab_size: int, count: int) -> TopTokens: ...
     def stream(self) -> NDArray[np.float64]: ...
 
 
