@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dovetail.testing.operators_suite import OperatorsSuite as OperatorsSuite
     from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite as PagedDraftWorkerSuite
     from dovetail.testing.quantization_suite import QuantizationSuite as QuantizationSuite
+    from dovetail.testing.quirks import Quirk as Quirk
     from dovetail.testing.route_suite import GeneratingRouteSuite as GeneratingRouteSuite
     from dovetail.testing.route_suite import RouteSuite as RouteSuite
     from dovetail.testing.scheduler_suite import SchedulerSuite as SchedulerSuite
@@ -62,6 +63,7 @@ _MODULES = {
     "check_fault": "faults",
     "run_test": "faults",
     "GeneratingRouteSuite": "route_suite",
+    "Quirk": "quirks",
     "RouteSuite": "route_suite",
     "GrammarSuite": "grammar_suite",
     "HooksSuite": "hooks_suite",
@@ -98,6 +100,7 @@ __all__ = [
     "PagedDraftWorkerSuite",
     "ProcessExecutorSuite",
     "QuantizationSuite",
+    "Quirk",
     "RouteSuite",
     "SavedCheckpoint",
     "SchedulerSuite",

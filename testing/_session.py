@@ -25,10 +25,11 @@ class Result:
 
     name: str
     """Of the test, with its parameters in brackets."""
-    outcome: Literal["passed", "failed", "skipped"]
+    outcome: Literal["passed", "failed", "skipped", "quirk"]
+    """A quirk: it failed as the suite's `quirks` say."""
     seconds: float
     text: str
-    """What pytest prints of a failure; why a test was skipped; else empty."""
+    """What pytest prints of a failure; why a test was skipped, or has a quirk; else empty."""
 
 
 def run_class(suite: type, attributes: Mapping[str, Any], test: str | None = None) -> list[Result]:
@@ -87,7 +88,9 @@ class _Session:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.rpartition("::")[2]
-        if report.failed:
+        if report.skipped and hasattr(report, "wasxfail"):
+            self.results.append(Result(name, "quirk", report.duration, str(report.wasxfail)))
+        elif report.failed:
             self.results.append(Result(name, "failed", report.duration, report.longreprtext))
         elif report.skipped:
             self.results.append(Result(name, "skipped", report.duration, _reason(report)))

@@ -8,6 +8,7 @@ The suite is that of the installed Dovetail, and the plugin may be a wheel witho
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
 import sys
@@ -25,6 +26,7 @@ from dovetail.registry.loading import import_object
 from dovetail.registry.registry import Registry, direct_entry
 from dovetail.testing import VERSION
 from dovetail.testing._session import Result, run_class
+from dovetail.testing.quirks import Quirk
 from dovetail.testing.suite import SUITES
 
 
@@ -51,7 +53,7 @@ class Report:
     results: tuple[Result, ...]
 
     def count(self, outcome: str) -> int:
-        """Cases that ended so: "passed", "failed" or "skipped"."""
+        """Cases that ended so: "passed", "failed", "skipped" or "quirk"."""
         return sum(result.outcome == outcome for result in self.results)
 
     def save(self, path: Path) -> None:
@@ -102,8 +104,9 @@ def check_plugin(registry: Registry, entry: Entry, attributes: Mapping[str, Any]
 
 
 def _annotations(suite: type) -> list[str]:
-    """Names that the suite and its bases annotate."""
-    return [name for base in suite.__mro__ for name in vars(base).get("__annotations__", {})]
+    """Names of the class variables of the suite and its bases."""
+    declared = [inspect.get_annotations(base) for base in suite.__mro__]
+    return [name for each in declared for name, kind in each.items() if str(kind).startswith("ClassVar")]
 
 
 def _settable(suite: type) -> list[str]:
@@ -128,7 +131,17 @@ def _parse_attributes(written: Sequence[str]) -> dict[str, Any]:
             attributes[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise PluginError(f"--set {each}: the value is no YAML: {error}") from error
+    if "quirks" in attributes:
+        attributes["quirks"] = _parse_quirks(attributes["quirks"])
     return attributes
+
+
+def _parse_quirks(written: Any) -> dict[str, Quirk]:
+    """From {"test_name": {"reason": ..., "expires": "2.0"}}."""
+    try:
+        return {name: Quirk(**fields) for name, fields in written.items()}
+    except (AttributeError, TypeError) as error:
+        raise PluginError(f"--set quirks: write {{test_name: {{reason: ..., expires: '2.0'}}}}: {error}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,15 +166,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_report(report: Report) -> None:
-    """Every case that was skipped or failed, and the sums."""
-    for result in report.results:
-        if result.outcome == "skipped":
-            print(f"skipped  {result.name}: {result.text}")
+    """Every case that was skipped, has a quirk or failed, and the sums."""
+    for outcome in ("skipped", "quirk"):
+        for result in report.results:
+            if result.outcome == outcome:
+                print(f"{outcome:<8} {result.name}: {result.text}")
     for result in report.results:
         if result.outcome == "failed":
             print(f"FAILED   {result.name}\n{result.text}\n")
     seconds = sum(result.seconds for result in report.results)
     counts = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in ("passed", "failed", "skipped"))
+    if quirks := report.count("quirk"):
+        counts += f", {quirks} failed as its quirks say"
     print(f"{report.plugin} ({report.kind} {report.contract}), {report.suite}: {counts} in {seconds:.1f} s")
 
 

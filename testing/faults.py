@@ -39,6 +39,8 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     """With what pytest prints of them."""
     skipped: list[str] = field(default_factory=list)
+    quirks: dict[str, str] = field(default_factory=dict)
+    """Failed as the suite's `quirks` say, with the reason."""
 
 
 def run_test(suite: type, test: str, **attributes: Any) -> Outcome:
@@ -56,6 +58,8 @@ def run_test(suite: type, test: str, **attributes: Any) -> Outcome:
     for result in run_class(suite, attributes, test):
         if result.outcome == "failed":
             outcome.failed[result.name] = result.text
+        elif result.outcome == "quirk":
+            outcome.quirks[result.name] = result.text
         else:
             (outcome.passed if result.outcome == "passed" else outcome.skipped).append(result.name)
     return outcome

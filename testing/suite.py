@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import pytest
+
 import dovetail.testing
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
 from dovetail.registry.entries import HOOKS_KIND
 from dovetail.testing._checks import check_contract
+from dovetail.testing.quirks import Quirk, expect_failures, reason_against_quirks
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,27 @@ class Suite:
     """Of the plugins that the suite tests."""
     plugin: ClassVar[Any]
     """What is tested: a class, or the module or object of hooks."""
+    quirks: ClassVar[Mapping[str, Quirk]] = {}
+    """Tests that fail, by name, and why (`dovetail.testing.quirks`). Set it in the class's body."""
+    running: str
+    """Name of the test that runs, with its parameters in brackets."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raises `PluginError` where `plugin` is of another kind: one error, and no test runs."""
+        """Raises `PluginError` where `plugin` is of another kind or `quirks` names no test: one error, and no test
+        runs."""
         super().__init_subclass__(**kwargs)
-        if "plugin" in vars(cls) and (reason := reason_against(cls, cls.plugin)):
+        reason = reason_against(cls, cls.plugin) if "plugin" in vars(cls) else None
+        if reason := reason or reason_against_quirks(cls, cls.quirks):
             raise PluginError(reason)
+        expect_failures(cls)
+
+    @pytest.fixture(autouse=True)
+    def _named(self, request: pytest.FixtureRequest) -> None:
+        self.running = request.node.name
+        if single := [name for name in self.quirks if "[" in name]:
+            cases = {item.name for item in request.node.parent.collect()}
+            unknown = [name for name in single if name not in cases]
+            assert not unknown, f"there is a quirk of {unknown[0]}, and no such case"
 
 
 class PluginSuite(Suite):

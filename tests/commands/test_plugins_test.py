@@ -74,6 +74,18 @@ def test_a_faulty_plugin_fails_and_its_tests_are_named(folder: Path) -> None:
     assert "FAILED   test_a_row_does_not_depend_on_other_requests" in done.stdout
 
 
+def test_a_known_deviation_is_reported_by_name(folder: Path) -> None:
+    name, reason = "test_a_row_does_not_depend_on_other_requests", "the penalty is shared out"
+    done = plugins_test(
+        folder, "./processors.py:Shifts", "--set", f"quirks={{{name}: {{reason: {reason}, expires: '2.0'}}}}"
+    )
+    assert f"quirk    {name}: quirk until contract 2.0: {reason}" in done.stdout, done.stdout + done.stderr
+    assert f"FAILED   {name}\n" not in done.stdout
+    refused = plugins_test(folder, "./processors.py:Shifts", "--set", f"quirks={{{name}: {{reason: {reason}}}}}")
+    assert refused.returncode == 2
+    assert "expires" in refused.stderr
+
+
 def test_an_installed_plugin_goes_by_its_name(folder: Path) -> None:
     done = plugins_test(folder, "no_repeat_ngram", "--set", "request_options=[2, 3]", "--set", "refused_options=[0]")
     assert done.returncode == 0, done.stdout + done.stderr
