@@ -20,6 +20,7 @@ class Outcome:
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    quirks: dict[str, str] = field(default_factory=dict)
 
 def check_fault(fault: Fault, suite: type, **attributes: Any) -> None: ...
 def run_test(suite: type, test: str, **attributes: Any) -> Outcome: ...

@@ -14,6 +14,7 @@ from dovetail.testing.model_family_suite import ModelFamilySuite
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite
 from dovetail.testing.quantization_suite import QuantizationSuite
+from dovetail.testing.quirks import Quirk
 from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
 from dovetail.testing.scheduler_suite import SchedulerSuite
 from dovetail.testing.source_suite import ExistingModel, ModelSourceSuite
@@ -39,6 +40,7 @@ __all__ = [
     "PagedDraftWorkerSuite",
     "ProcessExecutorSuite",
     "QuantizationSuite",
+    "Quirk",
     "RouteSuite",
     "SavedCheckpoint",
     "SchedulerSuite",

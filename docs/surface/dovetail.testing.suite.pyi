@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dovetail.contracts.plugin import Plugin
+from dovetail.testing.quirks import Quirk
 from typing import Any, ClassVar
 
 
@@ -15,6 +16,8 @@ SUITES: Mapping[str, SuiteOf] = ...
 class Suite:
     kind: ClassVar[str]
     plugin: ClassVar[Any]
+    quirks: ClassVar[Mapping[str, Quirk]] = {}
+    running: str
     def __init_subclass__(cls, **kwargs: Any) -> None: ...
 
 
