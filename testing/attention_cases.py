@@ -297,6 +297,7 @@ def random_case(seed: int, shape: CaseShape) -> AttentionCase:
     num_kv_heads, group = int(rng.integers(1, 4)), int(rng.integers(1, 5))
     num_heads = num_kv_heads * group
     num_kv_heads = shape.num_kv_heads or num_kv_heads
+    num_heads = -(-num_heads // num_kv_heads) * num_kv_heads  # whole groups, whatever the shape asks for
     layer = AttentionLayer(
         layer_id=int(rng.integers(0, 4)),
         num_heads=num_heads,

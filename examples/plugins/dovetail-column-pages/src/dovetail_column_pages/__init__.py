@@ -1,0 +1,1 @@
+"""An attention backend for Dovetail whose pages hold keys by columns."""
