@@ -201,7 +201,7 @@ class DraftWorkerSuite(PluginSuite):
         return HostBatch(batch)
 
     def _top_tokens(self, step: RequestStep) -> TopTokens | None:
-        plugin = self.worker_class
+        plugin = self.plugin
         if not issubclass(plugin, ReadsTopTokens) or step.end < len(step.token_ids) - 1:
             return None
         return step.top_tokens(self.vocab_size, plugin.num_top_tokens(self._options()))

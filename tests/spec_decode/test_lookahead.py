@@ -16,7 +16,7 @@ from dovetail.testing.draft_suite import DraftWorkerSuite
 
 
 class TestLookahead(DraftWorkerSuite):
-    worker_class = LookaheadDrafter
+    plugin = LookaheadDrafter
     options: ClassVar[Mapping[str, Any]] = {"window": 3, "ngram": 3, "candidates": 3}
     num_tokens = 9
 
@@ -24,7 +24,7 @@ class TestLookahead(DraftWorkerSuite):
 class TestPairs(DraftWorkerSuite):
     """The least n-gram: the window is one level, a chain."""
 
-    worker_class = LookaheadDrafter
+    plugin = LookaheadDrafter
     options: ClassVar[Mapping[str, Any]] = {"window": 3, "ngram": 2}
     num_tokens = 6
 

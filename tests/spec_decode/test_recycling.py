@@ -19,12 +19,12 @@ VOCAB, WIDTH = 50, 3
 
 
 class TestTrees(DraftWorkerSuite):
-    worker_class = RecyclingDrafter
+    plugin = RecyclingDrafter
     num_tokens = 12
 
 
 class TestChains(DraftWorkerSuite):
-    worker_class = RecyclingDrafter
+    plugin = RecyclingDrafter
     options: ClassVar[Mapping[str, Any]] = {"tree": False, "share": False}
 
 
