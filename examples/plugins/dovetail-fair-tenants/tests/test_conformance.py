@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail_fair_tenants.fair_queueing import FairQueueing
 from dovetail_fair_tenants.fair_share import FairShare
 
-from dovetail.testing.scheduler_suite import SchedulerSuite
+from dovetail.testing import SchedulerSuite
 
 
 class TestFairShare(SchedulerSuite):

@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 from dovetail_gpt2.family import GPT2Family
 
-from dovetail.testing.model_family_suite import FamilyCheckpoint, ModelFamilySuite
+from dovetail.testing import ModelFamilySuite
+from dovetail.testing.model_family_suite import FamilyCheckpoint
 
 
 class TestGPT2(ModelFamilySuite):
-    family_class = GPT2Family
+    plugin = GPT2Family
 
     def embeddings(self, checkpoint: FamilyCheckpoint, token_ids: Sequence[int]) -> torch.Tensor:
         """Without the positions, which the oracle adds before its first layer."""

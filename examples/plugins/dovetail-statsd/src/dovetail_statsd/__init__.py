@@ -1,0 +1,1 @@
+"""Dovetail's measurements as StatsD lines."""
