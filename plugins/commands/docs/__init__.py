@@ -1,0 +1,1 @@
+"""`dovetail docs`: the documentation, offline."""

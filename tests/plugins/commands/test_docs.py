@@ -1,0 +1,114 @@
+"""`dovetail docs` over a small site: the real one is built with the wheel, whose smoke test reads it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.plugins.commands.docs import command
+from dovetail.plugins.commands.docs.command import DocsCommand, create_server, page_file
+from dovetail.testing.command_suite import CommandSuite
+
+PAGES = ("index.html", "contracts/index.html", "contracts/scheduler.html", "assets/site.css")
+SERVE = """
+import sys
+from pathlib import Path
+from dovetail.plugins.commands.docs import command
+command.SITE = Path(sys.argv.pop(1))
+command.app()
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    folder = tmp_path / "site"
+    for page in PAGES:
+        (folder / page).parent.mkdir(parents=True, exist_ok=True)
+        (folder / page).write_text(f"this is {page}")
+    (tmp_path / "secret").write_text("not of the site")
+    return folder
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    with create_server(site, 0) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+class TestDocs(CommandSuite):
+    command_class = DocsCommand
+    works = (["--path"], ["contracts/scheduler", "--path"])
+    refused = (["no-such-page", "--no-browser"], ["--port", "70000"])
+
+    @pytest.fixture(autouse=True)
+    def _site(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(command, "SITE", site)
+
+
+def test_pages_are_served(address: str) -> None:
+    for page in PAGES:
+        assert httpx.get(f"{address}/{page}").text == f"this is {page}"
+    assert httpx.get(f"{address}/").text == "this is index.html"
+
+
+@pytest.mark.parametrize("path", ["/../secret", "/%2e%2e/secret", "/contracts/../../secret", "/assets/", "/none.html"])
+def test_nothing_else_is_served(address: str, path: str) -> None:
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # as it stands: clients tidy paths up
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.split(b" ")[1] == b"404"
+
+
+def test_ctrl_c_ends_it(site: Path) -> None:
+    arguments = [sys.executable, "-c", SERVE, str(site), "contracts/scheduler", "--no-browser"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as served:
+        assert served.stdout is not None
+        address = served.stdout.readline().split()[0]
+        assert httpx.get(address).text == "this is contracts/scheduler.html"
+        served.send_signal(signal.SIGINT)
+        _, errors = served.communicate(timeout=60)
+    assert served.returncode == 0
+    assert errors == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [
+        ("index", "index.html"),
+        ("contracts", "contracts/index.html"),
+        ("contracts/scheduler", "contracts/scheduler.html"),
+        ("contracts/scheduler.html", "contracts/scheduler.html"),
+        ("/contracts/scheduler.md", "contracts/scheduler.html"),
+    ],
+)
+def test_a_page_by_its_name(site: Path, page: str, file: str) -> None:
+    assert page_file(site, page) == file
+
+
+def test_an_unknown_page_names_the_nearest(site: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no page 'contracts/schedulr'. Did you mean contracts/scheduler"):
+        page_file(site, "contracts/schedulr")
+
+
+def test_without_a_built_site_it_says_how_to_build_it(tmp_path: Path) -> None:
+    with pytest.raises(DovetailError, match="`make site` builds it"):
+        page_file(tmp_path / "missing", "index")
+
+
+def test_a_port_that_is_taken(site: Path) -> None:
+    with create_server(site, 0) as first, pytest.raises(ConfigError, match="--port 0 takes any that is free"):
+        create_server(site, first.server_address[1])
