@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.contracts.kinds import CONFIG_NAMES_GROUP, DEFAULTS_GROUP, HOOKS_GROUP, KINDS, NAMES_GROUP
+from dovetail.contracts.kinds import (
+    CONFIG_NAMES_GROUP,
+    DEFAULTS_GROUP,
+    HOOKS_GROUP,
+    KINDS,
+    NAMES_GROUP,
+    TEMPLATES_GROUP,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
@@ -128,6 +135,7 @@ def test_every_entry_point_stands_in_a_known_group() -> None:
         NAMES_GROUP,
         CONFIG_NAMES_GROUP,
         DEFAULTS_GROUP,
+        TEMPLATES_GROUP,
     }
 
 

@@ -141,3 +141,7 @@ the project by the entry point's name."""
 NAMES_GROUP = "dovetail.names"
 """Entry-point group of packages with names of another project, such as vLLM's. An import of such a name from `dovetail`
 points to the package that lists it in `__all__`."""
+
+TEMPLATES_GROUP = "dovetail.templates"
+"""Entry-point group of templates from which `dovetail plugins new --from NAME` starts, named KIND.NAME: packages whose
+folders have the files."""

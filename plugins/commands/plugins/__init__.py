@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PluginsCommand(Command):
-    """List, describe and examine plugins."""
+    """List, describe, examine, test and write plugins."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
 

@@ -1,0 +1,76 @@
+"""Asks at a terminal for what the arguments do not say."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.prompt import Prompt
+from rich.table import Table
+
+from dovetail.commands import print_warning
+from dovetail.contracts.errors import ConfigError
+from dovetail.plugins.commands.plugins.cells import cells
+from dovetail.plugins.commands.plugins.new.names import SUMMARIES, checked_author, checked_kind, checked_names
+from dovetail.plugins.commands.plugins.new.project import check_folder
+from dovetail.plugins.commands.plugins.new.templates import offered
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the command needs, complete."""
+
+    name: str
+    kind: str
+    author: str
+    folder: Path
+
+
+def ask(console: Console, name: str | None, kind: str | None, author: str | None, folder: Path | None) -> Answers:
+    """Asks for each that is None, again where the answer cannot be used. Raises `ConfigError` for arguments that
+    cannot."""
+    if kind is None:
+        console.print(_kinds())
+        kind = _until_usable(console, "kind", None, checked_kind)
+    chosen = checked_kind(kind)
+    if name is None:
+        name = _until_usable(console, "name of the distribution", None, lambda text: checked_names(text, chosen))
+    if author is None:
+        author = _until_usable(console, "author, as Name <address>", _known_author(), checked_author)
+    if folder is None:
+        folder = Path(_until_usable(console, "folder to make", name, lambda text: check_folder(Path(text))))
+    return Answers(name.strip(), chosen, author, folder)
+
+
+def _kinds() -> Table:
+    table = Table("kind", "it answers", "--from")
+    for kind, summary in SUMMARIES.items():
+        table.add_row(*cells(kind, summary, ", ".join(offered(kind))))
+    return table
+
+
+def _until_usable(console: Console, question: str, default: str | None, check: Callable[[str], object]) -> str:
+    while True:
+        answer = Prompt.ask(question, console=console, default=default or "", show_default=bool(default))
+        try:
+            check(answer)
+        except ConfigError as error:
+            print_warning(str(error))
+        else:
+            return answer
+
+
+def _known_author() -> str:
+    """The author that git knows, or nothing."""
+    if shutil.which("git") is None:
+        return ""
+    found = [
+        subprocess.run(["git", "config", "--get", key], capture_output=True, text=True, check=False).stdout.strip()
+        for key in ("user.name", "user.email")
+    ]
+    name, address = found
+    return f"{name} <{address}>" if name and address else name

@@ -1,0 +1,110 @@
+"""The names that a new distribution goes by, and which of them cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parseaddr
+
+import yaml
+
+from dovetail.commands.installed import HOOKS_KIND, Registry
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.kinds import KINDS
+
+MAX_LENGTH = 40
+"""Characters of a name: with more, lines of the generated files would be too long."""
+SUMMARIES: Mapping[str, str] = {
+    **{kind.name: kind.summary for kind in KINDS.values()},
+    HOOKS_KIND: "listens to the life of an engine",
+}
+"""A line for each kind, hooks among them."""
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""A name of a distribution, by PEP 508."""
+
+
+@dataclass(frozen=True)
+class ProjectNames:
+    """What a new distribution is called."""
+
+    distribution: str
+    """As pip installs it: "acme-drafter"."""
+
+    @property
+    def package(self) -> str:
+        """As Python imports it, and as configs name the plugin: "acme_drafter"."""
+        return re.sub(r"[-.]", "_", self.distribution).lower()
+
+    @property
+    def class_name(self) -> str:
+        """The plugin's class: "AcmeDrafter"."""
+        return "".join(part[0].upper() + part[1:] for part in self.package.split("_") if part)
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who is named in the metadata."""
+
+    name: str = ""
+    email: str = ""
+
+
+def checked_kind(kind: str) -> str:
+    """The kind, spelled with underscores. Raises `ConfigError` with the nearest kinds for one that does not exist."""
+    spelled = kind.strip().replace("-", "_")
+    if spelled in SUMMARIES:
+        return spelled
+    near = difflib.get_close_matches(spelled, SUMMARIES, n=2)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"there is no plugin kind '{kind}'.{hint} Kinds: {', '.join(SUMMARIES)}")
+
+
+def checked_names(name: str, kind: str | None) -> ProjectNames:
+    """The names that follow from `name`. Raises `ConfigError` where one of them cannot be used, or is taken.
+
+    `kind` may be unknown still (None); then names of plugins are not compared.
+    """
+    names = ProjectNames(name.strip())
+    if reason := _reason_against(names):
+        raise ConfigError(f"'{name}' cannot be the name of a distribution with a plugin: {reason}")
+    if kind is not None:
+        _check_free(names.package, kind)
+    return names
+
+
+def _reason_against(names: ProjectNames) -> str | None:
+    package = names.package
+    if not _DISTRIBUTION.fullmatch(names.distribution):
+        return "a name has letters, digits, '-', '_' and '.', and begins and ends with a letter or a digit (PEP 508)"
+    if not package.isidentifier() or keyword.iskeyword(package) or keyword.issoftkeyword(package):
+        return f"Python cannot import a package '{package}': begin with a letter, and take no word of the language"
+    if len(package) > MAX_LENGTH:
+        return f"it has {len(package)} characters, and at most {MAX_LENGTH} are allowed"
+    if package == "auto" or yaml.safe_load(package) != package:
+        return f"'{package}' means something else in a config: choose another name"
+    if importlib.util.find_spec(package) is not None:
+        return f"Python finds a package '{package}' already, which it would hide: choose another name"
+    return None
+
+
+def _check_free(plugin: str, kind: str) -> None:
+    taken = [entry for entry in Registry.scan().metadata.entries if (entry.kind, entry.name) == (kind, plugin)]
+    if taken:
+        raise ConfigError(f"there is a {kind} '{plugin}' already, of {taken[0].origin}: choose another name")
+
+
+def checked_author(text: str) -> Author:
+    """Reads "Name", "Name <address>" or nothing. Raises `ConfigError` for what is none of them."""
+    text = text.strip()
+    if not text.isprintable():
+        raise ConfigError('--author has characters that cannot be printed: write "Name <address>"')
+    if "<" not in text:
+        return Author(name=text)
+    name, email = parseaddr(text)
+    if not re.fullmatch(r"[^@\s]+@[^@\s]+", email):
+        raise ConfigError(f"--author '{text}' has no address between < and >: write \"Name <address>\"")
+    return Author(name=name, email=email)

@@ -1,0 +1,342 @@
+"""`dovetail plugins new`: every kind's distribution works before its first edit."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dovetail.commands.installed import HOOKS_KIND
+from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.kinds import KINDS, TEMPLATES_GROUP
+from dovetail.plugins.commands.plugins import PluginsCommand
+from dovetail.testing.local_plugins import write_distribution
+
+if TYPE_CHECKING:
+    from .conftest import Terminal
+
+ALL_KINDS = [*KINDS, HOOKS_KIND]
+SLOW_KINDS = {"executor", "model_family", "grammar", "dialect", "route"}
+STARTS = sorted(point.name for point in entry_points(group=TEMPLATES_GROUP))
+
+
+def new(*arguments: str) -> Any:
+    """What `dovetail plugins new ARGUMENTS` does here, as click's `Result`; there is no terminal."""
+    return CliRunner().invoke(PluginsCommand().app(), ["new", *arguments])
+
+
+def refusal(*arguments: str) -> str:
+    """The message of an error that is no accident."""
+    result = new(*arguments)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, DovetailError), result.output
+    return str(result.exception)
+
+
+def make(folder: Path, kind: str, start: str | None = None) -> Path:
+    """The distribution acme-KIND in `folder`."""
+    place = folder / f"{kind}-{start or 'plain'}"
+    name = f"acme-{kind.replace('_', '-')}" + (f"-{start}" if start else "")
+    options = ["--kind", kind, "--folder", str(place), *(["--from", start] if start else [])]
+    result = new(name, *options, "--author", "Ada Lovelace <ada@example.org>")
+    assert result.exit_code == 0, result.output
+    return place
+
+
+def run_tests(*folders: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the distributions' own tests in a process that finds their packages."""
+    sources = os.pathsep.join(str(folder / "src") for folder in folders)
+    tests = [str(folder / "tests") for folder in folders]
+    root = ["-c", "/dev/null", "--rootdir", str(folders[0].parent), "-p", "no:cacheprovider"]
+    options = [*root, "--import-mode=importlib", "--junitxml", str(cwd / "report.xml")]
+    command = [sys.executable, "-m", "pytest", "-q", *options, *tests]
+    environment = os.environ | {"PYTHONPATH": sources}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A distribution for each kind, and for each start (KIND.NAME)."""
+    root = tmp_path_factory.mktemp("projects")
+    made = {kind: make(root, kind) for kind in ALL_KINDS}
+    return made | {point: make(root, *point.split(".")) for point in STARTS}
+
+
+@pytest.fixture(scope="module")
+def outcomes(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ET.Element]]:
+    """Test cases of the fast kinds, by kind; all ran in one process, which is what takes longest to start."""
+    fast = {kind: projects[kind] for kind in ALL_KINDS if kind not in SLOW_KINDS}
+    cwd = tmp_path_factory.mktemp("run")
+    done = run_tests(*fast.values(), cwd=cwd)
+    cases = list(ET.parse(cwd / "report.xml").iter("testcase"))
+    assert cases, done.stdout + done.stderr
+    return {
+        kind: [case for case in cases if f"{folder.name}.tests." in case.get("classname", "")]
+        for kind, folder in fast.items()
+    }
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALL_KINDS if kind not in SLOW_KINDS])
+def test_its_own_tests_pass_before_the_first_edit(outcomes: dict[str, list[ET.Element]], kind: str) -> None:
+    bad = {case.get("name"): case[0].get("message") for case in outcomes[kind] if _is_bad(case)}
+    passed = [case for case in outcomes[kind] if len(case) == 0]
+    assert not bad
+    assert len(passed) >= 5
+
+
+def _is_bad(case: ET.Element) -> bool:
+    return case.find("failure") is not None or case.find("error") is not None
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("project", [*sorted(SLOW_KINDS), *STARTS])
+def test_its_own_tests_pass_in_a_process_of_their_own(projects: dict[str, Path], project: str, tmp_path: Path) -> None:
+    done = run_tests(projects[project], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ruff_finds_nothing(projects: dict[str, Path]) -> None:
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--no-cache", *map(str, projects.values())],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 40, "acme.draft_worker-2"])
+def test_ruff_finds_nothing_whatever_the_name(tmp_path: Path, name: str) -> None:
+    for kind in ALL_KINDS:
+        assert new(name, "--kind", kind, "--folder", str(tmp_path / kind)).exit_code == 0
+    for command in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", str(tmp_path)]
+        done = subprocess.run(ruff, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_metadata_names_the_plugin(projects: dict[str, Path]) -> None:
+    for kind in ALL_KINDS:
+        project = tomllib.loads((projects[kind] / "pyproject.toml").read_text())["project"]
+        name = f"acme-{kind.replace('_', '-')}"
+        ((group, points),) = project["entry-points"].items()
+        assert project["name"] == name
+        assert project["authors"] == [{"name": "Ada Lovelace", "email": "ada@example.org"}]
+        assert group == f"dovetail.{kind}.v1"
+        assert list(points) == [name.replace("-", "_")]
+        assert any(requirement.startswith("dovetail>=") for requirement in project["dependencies"])
+
+
+def test_a_distribution_has_what_it_needs(projects: dict[str, Path]) -> None:
+    folder = projects["draft_worker"]
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    files = {file for file in files if "__pycache__" not in file}
+    package = "src/acme_draft_worker"
+    assert files == {
+        ".github/workflows/test.yml",
+        ".gitignore",
+        "LICENSE",
+        "README.md",
+        "engine.yaml",
+        "pyproject.toml",
+        f"{package}/__init__.py",
+        f"{package}/plugin.py",
+        "tests/test_plugin.py",
+    }
+    workflow = (folder / ".github/workflows/test.yml").read_text()
+    assert "${{ matrix.python }}" in workflow
+    assert not re.search(r"\{\{ \w+ \}\}", workflow.replace("{{ matrix.python }}", "").replace("$", ""))
+
+
+class TestRefusals:
+    """What cannot be made is one message, and leaves nothing behind."""
+
+    @pytest.fixture(autouse=True)
+    def _elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.chdir(tmp_path)
+        yield
+        assert list(tmp_path.glob("**/pyproject.toml")) == []
+
+    @pytest.mark.parametrize(
+        "name",
+        ["1-acme", "my drafter", "-acme", "acme-", "acme/drafter", "../acme", "class", "моделі", "", "x" * 41],
+    )
+    def test_names_that_cannot_be_used(self, name: str) -> None:
+        assert f"'{name}' cannot be the name" in refusal("--kind", "scheduler", "--", name)
+
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [
+            ("json", "Python finds a package 'json'"),
+            ("dovetail", "Python finds a package"),
+            ("auto", "means something else in a config"),
+            ("null", "means something else in a config"),
+        ],
+    )
+    def test_names_that_mean_something_else(self, name: str, why: str) -> None:
+        assert why in refusal(name, "--kind", "scheduler")
+
+    def test_a_name_that_another_plugin_has(self) -> None:
+        assert "there is a scheduler 'fcfs' already, of dovetail" in refusal("fcfs", "--kind", "scheduler")
+
+    def test_an_unknown_kind(self) -> None:
+        assert "Did you mean scheduler?" in refusal("acme", "--kind", "schedular")
+        assert ", ".join(ALL_KINDS) in refusal("acme", "--kind", "schedular")
+
+    def test_a_start_of_another_kind(self) -> None:
+        message = refusal("acme", "--kind", "scheduler", "--from", "ngram")
+        assert message == (
+            "--from ngram: 'ngram' is a draft_worker, not a scheduler; a scheduler can start from fcfs, priority"
+        )
+
+    def test_a_start_that_nothing_offers(self) -> None:
+        assert "a scheduler can start from fcfs, priority" in refusal("acme", "--kind", "scheduler", "--from", "lifo")
+        assert "has no such start: leave --from out" in refusal("acme", "--kind", "route", "--from", "chat")
+
+    def test_what_is_missing_is_named(self) -> None:
+        assert "--kind, one of executor" in refusal("acme")
+        assert "dovetail plugins new NAME" in refusal("--kind", "scheduler")
+
+    def test_an_address_that_is_none(self) -> None:
+        assert "--author" in refusal("acme", "--kind", "scheduler", "--author", "Ada <ada>")
+
+    def test_a_folder_that_exists(self, tmp_path: Path) -> None:
+        (tmp_path / "acme").mkdir()
+        assert "acme exists, and is left as it is" in refusal("acme", "--kind", "scheduler")
+        (tmp_path / "file").touch()
+        assert "exists" in refusal("acme", "--kind", "scheduler", "--folder", "file")
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        assert "exists" in refusal("acme", "--kind", "scheduler", "--folder", "link")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["acme", "file", "link"]
+
+    def test_a_folder_in_none(self) -> None:
+        assert "there is no folder nowhere" in refusal("acme", "--kind", "scheduler", "--folder", "nowhere/acme")
+
+    def test_a_full_disk_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        """A limit on the size of files stands for the disk: the system refuses to write the larger of them."""
+        code = (
+            "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+            "from dovetail.commands.main import main;"
+            "sys.argv = ['dovetail', 'plugins', 'new', 'acme', '--kind', 'scheduler']; main()"
+        )
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        assert "acme cannot be written" in done.stderr, done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_class_is_not_called_like_what_it_uses(tmp_path: Path) -> None:
+    assert new("draft-worker", "--kind", "draft_worker", "--folder", str(tmp_path / "acme")).exit_code == 0
+    assert "class DraftWorkerPlugin(DraftWorker):" in (tmp_path / "acme/src/draft_worker/plugin.py").read_text()
+
+
+def test_the_kind_follows_from_a_start_that_only_one_has(tmp_path: Path) -> None:
+    result = new("acme", "--from", "fcfs", "--folder", str(tmp_path / "acme"))
+    assert result.exit_code == 0, result.output
+    assert "BatchingScheduler" in (tmp_path / "acme/src/acme/plugin.py").read_text()
+
+
+@pytest.fixture
+def outsider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs a third party's distribution with a template."""
+
+    def install(distribution: str, source: str) -> None:
+        package = distribution.replace("-", "_")
+        folder = f"{package}/starts/polite"
+        files = {f"{package}/__init__.py": "", f"{folder}/template.toml": 'summary = "Is polite"\n'}
+        files[f"{folder}/plugin.py.jinja"] = source
+        points = {"dovetail.templates": {"scheduler.polite": f"{package}.starts.polite"}}
+        site = tmp_path / distribution
+        write_distribution(site, distribution, entry_points=points, modules=files)
+        monkeypatch.syspath_prepend(site)
+        importlib.invalidate_caches()
+
+    return install
+
+
+def test_third_parties_offer_starts_too(outsider: Callable[..., None], tmp_path: Path) -> None:
+    outsider("polite-things", "class {{ class_name }}: ...\n")
+    result = new("acme", "--kind", "scheduler", "--from", "polite", "--folder", str(tmp_path / "acme"))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "acme/src/acme/plugin.py").read_text() == "class Acme: ...\n"
+    assert "SchedulerSuite" in (tmp_path / "acme/tests/test_plugin.py").read_text()
+
+
+def test_two_starts_with_one_name_are_an_error_that_names_both(outsider: Callable[..., None]) -> None:
+    outsider("first-things", "")
+    outsider("other-things", "")
+    assert "first-things and other-things" in refusal("acme", "--kind", "scheduler", "--from", "polite")
+
+
+def test_a_template_with_a_mistake_is_named(outsider: Callable[..., None], tmp_path: Path) -> None:
+    outsider("mistaken-things", "{{ no_such_value }}")
+    message = refusal("acme", "--kind", "scheduler", "--from", "polite", "--folder", str(tmp_path / "acme"))
+    assert "plugin.py" in message
+    assert "no_such_value" in message
+    assert not (tmp_path / "acme").exists()
+
+
+def test_it_asks_at_a_terminal(plain_terminal: Callable[..., Terminal], tmp_path: Path) -> None:
+    shown = plain_terminal("plugins", "new")
+    shown.wait_for("which requests run next")  # the table of kinds
+    shown.wait_for("kind: ")
+    shown.type("scheduling\r")
+    shown.wait_for("there is no plugin kind")
+    shown.type("scheduler\r")
+    shown.wait_for("name of the distribution: ")
+    shown.type("no name\r")
+    shown.wait_for("cannot be the name")
+    shown.type("acme-order\r")
+    shown.wait_for("author")
+    shown.type("Ada\r")
+    shown.wait_for(r"folder to make \S*\(acme-order\)")
+    shown.type(f"{tmp_path}/made\r")
+    shown.wait_for("Its tests pass as it is")
+    assert shown.end() == 0
+    assert 'name = "acme-order"' in (tmp_path / "made/pyproject.toml").read_text()
+    assert "Ada" in (tmp_path / "made/LICENSE").read_text()
+
+
+def test_nothing_is_asked_where_nothing_is_missing(plain_terminal: Callable[..., Terminal], tmp_path: Path) -> None:
+    shown = plain_terminal("plugins", "new", "acme", "--kind", "hooks", "--folder", str(tmp_path / "made"))
+    shown.wait_for("Its tests pass as it is")
+    assert shown.end() == 0
+
+
+@pytest.mark.nightly
+def test_wheels_are_found_loaded_and_chosen_by_their_configs(
+    projects: dict[str, Path], tmp_path: Path, chat_model: Path
+) -> None:
+    """All kinds as wheels of one environment: the doctor finds nothing, and each engine.yaml is resolved."""
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    folders = [str(projects[kind]) for kind in ALL_KINDS]
+    subprocess.run([*command, *folders], check=True, capture_output=True)
+
+    def dovetail(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(site), "TERM": "dumb"}
+        command = [sys.executable, "-m", "dovetail", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+
+    listed = dovetail("plugins", "list").stdout
+    for kind in ALL_KINDS:
+        assert f"acme_{kind}" in listed
+        if (projects[kind] / "engine.yaml").is_file():
+            config = str(projects[kind] / "engine.yaml")
+            done = dovetail("explain", config, "-o", f"model.path={chat_model}", "-o", "device=cpu")
+            assert done.returncode == 0, (kind, done.stdout + done.stderr)
+            assert f"acme_{kind}" in done.stdout
+    done = dovetail("plugins", "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
