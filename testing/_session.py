@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import pytest
+
+from dovetail.testing._watch import Watch
+from dovetail.testing.capabilities import UNDECLARED, Capability
 
 _QUIET = (
     *("terminal", "cacheprovider", "faulthandler", "timeout", "xdist", "hypothesispytest", "capture"),
@@ -30,15 +33,26 @@ class Result:
     seconds: float
     text: str
     """What pytest prints of a failure; why a test was skipped, or has a quirk; else empty."""
+    undeclared: Capability | None = None
+    """The capability for whose lack it was skipped."""
 
 
-def run_class(suite: type, attributes: Mapping[str, Any], test: str | None = None) -> list[Result]:
+def run_class(
+    suite: type,
+    attributes: Mapping[str, Any],
+    test: str | None = None,
+    *,
+    cases: Collection[str] | None = None,
+    watch: Watch | None = None,
+) -> list[Result]:
     """Runs the tests of a subclass of `suite` with these attributes.
 
     Args:
         suite: Class of tests.
         attributes: Set on the subclass.
         test: Runs this test alone, with parameters in brackets one case of it, up to its first failure.
+        cases: Runs these cases alone.
+        watch: Watches over each case.
 
     Raises:
         ValueError: There is no such test, or pytest could not collect any.
@@ -46,7 +60,7 @@ def run_class(suite: type, attributes: Mapping[str, Any], test: str | None = Non
     name = f"Test{suite.__name__}"
     module = ModuleType("dovetail_suite")
     vars(module)[name] = type(name, (suite,), {"__module__": module.__name__, **attributes})
-    session = _Session(module)
+    session = _Session(module, cases, watch or Watch(None, 0))
     here = Path(__file__)
     options = [argument for plugin in _QUIET for argument in ("-p", f"no:{plugin}")]
     options += ["--noconftest", "-c", os.devnull, f"--rootdir={here.parent}", "--import-mode=importlib"]
@@ -70,8 +84,10 @@ class _Module(pytest.Module):
 class _Session:
     """A plugin of pytest that collects one module and keeps what its tests report."""
 
-    def __init__(self, module: ModuleType):
+    def __init__(self, module: ModuleType, cases: Collection[str] | None, watch: Watch):
         self._module = module
+        self._cases = cases
+        self._watch = watch
         self.results: list[Result] = []
         self.errors: list[str] = []
 
@@ -86,6 +102,15 @@ class _Session:
         if report.failed:
             self.errors.append(report.longreprtext)
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._cases is not None:
+            items[:] = [item for item in items if item.name in self._cases]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._watch.task(item.name):
+            return (yield)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.rpartition("::")[2]
         if report.skipped and hasattr(report, "wasxfail"):
@@ -93,7 +118,7 @@ class _Session:
         elif report.failed:
             self.results.append(Result(name, "failed", report.duration, report.longreprtext))
         elif report.skipped:
-            self.results.append(Result(name, "skipped", report.duration, _reason(report)))
+            self.results.append(Result(name, "skipped", report.duration, _reason(report), _undeclared(report)))
         elif report.when == "call":
             self.results.append(Result(name, "passed", report.duration, ""))
 
@@ -103,3 +128,8 @@ def _reason(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     return report.longreprtext
+
+
+def _undeclared(report: pytest.TestReport) -> Capability | None:
+    """The capability for whose lack a test was skipped."""
+    return next((Capability(*value) for key, value in report.user_properties if key == UNDECLARED), None)  # type: ignore[misc]

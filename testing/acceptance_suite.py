@@ -85,10 +85,6 @@ class AcceptanceRuleSuite(PluginSuite):
         trees = [Draft([0, 1, 2, 3, 0], [-1, -1, 0, 0, 3]), Draft([3, 2, 1], [-1, -1, -1])]
         return chains + (trees if self.plugin.capabilities.trees else [])
 
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        assert self.plugin.contract[0] == 1
-
     def test_greedy_requests_get_the_best_tokens(self) -> None:
         """At temperature 0 the tokens are those that the target would choose one by one, and none more."""
         if self.plugin.capabilities.synthetic:
@@ -157,8 +153,7 @@ class AcceptanceRuleSuite(PluginSuite):
         """At any temperature, of lossy rules too: each accepted node, and the token that follows the last, has a
         probability above 0 in the target's row before it. Synthetic rules keep to it where a form is asked for."""
         capabilities = self.plugin.capabilities
-        if not capabilities.sampling:
-            pytest.skip(f"{self.plugin.__name__} serves greedy requests only")
+        self.require("sampling")
         requests = self.sampled_requests()
         if capabilities.synthetic:
             form = StructuredOutputs(choice=("yes", "no"))
@@ -174,8 +169,7 @@ class AcceptanceRuleSuite(PluginSuite):
 
     def test_next_tokens_are_possible(self) -> None:
         """The token that follows the accepted path is one that the target's row there may bring, of any rule."""
-        if not self.plugin.capabilities.sampling:
-            pytest.skip(f"{self.plugin.__name__} serves greedy requests only")
+        self.require("sampling")
         requests = self.sampled_requests()
         for request, verdict in zip(requests, self.create().verify(requests), strict=True):
             check_path(request.draft, verdict)
@@ -195,8 +189,7 @@ class AcceptanceRuleSuite(PluginSuite):
 
     def test_sampled_requests_repeat_in_any_batch(self) -> None:
         """With the same uniforms a request gets the same verdict, whatever else is in the batch."""
-        if not self.plugin.capabilities.sampling:
-            pytest.skip(f"{self.plugin.__name__} serves greedy requests only")
+        self.require("sampling")
         together = self.create().verify(self.sampled_requests(60))
         rule = self.create()
         for request, among in list(zip(self.sampled_requests(60), together, strict=True))[::-1]:

@@ -142,11 +142,9 @@ class AttentionBackendSuite(PluginSuite):
         declared = sorted(self.capabilities.kv_dtypes or {self.main_dtype})
         return [dtype for dtype in declared if feature != "latents" or DTYPE_BYTES[dtype] > 1]
 
-    def require(self, *capabilities: str) -> None:
-        """Skips where the backend does not declare one of these."""
-        for name in capabilities:
-            if name != "plain" and not vars(self.capabilities)[name]:
-                pytest.skip(f"{self.plugin.__name__} does not declare {name}")
+    def require(self, *names: str, **values: str | int) -> None:
+        """Skips where the backend does not declare one of these; "plain" is none."""
+        super().require(*(name for name in names if name != "plain"), **values)
 
     def rotate_and_run(self, case: AttentionCase, rotary_size: int) -> tuple[torch.Tensor, AttentionCase]:
         """The step through `rotate_and_forward`, and the case whose queries and keys are rotated already."""
@@ -173,8 +171,7 @@ class AttentionBackendSuite(PluginSuite):
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_equals_the_oracle(self, dtype: str, feature: str) -> None:
         """Prefill, chunk, decode and verify rows in one batch, over shuffled and shared pages."""
-        if dtype not in self.capabilities.dtypes:
-            pytest.skip(f"{self.plugin.__name__} does not declare {dtype}")
+        self.require(dtypes=dtype)
         self.require(*feature.split("+"))
         for seed in range(self.num_cases):
             case = self.case(seed, dtype, feature)
@@ -204,8 +201,7 @@ class AttentionBackendSuite(PluginSuite):
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_rotates_as_operators_do(self, dtype: str) -> None:
         """Queries and keys inside the rows of a fused projection, turned as a whole and in part."""
-        if dtype not in self.capabilities.dtypes:
-            pytest.skip(f"{self.plugin.__name__} does not declare {dtype}")
+        self.require(dtypes=dtype)
         for seed in range(self.num_cases):
             case = self.case(seed, dtype, max_requests=2, max_cached=30, max_query=10)
             size = case.layer.head_size

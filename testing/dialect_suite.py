@@ -100,12 +100,6 @@ class DialectSuite(PluginSuite):
         call = ToolCall(name="get_weather", arguments='{"query": "Rain or sun?", "days": 3}')
         return self.create().render_message(AssistantMessage(calls=(call,) * num_calls))
 
-    def needs(self, *names: str) -> None:
-        """Skips a test of what is not declared."""
-        for name in names:
-            if not vars(self.plugin.capabilities)[name]:
-                pytest.skip(f"{self.plugin.__name__} does not declare {name}")
-
     def test_declares_its_contract(self) -> None:
         """Which contract it was written for, and markers for what it can do."""
         super().test_declares_its_contract()
@@ -162,7 +156,7 @@ class DialectSuite(PluginSuite):
 
     def test_escapes_and_unicode_come_back(self) -> None:
         """In strings, keys of inner objects, and numbers that no float holds."""
-        self.needs("tools")
+        self.require("tools")
         dialect = self.create()
         arguments = (
             '{"query": "tab\\t quote\\" back\\\\slash \\u00e9 \\ud83e\\udd8a é 🦊 {} [] </a>\\n", '
@@ -175,7 +169,7 @@ class DialectSuite(PluginSuite):
     @pytest.mark.parametrize("half", ["\\ud83e", "\\udd8a", "\\ud83e\\ud83e", "\\ud83e\\n"])
     def test_halves_of_characters_are_not_passed_on(self, half: str) -> None:
         """A model can write half of a surrogate pair as an escape; no response can be encoded with one."""
-        self.needs("tools")
+        self.require("tools")
         dialect = self.create()
         call = ToolCall(name="get_weather", arguments='{"query": "w0001", "filter": {"place": "w0001"}}')
         text = dialect.render_message(AssistantMessage(calls=(call,)))
@@ -187,7 +181,7 @@ class DialectSuite(PluginSuite):
 
     def test_calls_of_unknown_tools_are_calls(self) -> None:
         """The host decides what becomes of them."""
-        self.needs("tools")
+        self.require("tools")
         dialect = self.create()
         message = AssistantMessage(calls=(ToolCall(name="tell_time", arguments='{"query": "now"}'),))
         assert plain(message_of(parse(dialect.parser(REQUEST), [dialect.render_message(message)]))) == plain(message)
@@ -197,7 +191,7 @@ class DialectSuite(PluginSuite):
     )
     def test_without_calls_markup_is_content(self, request_: DialectRequest) -> None:
         """Where no tool may be called."""
-        self.needs("tools")
+        self.require("tools")
         text = self.example()
         assert joined(parse(self.create().parser(request_), list(text))) == [TextDelta(text)]
 
@@ -242,7 +236,7 @@ class DialectSuite(PluginSuite):
     @given(random=randoms)
     def test_goes_on_in_reasoning_that_the_prompt_opened(self, random: Random) -> None:
         """The template wrote the first marker, and the model goes on behind it."""
-        self.needs("reasoning")
+        self.require("reasoning")
         dialect, opening = self.create(), self.opening()
         message = self.maker(random).message()
         if not message.reasoning:
@@ -254,14 +248,14 @@ class DialectSuite(PluginSuite):
 
     def test_answers_where_the_prompt_closed_the_reasoning(self) -> None:
         """The template wrote both markers, with nothing between."""
-        self.needs("reasoning")
+        self.require("reasoning")
         tail = "".join(self.plugin.reasoning_markers or ())
         parser = self.create().parser(DialectRequest(prompt_tail=f"<|assistant|>\n{tail}"))
         assert message_of(parse(parser, ["At once."])) == AssistantMessage(content="At once.")
 
     def test_reasoning_that_never_ends_is_reasoning(self) -> None:
         """Cut off by max_tokens."""
-        self.needs("reasoning")
+        self.require("reasoning")
         parser = self.create().parser(DialectRequest())
         assert message_of(parse(parser, [self.opening() + LONG])) == AssistantMessage(reasoning=LONG)
 
@@ -292,7 +286,7 @@ class DialectSuite(PluginSuite):
 
     def test_arguments_are_not_held_back(self) -> None:
         """A long string in them comes as the model writes it."""
-        self.needs("tools")
+        self.require("tools")
         dialect = self.create()
         longest = max(map(len, dialect.markers))
         message = AssistantMessage(calls=(ToolCall(name="get_weather", arguments=f'{{"query": "{LONG}", "days": 1}}'),))
@@ -303,7 +297,7 @@ class DialectSuite(PluginSuite):
 
     def test_a_head_that_is_too_long_is_content(self) -> None:
         """A name without end is shown while it comes."""
-        self.needs("tools")
+        self.require("tools")
         dialect, name = self.create(), "n" * (3 * MAX_HEAD)
         text = dialect.render_message(AssistantMessage(calls=(ToolCall(name=name, arguments="{}"),)))
         events = parse(dialect.parser(REQUEST), list(text))
@@ -314,9 +308,9 @@ class DialectSuite(PluginSuite):
     @pytest.mark.parametrize("num_calls", [1, 2])
     def test_truncated_output_says_which_call_is_incomplete(self, num_calls: int) -> None:
         """Cut off anywhere: calls before are complete, the one that was cut is not, and nothing else is wrong."""
-        self.needs("tools")
+        self.require("tools")
         if num_calls > 1:
-            self.needs("parallel_calls")
+            self.require("parallel_calls")
         text, dialect = self.example(num_calls), self.create()
         seen = set()
         for end in range(len(text) + 1):
@@ -329,7 +323,7 @@ class DialectSuite(PluginSuite):
 
     def test_arguments_that_break_off_end_the_call(self) -> None:
         """And nothing of them is lost, or shown twice."""
-        self.needs("tools")
+        self.require("tools")
         dialect = self.create()
         arguments = '{"filter": {"place": "w0001", "ids": [1]}}'
         text = dialect.render_message(AssistantMessage(calls=(ToolCall(name="get_weather", arguments=arguments),)))
@@ -345,7 +339,7 @@ class DialectSuite(PluginSuite):
     @pytest.mark.parametrize("tools", [TOOLS, LOOSE_TOOLS], ids=["strict", "loose"])
     def test_the_grammar_accepts_what_is_rendered(self, choice: str, tools: Any, special: bool) -> None:
         """For every choice of tools."""
-        self.needs("tools", "grammars")
+        self.require("tools", "grammars")
         dialect = self.create(special)
         request = DialectRequest(tools=tools, choice=CHOICES[choice])
         grammar = dialect.grammar(request)
@@ -372,7 +366,7 @@ class DialectSuite(PluginSuite):
     @as_tokens
     def test_the_grammar_keeps_to_the_choice(self, special: bool) -> None:
         """Calls that must be there, tools that were not named, second calls, arguments that do not fit."""
-        self.needs("tools", "grammars")
+        self.require("tools", "grammars")
         dialect = self.create(special)
         weather = ToolCall(name="get_weather", arguments='{"query": "x", "days": 1}')
         ping = ToolCall(name="ping", arguments="{}")
@@ -395,7 +389,7 @@ class DialectSuite(PluginSuite):
     @as_tokens
     def test_the_grammar_keeps_to_the_reasoning(self, special: bool) -> None:
         """None where there may be none; its end where the prompt opened it."""
-        self.needs("reasoning", "grammars")
+        self.require("reasoning", "grammars")
         dialect = self.create(special)
         thought = dialect.render_message(AssistantMessage(reasoning="Well.", content=""))
         answer = '{"answer": "yes"}'
@@ -412,7 +406,7 @@ class DialectSuite(PluginSuite):
     @as_tokens
     def test_the_grammar_keeps_to_a_response_format(self, special: bool) -> None:
         """With tools and without; the content comes back whole."""
-        self.needs("grammars")
+        self.require("grammars")
         dialect = self.create(special)
         tools = TOOLS if dialect.capabilities.tools else ()
         answer = '{"answer": "{\\"x\\": 1} <b>"}'
@@ -428,7 +422,7 @@ class DialectSuite(PluginSuite):
     @pytest.mark.parametrize("choice", CHOICES)
     def test_what_the_grammar_accepts_parses(self, choice: str, special: bool) -> None:
         """Random walks through it: whole calls of the tools, whose arguments fit, and nothing lost."""
-        self.needs("tools", "grammars")
+        self.require("tools", "grammars")
         dialect = self.create(special)
         request = DialectRequest(tools=TOOLS, choice=CHOICES[choice])
         checker = self.checker(dialect, request)

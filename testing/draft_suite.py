@@ -206,10 +206,6 @@ class DraftWorkerSuite(PluginSuite):
             return None
         return step.top_tokens(self.vocab_size, plugin.num_top_tokens(self._options()))
 
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        assert self.plugin.contract[0] == 1
-
     def test_answers_every_request_with_a_well_formed_draft(self) -> None:
         """One answer per request; token ids, parents and probabilities as the capabilities promise."""
         batch = self.batch(3)
@@ -220,6 +216,7 @@ class DraftWorkerSuite(PluginSuite):
 
     def test_drafts_over_as_many_ranks_as_it_declares(self) -> None:
         """Over several ranks none holds the target's whole embedding, and a drafter that asks for it gets an error."""
+        self.require(tensor_parallel=2)
         need = replace(self.need(), tensor_parallel=2)
         environment = Environment("cpu", num_cpus=2, memory_bytes=2**34)
         if reasons := reasons_against(self.plugin, need, self._options(), environment):
@@ -371,8 +368,7 @@ class DraftWorkerSuite(PluginSuite):
 
     def test_drafts_are_drawn_from_the_distributions_that_come_with_them(self) -> None:
         """Each node with a uniform of its own. By a chi-square test; `DRAWS` says what it finds."""
-        if not self.plugin.capabilities.probabilities:
-            pytest.skip(f"{self.plugin.__name__} does not declare probabilities")
+        self.require("probabilities")
         places = self.drawn_places(self.num_draws)
         for one in range(places.shape[1]):
             for other in range(one):

@@ -70,8 +70,7 @@ class GrammarForms(PluginSuite):
     def needs(self, *forms: str) -> None:
         """Skips the test where the plugin does not compile these forms."""
         for form in forms:
-            if form not in self.plugin.capabilities.forms:
-                pytest.skip(f"{self.plugin.__name__} compiles no grammars of form {form}")
+            self.require(forms=form)
 
     @pytest.mark.parametrize("form", sorted(FORMS))
     def test_compiles_the_forms_that_it_declares_and_no_others(
@@ -168,8 +167,8 @@ class GrammarForms(PluginSuite):
         """Says the library jsonschema."""
         self.needs("json_schema")
         schema, needed = cases.SCHEMAS[name], cases.SCHEMA_KEYWORDS[name]
-        if missing := needed - self.plugin.capabilities.json_keywords:
-            pytest.skip(f"{self.plugin.__name__} refuses {', '.join(sorted(missing))}")
+        for keyword in sorted(needed):
+            self.require(json_keywords=keyword)
         for text in outputs(create(vocabulary).compile(schema_spec(schema, max_whitespace=1)), vocabulary):
             jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 

@@ -23,7 +23,6 @@ import pytest
 from dovetail.contracts.grammar import CompiledGrammar, Grammar
 from dovetail.contracts.grammar_spec import STRUCTURAL_TAG, GrammarSpec
 from dovetail.testing import grammar_cases as cases
-from dovetail.testing._checks import check_contract
 from dovetail.testing.grammar_cases import Vocabulary
 from dovetail.testing.grammar_forms import GrammarForms
 from dovetail.testing.grammar_walks import Walk, bits, mask_of, row_size, state_of
@@ -32,10 +31,6 @@ from dovetail.testing.side_effects import leaves_alone
 
 class GrammarSuite(GrammarForms):
     """What every grammar must do."""
-
-    def test_declares_its_contract(self) -> None:
-        """The host can tell which contract the class was written for."""
-        check_contract(self.plugin, "grammar")
 
     def test_the_mask_has_the_tokens_that_are_legal_one_by_one(
         self, create: Callable[..., Grammar], vocabulary: Vocabulary

@@ -228,6 +228,7 @@ class ModelFamilySuite(PluginSuite):
     @pytest.mark.parametrize("tensor_parallel", [2, 4])
     def test_ranks_together_equal_the_oracle(self, checkpoint: FamilyCheckpoint, tensor_parallel: int) -> None:
         """On every rank the whole vocabulary, with key heads that are shared out and key heads that are copied."""
+        self.require(tensor_parallel=tensor_parallel)
         if reasons := self.check(checkpoint.config, tensor_parallel):
             pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
         prompt = self.prompt(checkpoint)
@@ -283,8 +284,7 @@ class ModelFamilySuite(PluginSuite):
 
     def test_rows_do_not_depend_on_the_batch(self, checkpoint: FamilyCheckpoint) -> None:
         """Where the family declares it: the same bits alone, among others, and in chunks."""
-        if not self.plugin.capabilities.batch_invariant:
-            pytest.skip(f"{self.plugin.__name__} is not batch_invariant")
+        self.require("batch_invariant")
         prompts = [self.prompt(checkpoint, num_tokens, seed=num_tokens) for num_tokens in (19, 33, 2)]
         harness = self.harness(checkpoint, batch_invariant=True)
         together = harness.step([(number, prompt, 0) for number, prompt in enumerate(prompts)])
@@ -300,8 +300,7 @@ class ModelFamilySuite(PluginSuite):
 
     def test_states_between_the_layers_are_given(self, checkpoint: FamilyCheckpoint) -> None:
         """Where the family declares it: what enters each layer, with the last hidden states."""
-        if not self.plugin.capabilities.hidden_layers:
-            pytest.skip(f"{self.plugin.__name__} does not declare hidden_layers")
+        self.require("hidden_layers")
         harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
         states = checkpoint.compute(prompt)[1]
         with torch.inference_mode():
@@ -329,8 +328,7 @@ class ModelFamilySuite(PluginSuite):
 
     def test_operators_are_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
         """The model asks its context's operators for norms, activations or rotations."""
-        if not self.plugin.capabilities.operators:
-            pytest.skip(f"{self.plugin.__name__} does not declare operators")
+        self.require("operators")
         if not self.needs_operators:
             pytest.skip(f"{self.model_type} has nothing that operators compute")
         operators = CountingOperators()

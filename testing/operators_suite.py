@@ -49,6 +49,7 @@ class OperatorsSuite(PluginSuite):
     def dtype(self, request: pytest.FixtureRequest) -> torch.dtype:
         """Each dtype that the set serves here."""
         dtype: torch.dtype = request.param
+        self.require(dtypes=str(dtype).removeprefix("torch."))
         if reasons := self.check(str(dtype).removeprefix("torch.")):
             pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
         return dtype

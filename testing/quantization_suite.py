@@ -75,6 +75,7 @@ class QuantizationSuite(PluginSuite):
     @pytest.fixture(params=DTYPES)
     def method(self, request: pytest.FixtureRequest) -> QuantizationMethod:
         """The method, made as the host makes it, for each dtype of activations that it serves here."""
+        self.require(dtypes=request.param)
         if reasons := self.check(request.param):
             pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
         return self.create(request.param)
@@ -197,8 +198,7 @@ class QuantizationSuite(PluginSuite):
 
     def test_rows_do_not_depend_on_the_batch(self, method: QuantizationMethod) -> None:
         """A row's bits do not depend on other rows, where the method declares it."""
-        if not method.capabilities.batch_invariant:
-            pytest.skip(f"{self.plugin.__name__} is not batch_invariant")
+        self.require("batch_invariant")
         strict = self.plugin(method.options, self.need(method.need.dtype, batch_invariant=True))
         kernel = self.loaded(self.kernel(strict), self.parts())
         x = self.random(33, self.in_features, method=method)
@@ -230,8 +230,7 @@ class QuantizationSuite(PluginSuite):
     @pytest.mark.parametrize("cut", CUTS, ids=str)
     def test_some_rows_are_loaded_again(self, method: QuantizationMethod, cut: tuple[float, float]) -> None:
         """Of each part those from one share of its rows to another, where the method declares it."""
-        if not method.capabilities.reloads_rows:
-            pytest.skip(f"{self.plugin.__name__} does not declare reloads_rows")
+        self.require("reloads_rows")
         x = self.random(3, self.in_features, method=method)
         kernel = self.loaded(self.kernel(method), self.parts())
         places = addresses(kernel)
@@ -330,8 +329,7 @@ class QuantizationSuite(PluginSuite):
 
     def test_rows_are_looked_up(self, method: QuantizationMethod) -> None:
         """By kernels of methods that serve embeddings: in any order, more than once, and none."""
-        if not method.capabilities.embeddings:
-            pytest.skip(f"{self.plugin.__name__} serves no embeddings")
+        self.require("embeddings")
         parts, kernel = self.parts(), self.kernel(method)
         assert isinstance(kernel, LooksUpRows), "a method that declares embeddings makes LooksUpRows"
         self.loaded(kernel, parts)

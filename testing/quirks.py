@@ -82,7 +82,8 @@ def quirk_of(case: str, quirks: Mapping[str, Quirk]) -> Quirk | None:
 def _expecting_failure(test: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
-        case, quirk = self.running, quirk_of(self.running, self.quirks)
+        case = self.node.name
+        quirk = quirk_of(case, self.quirks)
         if quirk is None:
             return test(self, *args, **kwargs)
         version = kind_version(self.kind)

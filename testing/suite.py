@@ -14,6 +14,7 @@ from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
 from dovetail.registry.entries import HOOKS_KIND
 from dovetail.testing._checks import check_contract
+from dovetail.testing.capabilities import UNDECLARED, Capability
 from dovetail.testing.quirks import Quirk, expect_failures, reason_against_quirks
 
 
@@ -64,8 +65,8 @@ class Suite:
     """What is tested: a class, or the module or object of hooks."""
     quirks: ClassVar[Mapping[str, Quirk]] = {}
     """Tests that fail, by name, and why (`dovetail.testing.quirks`). Set it in the class's body."""
-    running: str
-    """Name of the test that runs, with its parameters in brackets."""
+    node: pytest.Item
+    """The test that runs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raises `PluginError` where `plugin` is of another kind or `quirks` names no test: one error, and no test
@@ -78,7 +79,7 @@ class Suite:
 
     @pytest.fixture(autouse=True)
     def _named(self, request: pytest.FixtureRequest) -> None:
-        self.running = request.node.name
+        self.node = request.node
         if single := [name for name in self.quirks if "[" in name]:
             cases = {item.name for item in request.node.parent.collect()}
             unknown = [name for name in single if name not in cases]
@@ -93,6 +94,19 @@ class PluginSuite(Suite):
     def test_declares_its_contract(self) -> None:
         """The host can tell which contract the class was written for."""
         check_contract(self.plugin, self.kind)
+
+    def require(self, *names: str, **values: str | int) -> None:
+        """Skips the test, by name, where the plugin does not declare one of these capabilities.
+
+        Args:
+            names: Fields of the record of capabilities that are bools.
+            values: Of fields that are sets, a member; of fields that are numbers, the least.
+        """
+        asked = [*(Capability(name) for name in names), *(Capability(*each) for each in values.items())]
+        for capability in asked:
+            if not capability.is_declared_by(self.plugin):
+                self.node.user_properties.append((UNDECLARED, (capability.name, capability.value)))
+                pytest.skip(f"{self.plugin.__name__} does not declare {capability}")
 
 
 def reason_against(suite: type[Suite], plugin: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from dovetail.registry.entries import HOOKS_KIND
 from dovetail.testing.suite import SUITES, Suite
 
 PROCESSORS = """
-import torch
+import os
+import signal
+import threading
 from dovetail.contracts.logits import LogitsProcessor
 
 
@@ -28,6 +31,20 @@ class Sound(LogitsProcessor):
 
     def apply(self, logits, rows):
         logits[:, 0] -= 1
+
+
+class Dies(Sound):
+    "Ends its process."
+
+    def apply(self, logits, rows):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Waits(Sound):
+    "Never comes back."
+
+    def apply(self, logits, rows):
+        threading.Event().wait()
 
 
 class Shifts(Sound):
@@ -77,13 +94,60 @@ def test_a_faulty_plugin_fails_and_its_tests_are_named(folder: Path) -> None:
 def test_a_known_deviation_is_reported_by_name(folder: Path) -> None:
     name, reason = "test_a_row_does_not_depend_on_other_requests", "the penalty is shared out"
     done = plugins_test(
-        folder, "./processors.py:Shifts", "--set", f"quirks={{{name}: {{reason: {reason}, expires: '2.0'}}}}"
+        folder,
+        *("./processors.py:Shifts", "--page", "report.html"),
+        *("--set", f"quirks={{{name}: {{reason: {reason}, expires: '2.0'}}}}"),
     )
     assert f"quirk    {name}: quirk until contract 2.0: {reason}" in done.stdout, done.stdout + done.stderr
     assert f"FAILED   {name}\n" not in done.stdout
+    page = (folder / "report.html").read_text()
+    assert f"<td>{name}</td><td>quirk until contract 2.0: {reason}</td>" in page
+    assert "<h3>test_rows_come_in_any_order</h3>" in page
+    assert not (folder / "report.json").exists()
     refused = plugins_test(folder, "./processors.py:Shifts", "--set", f"quirks={{{name}: {{reason: {reason}}}}}")
     assert refused.returncode == 2
     assert "expires" in refused.stderr
+
+
+def test_a_plugin_that_hangs_in_import_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "waits_for_good.py").write_text("import threading\n\nthreading.Event().wait()\n")
+    (tmp_path / "hangs.py").write_text("import waits_for_good\n")
+    for reference in (["./hangs.py:Drafter"], ["./hangs.py:Drafter", "--kind", "draft_worker"]):
+        done = plugins_test(tmp_path, *reference, "--timeout", "2")
+        assert done.returncode == 3
+        assert re.match(r"error: importing \S+hangs.py:Drafter did not end in 2 s: it hangs in ", done.stderr)
+        assert "waits_for_good.py, line 3 " in done.stderr
+
+
+def test_a_test_that_hangs_and_one_that_ends_the_process_are_named(folder: Path) -> None:
+    done = plugins_test(folder, "./processors.py:Dies")
+    assert done.returncode == 3
+    assert re.match(r"error: test_\w+: the process ended by signal SIGKILL", done.stderr), done.stderr
+    done = plugins_test(folder, "./processors.py:Waits", "--timeout", "20")
+    assert done.returncode == 3
+    assert re.match(r"error: test_\w+ did not end in 20 s", done.stderr), done.stderr
+
+
+def test_what_could_be_declared_is_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "attention.py").write_text(
+        "from dataclasses import replace\n"
+        "from dovetail.attention_backends.reference import ReferenceBackend\n"
+        "class Modest(ReferenceBackend):\n"
+        "    capabilities = replace(\n"
+        "        ReferenceBackend.capabilities, sinks=False, dtypes=frozenset({'float32'})\n"
+        "    )\n"
+    )
+    done = plugins_test(
+        tmp_path, "./attention.py:Modest", "--set", "num_cases=1", "--out", "report.json", "--page", "report.html"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped  test_equals_the_oracle[float32-sinks]: Modest does not declare sinks" in done.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    hints = {hint["capability"]: hint["tests"] for hint in report["hints"]}
+    assert hints["sinks"] == ["test_equals_the_oracle[float32-sinks]"]
+    assert "dtypes bfloat16" in hints
+    assert "hint     sinks could be declared: 1 tests pass with it" in done.stdout
+    assert "<td>sinks</td><td>1</td>" in (tmp_path / "report.html").read_text()
 
 
 def test_an_installed_plugin_goes_by_its_name(folder: Path) -> None:

@@ -23,7 +23,7 @@ Model = Mapping[tuple[int, ...], np.ndarray]
 
 
 class TestBlockRule(AcceptanceRuleSuite):
-    rule_class = BlockRule
+    plugin = BlockRule
 
 
 def random_model(random: np.random.Generator, vocab_size: int, length: int, *, zeros: bool) -> Model:

@@ -20,7 +20,12 @@ def require_kind(kind: str | None) -> None:
 
 
 def find_entry(registry: Registry, name: str, kind: str | None) -> Entry:
-    """The entry of `name`; without a kind, the one kind that knows the name."""
+    """The entry of `name`; without a kind, the one kind that knows the name, or that of a reference's class."""
+    return listed_entry(registry, name, kind) or reference_entry(name)
+
+
+def listed_entry(registry: Registry, name: str, kind: str | None) -> Entry | None:
+    """The entry of `name`, without importing anything; None for a reference whose kind only its class tells."""
     if kind is not None:
         return registry.find(kind, name)
     bare = name.rpartition(":")[2]
@@ -35,7 +40,7 @@ def find_entry(registry: Registry, name: str, kind: str | None) -> Entry:
     if len(kinds) == 1:
         return registry.find(kinds.pop(), name)
     if ":" in name:
-        return reference_entry(name)
+        return None
     known = sorted({entry.name for entry in registry.metadata.entries if entry.kind in KINDS})
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +16,12 @@ import typer
 
 from dovetail.commands.installed import HOOKS_KIND, Registry
 from dovetail.contracts.errors import PluginError
-from dovetail.plugins.commands.plugins.lookup import KindOption, find_entry, require_kind
+from dovetail.plugins.commands.plugins.lookup import KindOption, listed_entry, require_kind
+from dovetail.plugins.commands.plugins.suite_page import suite_page
+
+NOT_FINISHED = 3
+"""Exit code where the suite did not come to its end."""
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
 def run_suite(
@@ -23,19 +32,60 @@ def run_suite(
         typer.Option("--set", metavar="NAME=VALUE", help="An attribute of the suite, such as tolerance=0.01."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the report to this file, as JSON.")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="Write the report to this file, as HTML.")] = None,
+    hints: Annotated[
+        bool, typer.Option(help="Try what the plugin does not declare, and say what it could declare.")
+    ] = True,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For importing the plugin, and for each test.")
+    ] = 300,
 ) -> None:
-    """Run the conformance suite of the plugin's kind. The exit code is 1 if a test fails."""
+    """Run the conformance suite of the plugin's kind.
+
+    The exit code is 0 if all tests pass, 1 if one fails, 2 if the suite cannot run, and 3 if it hangs or dies.
+    """
     if importlib.util.find_spec("pytest") is None:
         raise PluginError("the suites need pytest: pip install 'dovetail[testing]'")
-    if kind == HOOKS_KIND:
-        tested, of_kind = name, HOOKS_KIND
-    else:
-        require_kind(kind)
-        entry = find_entry(Registry.scan(), name, kind)
-        tested, of_kind = entry.qualified_name if entry.distribution else entry.reference, entry.kind
-    # A process of its own: what a plugin breaks, and where it hangs, ends with it.
-    command = [sys.executable, "-m", "dovetail.testing.conformance", tested, "--kind", of_kind]
-    command += [part for each in attributes or [] for part in ("--set", each)]
-    command += ["--out", str(out)] if out is not None else []
-    if code := subprocess.run(command, check=False).returncode:
+    with tempfile.TemporaryDirectory(prefix="dovetail-") as directory:
+        watched, report = Path(directory) / "task", out or Path(directory) / "report.json"
+        command = [sys.executable, "-m", "dovetail.testing.conformance", *_tested(name, kind)]
+        command += [part for each in attributes or [] for part in ("--set", each)]
+        command += ["--hints" if hints else "--no-hints", "--timeout", str(timeout_s)]
+        command += ["--out", str(report), "--watch", str(watched)]
+        # A process of its own: what a plugin breaks, and where it hangs, ends with it.
+        code = subprocess.run(command, check=False).returncode
+        if unfinished := watched.read_text(encoding="utf-8") if watched.exists() else "":
+            typer.echo(f"error: {_describe_end(unfinished, code, timeout_s)}", err=True)
+            raise typer.Exit(NOT_FINISHED)
+        if page is not None and code in (0, 1):
+            page.write_text(suite_page(json.loads(report.read_text(encoding="utf-8"))), encoding="utf-8")
+    for written in (out, page) if code in (0, 1) else ():
+        if written is not None:
+            typer.echo(f"report: {written}")
+    if code:
         raise typer.Exit(code)
+
+
+def _tested(name: str, kind: str | None) -> list[str]:
+    """The plugin as the suite's process takes it. Nothing is imported here, as that may hang."""
+    if kind == HOOKS_KIND:
+        return [name, "--kind", HOOKS_KIND]
+    require_kind(kind)
+    entry = listed_entry(Registry.scan(), name, kind)
+    if entry is None:
+        return [name]
+    return [entry.qualified_name if entry.distribution else entry.reference, "--kind", entry.kind]
+
+
+def _describe_end(unfinished: str, code: int, timeout_s: float) -> str:
+    """Why a process ended in the middle of a task, from what it left in its file."""
+    task, _, stacks = unfinished.partition("\n")
+    if not stacks:
+        end = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"{task}: the process ended {end}"
+    # The main thread is the last, with its innermost call first.
+    frames = [_FRAME.search(line) for line in stacks.rpartition("Thread 0x")[2].splitlines()]
+    calls = [(frame[1], frame[2], frame[3]) for frame in frames if frame is not None]
+    modules = [call for call in calls if call[2] == "<module>"]
+    path, line, _ = (modules if task.startswith("importing ") and modules else calls or [("?", "?", "?")])[0]
+    return f"{task} did not end in {timeout_s:g} s: it hangs in {path}, line {line} (--timeout sets the limit)"

@@ -49,7 +49,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 class TestDocs(CommandSuite):
-    command_class = DocsCommand
+    plugin = DocsCommand
     works = (["--path"], ["contracts/scheduler", "--path"])
     refused = (["no-such-page", "--no-browser"], ["--port", "70000"])
 
