@@ -3,6 +3,8 @@ from dataclasses import dataclass
 from dovetail.registry.entries import Entry
 from dovetail.registry.registry import Registry
 from dovetail.testing._session import Result
+from dovetail.testing.hints import Hint
+from dovetail.testing.suite import Suite
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,21 @@ class Report:
     machine: str
     time: str
     results: tuple[Result, ...]
+    hints: tuple[Hint, ...] = ()
     def count(self, outcome: str) -> int: ...
     def save(self, path: Path) -> None: ...
 
-def check_plugin(registry: Registry, entry: Entry, attributes: Mapping[str, Any]) -> Report: ...
+
+@dataclass(frozen=True)
+class Tested:
+    entry: Entry
+    plugin: Any
+    suite: type[Suite]
+    given: Mapping[str, Any]
+    @property
+    def attributes(self) -> dict[str, Any]: ...
+    def report(self, results: Sequence[Result]) -> Report: ...
+
+def load_tested(registry: Registry, entry: Entry, attributes: Mapping[str, Any]) -> Tested: ...
 def main(arguments: Sequence[str] | None = None) -> int: ...
 def print_report(report: Report) -> None: ...

@@ -1,3 +1,4 @@
+import pytest
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dovetail.contracts.plugin import Plugin
@@ -17,11 +18,12 @@ class Suite:
     kind: ClassVar[str]
     plugin: ClassVar[Any]
     quirks: ClassVar[Mapping[str, Quirk]] = {}
-    running: str
+    node: pytest.Item
     def __init_subclass__(cls, **kwargs: Any) -> None: ...
 
 
 class PluginSuite(Suite):
     plugin: ClassVar[type[Plugin]]
+    def require(self, *names: str, **values: str | int) -> None: ...
 
 def reason_against(suite: type[Suite], plugin: Any) -> str | None: ...
