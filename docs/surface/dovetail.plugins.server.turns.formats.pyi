@@ -1,9 +1,9 @@
+import json
 from collections.abc import Sequence
 from dovetail.contracts.structured_outputs import StructuredOutputs
-from dovetail.plugins.dialects.lark import json_rule
 from typing import Any
 
-ANY_OBJECT = json_rule({'type': 'object'})
+ANY_OBJECT = _JSON + json.dumps({'type': 'object'})
 def format_expression(
     asked: Any,
     param: str = 'response_format',
