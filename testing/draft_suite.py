@@ -37,6 +37,7 @@ from dovetail.contracts.speculation import (
     LearnsFromRequests,
     LoadsModel,
     ReadsHiddenLayers,
+    ReadsTokenizer,
     SpeculationNeed,
 )
 from dovetail.nn.context import BuildContext
@@ -102,12 +103,22 @@ class DraftWorkerSuite(PluginSuite):
             distributions=draft_distributions,
             draw=draft_draw,
             wants_confidence=self.plugin.capabilities.confidence,
+            tokenizer_json=self.tokenizer_json() if issubclass(self.plugin, ReadsTokenizer) else None,
         )
         if not issubclass(self.plugin, BuildsLayers | LoadsModel | KeepsLayers):
             return simple
         return LayerSetup(
             **vars(simple), create_context=self.create_context, pages=SuitePages(), model=self.own_model()
         )
+
+    def tokenizer_json(self) -> str:
+        """The target's tokenizer, for a `ReadsTokenizer`: token 7 is written 7, and blanks stand between tokens.
+        Override it for texts of your own."""
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        tokenizer: Any = Tokenizer(models.WordLevel({str(i): i for i in range(self.vocab_size)}, unk_token="0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return tokenizer.to_str()
 
     def own_model(self) -> DraftModel | None:
         """The model that the host would load for a `LoadsModel`; override it for one, and `need` with a
@@ -140,6 +151,7 @@ class DraftWorkerSuite(PluginSuite):
             num_layers=self.num_layers,
             kv_dtype="float32",
             gives_hidden_layers=True,
+            has_tokenizer_json=issubclass(self.plugin, ReadsTokenizer),
         )
 
     def batch(

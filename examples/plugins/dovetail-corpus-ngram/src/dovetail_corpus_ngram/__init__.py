@@ -1,0 +1,1 @@
+"""Draft workers for Dovetail that guess from a corpus."""
