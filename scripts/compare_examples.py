@@ -169,9 +169,15 @@ def pairs_of(compared: Mapping[str, Config]) -> Iterator[tuple[str, Config, Conf
     yield "all together", merged(*others, *fixed, exact), everything, True
 
 
+def read_comparison(folder: Path) -> Config:
+    """What compare.yaml says; `{folder}` in it is the folder that it lies in."""
+    text = (folder / "compare.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text.replace("{folder}", folder.as_posix()))
+
+
 def main(folders: Sequence[Path]) -> int:
     """Exit code."""
-    compared = {folder.name: yaml.safe_load((folder / "compare.yaml").read_text()) for folder in folders}
+    compared = {folder.name: read_comparison(folder) for folder in folders}
     architectures = {each["architecture"] for each in compared.values() if "architecture" in each} or {"llama"}
     (architecture,) = architectures
     ports = [each["receives_udp"] for each in compared.values() if "receives_udp" in each]
