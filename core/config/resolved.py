@@ -12,6 +12,7 @@ from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
+from dovetail.contracts.speculation import DraftCapabilities
 from dovetail.contracts.telemetry import ExperimentDescription
 from dovetail.contracts.weights import ModelFiles
 
@@ -147,6 +148,12 @@ class ResolvedDrafter:
     """What its layers cache, as it announced."""
     reads_tokenizer: bool = False
     """Whether it is handed the target's tokenizer, and that of its own model."""
+    abilities: DraftCapabilities = field(default_factory=DraftCapabilities)
+    """What it can do and needs with these options, its stages included."""
+    stages: tuple[str, ...] = ()
+    """Labels of other drafters that it asks."""
+    stages_keep_layers: bool = False
+    """Whether one of them has layers of its own."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -155,8 +162,8 @@ class ResolvedDrafter:
 
     @property
     def kv_cache(self) -> bool:
-        """Whether it has layers of its own."""
-        return self.attention is not None
+        """Whether its requests' KV blocks hold pages of layers of its own, or of its stages."""
+        return self.attention is not None or self.stages_keep_layers
 
     def components_by_path(self) -> dict[str, Component]:
         """Every chosen component, its own first, by its path in the config."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail.contracts.attention import AttentionModule
+    from dovetail.contracts.draft_stages import DraftStage, StageAbilities
     from dovetail.contracts.draft_target import TopTokens
     from dovetail.contracts.model import ModelContext
     from dovetail.contracts.operators import Operators
@@ -101,6 +102,10 @@ class SpeculationNeed:
     has_tokenizer_json: bool = field(default=False, metadata=informs("`check` judges drafters that read text"))
     """Whether `DraftSetup.tokenizer_json` can be given: False where the config asks for another kind of tokenizer, or
     for none."""
+    stages: Mapping[str, StageAbilities] = field(
+        default_factory=dict, metadata=informs("the drafter named them; `check` judges them")
+    )
+    """By label, the stages of a drafter that `ComposesDrafters`, in its order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +222,8 @@ class DraftSetup:
     tokenizer_json: str | None = None
     """The target's tokenizer in the `tokenizers` library's JSON form, for a drafter that `ReadsTokenizer`; None for
     others, and where there is none."""
+    stages: Mapping[str, DraftStage] = field(default_factory=dict)
+    """By label, what a drafter that `ComposesDrafters` asked for, in its order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,10 +341,11 @@ class DraftWorker(Plugin):
 
     Each optional ability is a class of its own, which a drafter derives from as well; the host asks by isinstance:
     `TreesByOption`, `LearnsFromRequests`, `ReadsTokenizer`, `ReadsHiddenLayers`, `BuildsLayers`, `LoadsModel`,
-    `KeepsLayers`, and those of `dovetail.contracts.draft_target`.
+    `KeepsLayers`, and those of `dovetail.contracts.draft_target` and `dovetail.contracts.draft_stages`.
 
-    Order of calls: `model_section`, `check`, `reads_tokenizer`, `quantization`, `caches`, `hidden_layers` before any
-    weight is read; then on the rank that drafts `__init__`, which reads the drafter's weights, and `attention_layers`.
+    Order of calls: `model_section` and `stages`, `check`, `reads_tokenizer`, `quantization`, `caches`, `hidden_layers`
+    before any weight is read; then on the rank that drafts `__init__`, which reads the drafter's weights, and
+    `attention_layers`.
     """
 
     capabilities: ClassVar[DraftCapabilities] = DraftCapabilities()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedSpeculation
-from dovetail.config.schema import AUTO, OFF, ComponentSection, SpeculativeSection
+from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
+from dovetail.config.schema import AUTO, OFF, ComponentSection, DrafterSection, SpeculativeSection
 from dovetail.config.tree import KeyPath, dotted, nearest
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.draft_length import LengthNeed
+from dovetail.contracts.draft_stages import ComposesDrafters, StageAbilities, with_stages
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.kv import KVSpec, LatentSpec
 from dovetail.contracts.needs import reasons_against
@@ -18,6 +19,7 @@ from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.speculation import (
     AcceptanceNeed,
     BuildsLayers,
+    DraftCapabilities,
     DraftWorker,
     KeepsLayers,
     LoadsModel,
@@ -29,6 +31,7 @@ from dovetail.contracts.speculation import (
 from dovetail.engine.resolving.choose import Chosen, Question, choose
 from dovetail.engine.resolving.draft_length import choose_length
 from dovetail.engine.resolving.draft_model import DraftModelScope, as_model_section
+from dovetail.engine.resolving.draft_stages import refuse_stages
 from dovetail.engine.resolving.model import ChosenModel
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import ACCEPTANCE, DRAFT_ATTENTION, DRAFT_QUANTIZATION, DRAFTER
@@ -53,14 +56,13 @@ def choose_speculation(
         gives_hidden_layers=target.family.plugin.capabilities.hidden_layers,
         has_tokenizer_json=state.config.model.tokenizer_mode == AUTO,
     )
-    drafters = {name: _choose_drafter(state, section, name, need, target) for name in section.drafters}
-    trees = any(_is_tree_drafter(chosen) for chosen, _ in drafters.values())
+    resolved = _Drafters(state, section, need, target).all()
+    trees = any(drafter.trees for drafter in resolved.values())
     judged = AcceptanceNeed(need.device_type, need.vocab_size, need.num_tokens, trees=trees, lossless=state.is_strict)
     acceptance = choose(state, ACCEPTANCE, judged).component
-    resolved = {name: drafter for name, (_, drafter) in drafters.items()}
     speculation = ResolvedSpeculation(
         resolved,
-        _default_drafter(state, section),
+        _default_drafter(state, section, resolved),
         acceptance,
         section.disable_by_batch_size,
         section.disable_logprobs,
@@ -69,61 +71,119 @@ def choose_speculation(
     return speculation, trees
 
 
-def _choose_drafter(
-    state: Resolution, section: SpeculativeSection, name: str, need: SpeculationNeed, target: ChosenModel
-) -> tuple[Chosen[DraftWorker], ResolvedDrafter]:
-    if name == OFF:
-        raise ConfigError(
-            f"speculative.drafters.{name}: requests say {OFF!r} to go without a drafter; name it otherwise"
-        )
-    drafter = section.drafters[name]
+class _Drafters:
+    """The drafters of a config, each resolved once: as a stage of another one before that one."""
+
+    def __init__(self, state: Resolution, section: SpeculativeSection, need: SpeculationNeed, target: ChosenModel):
+        self._state = state
+        self._section = section
+        self._need = need
+        self._target = target
+        self._resolved: dict[str, ResolvedDrafter] = {}
+        self._under_way: list[str] = []
+
+    def all(self) -> dict[str, ResolvedDrafter]:
+        """By label, in the config's order."""
+        return {name: self._drafter(name) for name in self._section.drafters}
+
+    def _drafter(self, name: str) -> ResolvedDrafter:
+        if name not in self._resolved:
+            self._under_way.append(name)
+            self._resolved[name] = self._choose(name)
+            self._under_way.pop()
+        return self._resolved[name]
+
+    def _stages(self, plugin: type[DraftWorker], options: PluginOptions) -> dict[str, ResolvedDrafter]:
+        """The stages of a drafter that is asked, the one that is under way last. Raises `ConfigError`."""
+        if not issubclass(plugin, ComposesDrafters):
+            return {}
+        name = self._under_way[-1]
+        labels = list(plugin.stages(options))
+        refuse_stages(name, plugin, labels, self._section, self._under_way)
+        stages = {label: self._drafter(label) for label in labels}
+        for label, stage in stages.items():
+            if stage.stages:
+                raise ConfigError(
+                    f"{_key(name)}: its stage {label!r} has stages itself ({', '.join(stage.stages)}): name these"
+                )
+        return stages
+
+    def _choose(self, name: str) -> ResolvedDrafter:
+        if name == OFF:
+            raise ConfigError(f"{_key(name)}: requests say {OFF!r} to go without a drafter; name it otherwise")
+        state, target = self._state, self._target
+        drafter = self._section.drafters[name]
+        path = ("speculative", "drafters", name)
+        scope = DraftModelScope(state, path, target)
+        stages: dict[str, ResolvedDrafter] = {}
+
+        def own_need() -> SpeculationNeed:
+            """What is asked of this drafter, once its model and its stages are known."""
+            dtype = target.dtype if scope.info is None else scope.info.dtype
+            return replace(
+                self._need,
+                num_tokens=drafter.num_tokens,
+                kv_dtype=dtype if state.config.cache.dtype == AUTO else self._need.kv_dtype,
+                model=scope.info,
+                stages={label: StageAbilities(stage.abilities, stage.num_tokens) for label, stage in stages.items()},
+            )
+
+        def against(plugin: type[DraftWorker], options: PluginOptions) -> Sequence[str]:
+            asked = plugin.model_section(options) if issubclass(plugin, LoadsModel) else None
+            if asked is not None:
+                scope.resolve(asked)
+            stages.update(self._stages(plugin, options))
+            return reasons_against(plugin, own_need(), options, state.environment)
+
+        chosen = Question(state, DRAFTER.at(name), self._need, ask=against).choose()
+        scope.apply()
+        return _resolved_drafter(state, drafter, name, chosen, own_need(), scope.model, stages)
+
+
+def _key(name: str) -> str:
+    return f"speculative.drafters.{name}"
+
+
+def _resolved_drafter(
+    state: Resolution,
+    section: DrafterSection,
+    name: str,
+    chosen: Chosen[DraftWorker],
+    need: SpeculationNeed,
+    model: ResolvedDraftModel | None,
+    stages: Mapping[str, ResolvedDrafter],
+) -> ResolvedDrafter:
     path = ("speculative", "drafters", name)
-    scope = DraftModelScope(state, path, target)
-
-    def own_need() -> SpeculationNeed:
-        """What is asked of this drafter, once its model is known."""
-        dtype = target.dtype if scope.info is None else scope.info.dtype
-        own_kv_dtype = dtype if state.config.cache.dtype == AUTO else need.kv_dtype
-        return replace(need, num_tokens=drafter.num_tokens, kv_dtype=own_kv_dtype, model=scope.info)
-
-    def against(plugin: type[DraftWorker], options: PluginOptions) -> Sequence[str]:
-        asked = plugin.model_section(options) if issubclass(plugin, LoadsModel) else None
-        if asked is not None:
-            scope.resolve(asked)
-        return reasons_against(plugin, own_need(), options, state.environment)
-
-    chosen = Question(state, DRAFTER.at(name), need, ask=against).choose()
-    scope.apply()
     _refuse_attention(state, path, chosen)
-    final = own_need()
-    specs = _draft_caches(chosen, final)
-    dtype = target.dtype if scope.info is None else scope.info.dtype
-    trees = _is_tree_drafter(chosen)
-    attention = _choose_draft_attention(state, path, specs, dtype, trees=trees) if specs else None
-    return chosen, ResolvedDrafter(
+    specs = _draft_caches(chosen, need)
+    dtype = need.dtype if need.model is None else need.model.dtype
+    own = replace(chosen.plugin.capabilities, trees=_is_tree_drafter(chosen))
+    abilities = with_stages(own, [stage.abilities for stage in stages.values()])
+    own_layers = _hidden_layers(chosen, need)
+    return ResolvedDrafter(
         name,
         chosen.component,
-        drafter.num_tokens,
-        choose_length(state, name, drafter, _length_need(chosen, drafter.num_tokens)),
-        attention=attention,
-        kv_dtype=final.kv_dtype,
-        model=scope.model,
+        section.num_tokens,
+        choose_length(state, name, section, _length_need(abilities, section.num_tokens)),
+        attention=_choose_draft_attention(state, path, specs, dtype, trees=own.trees) if specs else None,
+        kv_dtype=need.kv_dtype,
+        model=model,
         quantization=_choose_draft_quantization(state, path, chosen, dtype),
-        hidden_layers=_hidden_layers(chosen, final),
-        reads_next_token=chosen.plugin.capabilities.reads_next_token,
-        trees=trees,
+        hidden_layers=tuple(sorted({*own_layers, *(i for stage in stages.values() for i in stage.hidden_layers)}))
+        if stages
+        else own_layers,
+        reads_next_token=abilities.reads_next_token,
+        trees=abilities.trees,
         caches=specs,
         reads_tokenizer=_reads_tokenizer(chosen),
+        abilities=abilities,
+        stages=tuple(stages),
+        stages_keep_layers=any(stage.kv_cache for stage in stages.values()),
     )
 
 
-def _length_need(drafter: Chosen[DraftWorker], num_tokens: int) -> LengthNeed:
-    can = drafter.plugin.capabilities
-    return LengthNeed(
-        num_tokens=num_tokens,
-        gives_confidence=can.confidence or can.probabilities,
-        trees=_is_tree_drafter(drafter),
-    )
+def _length_need(can: DraftCapabilities, num_tokens: int) -> LengthNeed:
+    return LengthNeed(num_tokens=num_tokens, gives_confidence=can.confidence or can.probabilities, trees=can.trees)
 
 
 def _is_tree_drafter(drafter: Chosen[DraftWorker]) -> bool:
@@ -142,21 +202,25 @@ def _reads_tokenizer(drafter: Chosen[DraftWorker]) -> bool:
         return plugin.reads_tokenizer(drafter.options)
 
 
-def _default_drafter(state: Resolution, section: SpeculativeSection) -> str | None:
-    names = list(section.drafters)
+def _default_drafter(
+    state: Resolution, section: SpeculativeSection, drafters: Mapping[str, ResolvedDrafter]
+) -> str | None:
+    stages = {label for drafter in drafters.values() for label in drafter.stages}
+    names = [name for name in section.drafters if name not in stages]
     asked = section.default
     if asked is None or asked in section.drafters:
         return asked
     origin = state.layered.origin("speculative.default")
     if asked != AUTO:
         raise ConfigError(
-            f"speculative.default {asked!r} ({origin}) is no drafter of the config; {nearest(asked, names)}"
+            f"speculative.default {asked!r} ({origin}) is no drafter of the config; {nearest(asked, [*drafters])}"
         )
     if len(names) > 1:
         raise ConfigError(
             f"speculative.default: which of {', '.join(names)} should requests get that name none? Write one, or null"
         )
-    state.decide("speculative.default", names[0], "the only drafter")
+    only = "the only drafter" if not stages else "the only drafter that is no stage of another"
+    state.decide("speculative.default", names[0], only)
     return names[0]
 
 

@@ -18,6 +18,7 @@ from dovetail.commands.checks import require
 from dovetail.contracts.draft_length import AdaptiveDraftLength
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
+from dovetail.spec_decode.experiments.arm_drafters import Written, with_drafters
 from dovetail.spec_decode.experiments.records import label_of
 from dovetail.spec_decode.experiments.schema import BASELINE, CONTROL, OFF, ArmSection, Experiment
 from dovetail.spec_decode.experiments.speed import VariantKey, variant_named
@@ -164,7 +165,7 @@ def _resolve_arm(
         is_fixed = is_swept or configured.length == "fixed"
     elif section.num_tokens is not None:
         raise ConfigError(f"arms.{name}.num_tokens: the arm drafts nothing; leave it out, or name a drafter")
-    longest = {name: (layered, drafter, _length(max(lengths), is_swept))} if drafter is not None else {}
+    longest = {name: Written(layered, drafter, _length(max(lengths), is_swept))} if drafter is not None else {}
     explanation = explain(with_drafters(layered, longest))
     if explanation.resolved is None:
         raise explanation.refusal or ConfigError(f"arm {name!r} cannot be resolved")
@@ -235,30 +236,6 @@ def _draws(resolved: ResolvedConfig) -> bool:
     assert resolved.speculation is not None
     workers = [create_class(drafter.component)[0] for drafter in resolved.speculation.drafters.values()]
     return any(issubclass(worker, DraftWorker) and worker.capabilities.probabilities for worker in workers)
-
-
-def with_drafters(
-    layered: LayeredConfig, drafters: Mapping[str, tuple[LayeredConfig, str, Mapping[str, Any]]]
-) -> LayeredConfig:
-    """The config with exactly these drafters: name -> (config in which it was written, its name there, what changes).
-
-    Origins come along, since relative paths count from the file that gave them.
-    """
-    own = {path: origin for path, origin in layered.origins.items() if path[:2] != ("speculative", "drafters")}
-    own = {path: origin for path, origin in own.items() if path[:2] != ("speculative", "default")}
-    if not drafters:
-        plain = {path: origin for path, origin in own.items() if path[:1] != ("speculative",)}
-        return replace(layered, config=layered.config.model_copy(update={"speculative": None}), origins=plain)
-    sections = {}
-    for name, (source, key, changes) in drafters.items():
-        assert source.config.speculative is not None
-        sections[name] = source.config.speculative.drafters[key].model_copy(update=changes)
-        for path, origin in source.origins.items():
-            if path[:3] == ("speculative", "drafters", key):
-                own["speculative", "drafters", name, *path[3:]] = origin
-    assert layered.config.speculative is not None
-    speculative = layered.config.speculative.model_copy(update={"drafters": sections, "default": None})
-    return replace(layered, config=layered.config.model_copy(update={"speculative": speculative}), origins=own)
 
 
 def _length(num_tokens: int, is_swept: bool) -> Mapping[str, Any]:
@@ -382,7 +359,7 @@ def _plan_engine(members: Sequence[Arm]) -> EnginePlan:
         variants.insert(0, Variant(CONTROL, None))
     by_name = {arm.name: arm for arm in members}
     drafters = {
-        drafter_name(variant): (
+        drafter_name(variant): Written(
             by_name[variant.arm].layered,
             by_name[variant.arm].drafter or "",
             _length(variant.length, by_name[variant.arm].is_swept),

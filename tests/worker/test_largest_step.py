@@ -24,7 +24,6 @@ from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftWorker
 from dovetail.engine.resolving import resolve
 from dovetail.executors.gpu.host import HostDevice
-from dovetail.registry.bootstrap import bootstrap
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.worker.largest_step import largest_inputs
 from dovetail.worker.memory import kv_bytes
@@ -180,7 +179,6 @@ def test_steps_take_what_was_profiled(models: Path, drafter: str | None, monkeyp
     # Not to the byte: attention backends keep a few indices of the step that they planned.
     assert profiled == pytest.approx(live.peak, rel=0.01)
     resolved = resolve(load_config(config))
-    plugins = bootstrap(resolved.components(), resolved.plugin_hash)
-    largest = largest_drafts(resolved.speculation, resolved.limits, plugins) if resolved.speculation else []
+    largest = largest_drafts(resolved.speculation, resolved.limits) if resolved.speculation else []
     assert max((drafts.num_rows for drafts in largest), default=0) == max(rows)
     assert max(rows) == (NUM_SEQS * (1 + NUM_DRAFTS) if drafter else 0)

@@ -18,6 +18,8 @@ from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.speculation import (
     BuildsLayers,
+    Draft,
+    DraftBatch,
     DraftModel,
     DraftPages,
     DraftSetup,
@@ -35,6 +37,7 @@ from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.reading import read_module
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
+from dovetail.worker.speculation.stages import HostStage
 
 
 class BatchPages(DraftPages):
@@ -96,6 +99,21 @@ class LoadedDrafter:
     pages: BatchPages
     dtype: str
     """dtype of its activations."""
+    stages: tuple[HostStage, ...] = ()
+    """Other drafters that it asks."""
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        """As `DraftWorker.propose`; its stages see the batch too."""
+        for stage in self.stages:
+            stage.begin(batch)
+        try:
+            drafts = self.worker.propose(batch)
+            for stage in self.stages:
+                stage.complete()
+        finally:
+            for stage in self.stages:
+                stage.end()
+        return drafts
 
 
 def wanted_layers(drafters: Mapping[str, LoadedDrafter]) -> tuple[int, ...]:
@@ -111,23 +129,33 @@ def load_drafters(
     context: BuildContext,
     tokenizers: DraftTokenizers,
 ) -> dict[str, LoadedDrafter]:
-    """The drafters of a config's `section` with their weights, by name."""
-    return {
-        name: _load_drafter(config, section.hidden_size, plugins, drafter, model, context, tokenizers)
-        for name, drafter in section.drafters.items()
-    }
+    """The drafters of a config's `section` with their weights, by name: stages before the drafters that ask them."""
+    drafters = section.drafters
+    loaded: dict[str, LoadedDrafter] = {}
+    for drafter in sorted(drafters.values(), key=lambda one: bool(one.stages)):
+        stages = tuple(
+            HostStage(drafters[label], loaded[label].worker, drafter.hidden_layers) for label in drafter.stages
+        )
+        loaded[drafter.name] = _load_drafter(config, section, plugins, drafter, stages, model, context, tokenizers)
+    return {name: loaded[name] for name in drafters}
+
+
+def _wants_confidence(drafter: str, section: ResolvedSpeculation, plugins: LoadedPlugins) -> bool:
+    """Whether the policy of the drafter's length, or of one that it is a stage of, reads confidences."""
+    using = [one for one in section.drafters.values() if one.name == drafter or drafter in one.stages]
+    return any(plugins.get(one.length)[0].capabilities.reads_confidence for one in using)
 
 
 def _load_drafter(
     config: ResolvedConfig,
-    hidden_size: int,
+    section: ResolvedSpeculation,
     plugins: LoadedPlugins,
     drafter: ResolvedDrafter,
+    stages: tuple[HostStage, ...],
     model: CausalLM,
     context: BuildContext,
     tokenizers: DraftTokenizers,
 ) -> LoadedDrafter:
-    """`hidden_size`: of the target."""
     dtype = config.model.dtype if drafter.model is None else drafter.model.dtype
     pages = BatchPages()
 
@@ -144,7 +172,7 @@ def _load_drafter(
     plugin, _ = plugins.get(drafter.component)
     simple = DraftSetup(
         vocab_size=config.model.vocab_size,
-        hidden_size=hidden_size,
+        hidden_size=section.hidden_size,
         max_model_len=config.model.max_model_len,
         max_num_seqs=config.limits.max_num_seqs,
         num_tokens=drafter.num_tokens,
@@ -155,8 +183,9 @@ def _load_drafter(
         num_layers=len(context.attention_layers),
         distributions=draft_distributions,
         draw=draft_draw,
-        wants_confidence=plugins.get(drafter.length)[0].capabilities.reads_confidence,
+        wants_confidence=_wants_confidence(drafter.name, section, plugins),
         tokenizer_json=tokenizers.target if drafter.reads_tokenizer else None,
+        stages={stage.name: stage for stage in stages},
     )
     setup = simple
     if issubclass(plugin, (BuildsLayers, LoadsModel, KeepsLayers)):
@@ -166,7 +195,7 @@ def _load_drafter(
     layers = tuple(worker.attention_layers()) if isinstance(worker, KeepsLayers) else ()
     if reasons := against_caches(plugin.__name__, drafter.caches, layers):
         raise PluginError(f"speculative.drafters.{drafter.name}: {'; '.join(reasons)}")
-    return LoadedDrafter(drafter, worker, layers, pages, dtype)
+    return LoadedDrafter(drafter, worker, layers, pages, dtype, stages)
 
 
 def against_caches(drafter: str, announced: Sequence[KVSpec], layers: Sequence[AttentionModule]) -> list[str]:

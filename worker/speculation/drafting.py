@@ -109,7 +109,7 @@ class Drafting:
         """With drafts that were drawn another number of them gives other tokens of the same distribution. A seed
         promises the same tokens, so where the clock decides how many there are, they are not drawn: a best guess is
         accepted if it is the token that comes anyway."""
-        draws = self._drafters[drafter].worker.capabilities.probabilities
+        draws = self._drafters[drafter].config.abilities.probabilities
         promises = sampling.seed is not None or self._strict
         if not (draws and promises and self._lengths.adapts(drafter)):
             return sampling
@@ -248,10 +248,11 @@ class Drafting:
         if request is None or request.drafter not in self._drafters:
             return
         token_ids = batch.known_tokens(seq_id).tolist() if seq_id in batch.requests else request.token_ids
-        try:
-            self._drafters[request.drafter].worker.on_finished(seq_id, token_ids)
-        except Exception:
-            logger.exception("drafter %r raised in on_finished", request.drafter)
+        for name in (request.drafter, *self._drafters[request.drafter].config.stages):
+            try:
+                self._drafters[name].worker.on_finished(seq_id, token_ids)
+            except Exception:
+                logger.exception("drafter %r raised in on_finished", name)
 
     def finish_all(self, batch: InputBatch) -> None:
         """Every request that is known here has ended."""
@@ -275,7 +276,7 @@ class Drafting:
     def _states(self, name: str, hidden: torch.Tensor, layer_states: torch.Tensor | None) -> States:
         """The target's last states and those between its layers, as far as a drafter wants them."""
         drafter = self._drafters[name]
-        last = hidden if drafter.worker.capabilities.needs_hidden_states else None
+        last = hidden if drafter.config.abilities.needs_hidden_states else None
         layers = drafter.config.hidden_layers
         if layer_states is None or not layers:
             return last, None
@@ -308,7 +309,7 @@ class Drafting:
             for request in requests.values():
                 if request.seq_id in self._accepted and request.seq_id not in self._forced:
                     worker.on_verified(request.seq_id, *self._accepted[request.seq_id])
-            proposed = list(worker.propose(DraftBatch(list(requests.values()), *states)))
+            proposed = list(self._drafters[name].propose(DraftBatch(list(requests.values()), *states)))
             if len(proposed) != len(requests):
                 raise ValueError(f"{len(proposed)} drafts for {len(requests)} requests")
         except Exception as error:

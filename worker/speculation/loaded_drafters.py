@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,7 @@ class LoadedDrafters(LoadedSpeculation):
         """As `LoadedSpeculation.largest_rows`. What drafters compute afterwards is left out, as it is less: models of
         their own are smaller than the target, and new drafts come from fewer rows of logits than those on which drafts
         are judged."""
-        drafts = largest_drafts(self._section, self._config.limits, self._plugins)
+        drafts = largest_drafts(self._section, self._config.limits)
         return [self._verification(rows, device) for rows in drafts]
 
     def start(self, layout: KVLayout, storage: KVStorage, batch: InputBatch) -> Speculation:
@@ -132,26 +132,33 @@ class LoadedDrafters(LoadedSpeculation):
 
 
 def _facts(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> DrafterFacts:
-    plugin, _ = plugins.get(chosen.component)
     length, _ = plugins.get(chosen.length)
-    reads_states = plugin.capabilities.needs_hidden_states or bool(chosen.hidden_layers)
+    reads_states = chosen.abilities.needs_hidden_states or bool(chosen.hidden_layers)
     return DrafterFacts(
         num_tokens=chosen.num_tokens,
-        stateless=plugin.capabilities.stateless,
+        stateless=chosen.abilities.stateless,
         keeps_layers=chosen.kv_cache,
         trees=chosen.trees,
-        # A length that does not adapt wants drafts from the first token on: putting off saves it nothing.
-        reads_late=chosen.kv_cache and not reads_states and issubclass(length, AdaptiveDraftLength),
+        # A length that does not adapt wants drafts from the first token on: putting off saves it nothing. Of stages,
+        # each may lack other positions.
+        reads_late=chosen.attention is not None
+        and not chosen.stages
+        and not reads_states
+        and issubclass(length, AdaptiveDraftLength),
     )
 
 
-def _top_counts(drafters: Iterable[ResolvedDrafter], plugins: LoadedPlugins, vocab_size: int) -> dict[str, int]:
+def _top_counts(drafters: Collection[ResolvedDrafter], plugins: LoadedPlugins, vocab_size: int) -> dict[str, int]:
     """By name, how many of the target's most likely tokens those read that read any."""
     counts = {}
     for drafter in drafters:
         plugin, options = plugins.get(drafter.component)
         if issubclass(plugin, ReadsTopTokens):
             counts[drafter.name] = check_count(plugin.__name__, plugin.num_top_tokens(options), vocab_size)
+    for drafter in drafters:
+        if any(label in counts for label in drafter.stages):
+            most = [counts[label] for label in (drafter.name, *drafter.stages) if label in counts]
+            counts[drafter.name] = max(most)
     return counts
 
 
@@ -170,14 +177,11 @@ class DraftRows:
         return sum(self.counts) + len(self.counts)
 
 
-def largest_drafts(
-    speculation: ResolvedSpeculation, limits: SchedulerLimits, plugins: LoadedPlugins
-) -> list[DraftRows]:
+def largest_drafts(speculation: ResolvedSpeculation, limits: SchedulerLimits) -> list[DraftRows]:
     """The longest drafts of the drafters that give distributions, and of those that do not."""
     longest: dict[bool, int] = {}
     for drafter in speculation.drafters.values():
-        plugin, _ = plugins.get(drafter.component)
-        draws = plugin.capabilities.probabilities
+        draws = drafter.abilities.probabilities
         longest[draws] = max(longest.get(draws, 0), drafter.num_tokens)
     most = limits.max_num_seqs
     if speculation.disable_by_batch_size is not None:
