@@ -114,6 +114,8 @@ def _refused_by_speculation(resolved: ResolvedConfig) -> Sequence[str]:
     refused = []
     if issubclass(rule, AcceptanceRule) and not rule.capabilities.sampling:
         refused.append(f"temperature above 0 with a drafter ({resolved.speculation.acceptance.name})")
+    if not resolved.speculation.rules:
+        refused.append("acceptance rules by name (speculative.rules is empty)")
     if resolved.speculation.disable_logprobs:
         refused.append("logprobs, and best_of above n, with a drafter (speculative.disable_logprobs)")
     return refused

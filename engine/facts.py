@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts
+from dovetail.config.resolved import ResolvedConfig, ResolvedSpeculation
+from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts, RuleFacts
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.engine.resolving.generation import default_sampling
 from dovetail.engine.tokenization.tokenizer import Tokenizer
+from dovetail.registry.components import create_class
 
 
 def engine_facts(
@@ -19,6 +20,7 @@ def engine_facts(
 ) -> EngineFacts:
     """The facts of an engine of these parts."""
     model, speculation = config.model, config.speculation
+    drafters = speculation.drafters if speculation is not None else {}
     architectures = model.hf_config.get("architectures") or [""]
     return EngineFacts(
         model=str(config.values["model"]["path"]),
@@ -30,10 +32,12 @@ def engine_facts(
         scheduler=config.scheduler.name,
         has_priorities=scheduler.capabilities.priorities,
         processors=tuple(config.logits_processors),
-        drafters=tuple(speculation.drafters) if speculation is not None else (),
+        drafters=tuple(drafters),
         default_drafter=speculation.default if speculation is not None else None,
         experiments=tuple(experiment.name for experiment in config.experiments),
         acceptance=speculation.acceptance.name if speculation is not None else None,
+        rules=_rules(speculation) if speculation is not None else {},
+        tree_drafters=frozenset(name for name, one in drafters.items() if one.trees),
         accepts_sampling=acceptance is None or acceptance.capabilities.sampling,
         drafts_without_logprobs=speculation is not None and speculation.disable_logprobs,
         default_sampling=default_sampling(model.hf_config.get("generation_config") or {}),
@@ -43,6 +47,15 @@ def engine_facts(
         architecture=str(architectures[0]),
         dialect=_dialect_facts(config, tokenizer) if tokenizer is not None else None,
     )
+
+
+def _rules(speculation: ResolvedSpeculation) -> dict[str, RuleFacts]:
+    found = {}
+    for name, component in speculation.rules.items():
+        rule, _ = create_class(component)
+        assert issubclass(rule, AcceptanceRule)
+        found[name] = RuleFacts(sampling=rule.capabilities.sampling, trees=rule.capabilities.trees)
+    return found
 
 
 def _dialect_facts(config: ResolvedConfig, tokenizer: Tokenizer) -> DialectFacts:

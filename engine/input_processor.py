@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, cast
 
+from dovetail.config.tree import nearest
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar_spec import OutputGrammar
@@ -46,10 +47,14 @@ def _is_scalar(item: object) -> bool:
 
 def drafting_refusal(facts: EngineFacts, params: SamplingParams) -> str | None:
     """Why no drafter may guess for a request with these parameters; None: any may."""
-    if not facts.accepts_sampling and not params.is_greedy:
+    rule = facts.rules.get(params.acceptance or "")
+    if not (facts.accepts_sampling if rule is None else rule.sampling) and not params.is_greedy:
+        name, another = (
+            (facts.acceptance, "speculative.acceptance") if rule is None else (params.acceptance, "acceptance")
+        )
         return (
-            f"acceptance rule {facts.acceptance!r} serves temperature 0 only: set temperature=0,"
-            " speculation='off', or another speculative.acceptance"
+            f"acceptance rule {name!r} serves temperature 0 only: set temperature=0, speculation='off', or another"
+            f" {another}"
         )
     ranks = params.best_of is not None and params.best_of > params.n
     if facts.drafts_without_logprobs and (params.logprobs is not None or ranks):
@@ -261,10 +266,15 @@ class InputProcessor:
     def _drafter(self, params: SamplingParams) -> str | None:
         facts, asked = self._facts, params.speculation
         if facts.acceptance is None:
+            if params.acceptance is not None:
+                raise RequestError(
+                    f"acceptance {params.acceptance!r} was asked for, but the config has no speculative section"
+                )
             if asked not in (None, "off"):
                 raise RequestError(f"speculation {asked!r} was asked for, but the config has no speculative section")
             return None
         name = facts.default_drafter if asked is None else (None if asked == "off" else asked)
+        self._check_acceptance(params.acceptance, name)
         if name is None:
             return None
         if name not in facts.drafters:
@@ -274,3 +284,24 @@ class InputProcessor:
         if refusal is not None:
             raise RequestError(refusal)
         return name
+
+    def _check_acceptance(self, asked: str | None, drafter: str | None) -> None:
+        """Refuses an acceptance rule that is not there, and one that cannot judge what the request's drafter drafts."""
+        facts = self._facts
+        if asked is None:
+            return
+        if drafter is None:
+            raise RequestError(
+                f"acceptance {asked!r} was asked for, and no drafter guesses for the request: leave it out, or name a"
+                " drafter (speculation)"
+            )
+        if asked not in facts.rules:
+            raise RequestError(
+                f"acceptance {asked!r} is no acceptance rule that requests may name; {nearest(asked, [*facts.rules])}."
+                f" Such rules are in speculative.rules; left out, {facts.acceptance!r} judges"
+            )
+        if drafter in facts.tree_drafters and not facts.rules[asked].trees:
+            raise RequestError(
+                f"acceptance rule {asked!r} judges chains only, and the drafter {drafter!r} proposes trees: name"
+                " another of the two"
+            )

@@ -187,6 +187,8 @@ class ResolvedSpeculation:
     disable_logprobs: bool
     hidden_size: int
     """Of the target."""
+    rules: Mapping[str, Component] = field(default_factory=dict)
+    """By name, further acceptance rules, for requests that name one."""
 
 
 @dataclass(frozen=True)
@@ -278,4 +280,5 @@ class ResolvedConfig:
             for drafter in self.speculation.drafters.values():
                 chosen |= drafter.components_by_path()
             chosen["speculative.acceptance"] = self.speculation.acceptance
+            chosen |= {f"speculative.rules.{name}": rule for name, rule in self.speculation.rules.items()}
         return chosen

@@ -213,6 +213,9 @@ class SpeculativeSection(Section):
         default=AUTO, description="auto: the only drafter; null: only for requests that name one"
     )
     acceptance: ComponentSection = ComponentSection()
+    rules: dict[Label, NamedSection] = Field(
+        default_factory=dict, description="By name, further acceptance rules, for requests that name one"
+    )
     disable_by_batch_size: int | None = Field(
         default=None, ge=0, description="No guesses in steps of more requests than this"
     )

@@ -48,6 +48,16 @@ class GrammarFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RuleFacts:
+    """What requests need to know of an acceptance rule."""
+
+    sampling: bool
+    """Whether it serves temperatures other than 0."""
+    trees: bool
+    """Whether it judges trees."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineFacts:
     """What clients know of an engine. It travels between processes, so everything in it is plain data."""
 
@@ -77,6 +87,10 @@ class EngineFacts:
     """Name of the acceptance rule."""
     accepts_sampling: bool = True
     """Whether the acceptance rule serves temperatures other than 0."""
+    rules: Mapping[str, RuleFacts] = field(default_factory=dict)
+    """By name, further acceptance rules, which requests name (`SamplingParams.acceptance`)."""
+    tree_drafters: frozenset[str] = frozenset()
+    """Labels of the drafters that propose trees."""
     drafts_without_logprobs: bool = False
     """Requests with a drafter may not ask for log probabilities."""
     default_sampling: Mapping[str, Any] = field(default_factory=dict)

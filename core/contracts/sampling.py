@@ -99,6 +99,8 @@ class SamplingParams:
     """What each `RequestOutput` carries: "cumulative" (all so far), "delta" (what is new) or "final_only"."""
     speculation: str | None = None
     """Name of a configured drafter, "off", or None for the config's default."""
+    acceptance: str | None = None
+    """Name of a configured acceptance rule (`speculative.rules`), or None for the config's `speculative.acceptance`."""
     processors: Mapping[str, Any] = field(default_factory=dict)
     """Options for configured logits processors: name -> the processor's value."""
     structured_outputs: StructuredOutputs | None = None
@@ -258,6 +260,7 @@ def _check_types(p: SamplingParams) -> None:
             " structured_outputs"
         )
     _require("speculation", p.speculation, isinstance(p.speculation, str | None), "None or a drafter's name")
+    _require("acceptance", p.acceptance, isinstance(p.acceptance, str | None), "None or an acceptance rule's name")
 
 
 def _check_sampling_params(p: SamplingParams) -> None:

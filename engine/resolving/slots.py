@@ -79,6 +79,7 @@ DRAFT_QUANTIZATION = Slot[QuantizationMethod](("model", "quantization"), "quanti
 """Of layers that a drafter builds by itself, in the resolution of its own model."""
 LENGTH = Slot[DraftLength](("speculative", "drafters", "*", "length"), "draft_length")
 ACCEPTANCE = Slot[AcceptanceRule](("speculative", "acceptance"), "acceptance_rule", _must_be_named)
+RULE = Slot[AcceptanceRule](("speculative", "rules", "*"), "acceptance_rule")
 DIALECT = Slot[Dialect](("dialect",), "dialect")
 GRAMMAR = Slot[Grammar](("grammar",), "grammar")
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")

@@ -34,7 +34,7 @@ from dovetail.engine.resolving.draft_model import DraftModelScope, as_model_sect
 from dovetail.engine.resolving.draft_stages import refuse_stages
 from dovetail.engine.resolving.model import ChosenModel
 from dovetail.engine.resolving.resolution import Resolution
-from dovetail.engine.resolving.slots import ACCEPTANCE, DRAFT_ATTENTION, DRAFT_QUANTIZATION, DRAFTER
+from dovetail.engine.resolving.slots import ACCEPTANCE, DRAFT_ATTENTION, DRAFT_QUANTIZATION, DRAFTER, RULE
 
 
 def choose_speculation(
@@ -67,6 +67,8 @@ def choose_speculation(
         section.disable_by_batch_size,
         section.disable_logprobs,
         need.hidden_size,
+        # Whether a rule serves the drafts of a request is known with the request.
+        {name: choose(state, RULE.at(name), replace(judged, trees=False)).component for name in section.rules},
     )
     return speculation, trees
 

@@ -27,6 +27,7 @@ from dovetail.worker.speculation.drafting import Drafting
 from dovetail.worker.speculation.late_reading import LateReading
 from dovetail.worker.speculation.lengths import create_lengths
 from dovetail.worker.speculation.loaded import LoadedSpeculation
+from dovetail.worker.speculation.rules import create_rules
 from dovetail.worker.speculation.speculation import Speculation
 from dovetail.worker.speculation.top_tokens import TopTokenRecords, check_count
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
@@ -68,7 +69,12 @@ class LoadedDrafters(LoadedSpeculation):
         their own are smaller than the target, and new drafts come from fewer rows of logits than those on which drafts
         are judged."""
         drafts = largest_drafts(self._section, self._config.limits)
-        return [self._verification(rows, device) for rows in drafts]
+        rules = create_rules(self._section, self._plugins, self._context.operators)
+        return [
+            self._verification(rule, rows, device)
+            for rule in (rules.default, *rules.others.values())
+            for rows in drafts
+        ]
 
     def start(self, layout: KVLayout, storage: KVStorage, batch: InputBatch) -> Speculation:
         """As `LoadedSpeculation.start`."""
@@ -106,18 +112,10 @@ class LoadedDrafters(LoadedSpeculation):
             context.device,
             strict=self._config.is_strict,
         )
-        return Speculation(
-            drafting, self._create_rule(), self._model, context, layers, batch, self.max_query_len - 1, self._answers
-        )
+        rules = create_rules(section, plugins, context.operators)
+        return Speculation(drafting, rules, self._model, context, layers, batch, self.max_query_len - 1, self._answers)
 
-    def _create_rule(self) -> AcceptanceRule:
-        """A fresh instance of the acceptance rule."""
-        rule: AcceptanceRule = self._plugins.create(self._section.acceptance)
-        rule.use_operators(self._context.operators)
-        return rule
-
-    def _verification(self, drafts: DraftRows, device: torch.device) -> JudgedRows:
-        rule = self._create_rule()
+    def _verification(self, rule: AcceptanceRule, drafts: DraftRows, device: torch.device) -> JudgedRows:
         vocab_size = self._config.model.vocab_size
         requests = []
         for seq_id, count in enumerate(drafts.counts):

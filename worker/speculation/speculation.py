@@ -15,13 +15,14 @@ import torch
 from dovetail.contracts.attention import AttentionModule
 from dovetail.contracts.executor import ANSWERING_TENSOR_RANK
 from dovetail.contracts.model import CausalLM, ModelContext
-from dovetail.contracts.speculation import AcceptanceRule, Draft
+from dovetail.contracts.speculation import Draft
 from dovetail.contracts.step import DraftCounts, StepPlan, StepResult
 from dovetail.nn.host_copies import on_device
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.drafting import Drafting
+from dovetail.worker.speculation.rules import Rules
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier, draft_paths, first_nodes
 
 
@@ -35,7 +36,7 @@ class Speculation:
     def __init__(
         self,
         drafting: Drafting,
-        rule: AcceptanceRule,
+        rules: Rules,
         model: CausalLM,
         context: ModelContext,
         layers: Sequence[tuple[int, AttentionModule]],
@@ -47,7 +48,7 @@ class Speculation:
         self._batch = batch
         self._max_drafts = max_drafts
         """Most drafts of a request in one step."""
-        self._rule = rule
+        self._rules = rules
         self._model = model
         self._communicator = context.communicator
         self._layers = layers
@@ -176,7 +177,7 @@ class Speculation:
         """Accepted nodes and the next token of each request, -1 for requests that failed; the same on every rank."""
         table = np.full((len(requests), self._max_drafts + 2), -1, dtype=np.int64)
         if self._answers:
-            output = Verifier(self._rule, sampler).verify(logits, requests)
+            output = Verifier(self._rules.default, sampler, self._rules.others).verify(logits, requests)
             for row, index in enumerate(indices):
                 if row in output.faults:
                     self._drafter_errors[index] = output.faults[row]

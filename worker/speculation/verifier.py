@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 from torch import Tensor
 
+from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import AcceptanceRule, Draft, TargetView, Verdict, VerifyRequest
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.worker.sampling.sampler import SampleOutput, Sampler
@@ -71,15 +72,20 @@ class VerifyOutput:
 
 
 class Verifier:
-    """Runs one acceptance rule over the distributions that the sampler computes.
+    """Runs acceptance rules over the distributions that the sampler computes.
 
     Masks, penalties and logits processors apply to every row, each with the drafts that lead to it counted as output;
     nothing applies to the bonus token alone. Stopping (end tokens, lengths) is left to the engine.
     """
 
-    def __init__(self, rule: AcceptanceRule, sampler: Sampler):
+    def __init__(self, rule: AcceptanceRule, sampler: Sampler, others: Mapping[str, AcceptanceRule] | None = None):
+        """`rule` judges requests that name none of `others` (`SamplingParams.acceptance`)."""
         self._rule = rule
+        self._others = others or {}
         self._sampler = sampler
+
+    def _rule_of(self, sampling: SamplingParams) -> AcceptanceRule:
+        return self._rule if sampling.acceptance is None else self._others[sampling.acceptance]
 
     def verify(self, logits: Tensor, requests: Sequence[DraftedRequest]) -> VerifyOutput:
         """Decides about the drafts of `requests`, and records the tokens that stand in the sampler.
@@ -135,11 +141,13 @@ class Verifier:
 
     def _refused(self, requests: Sequence[DraftedRequest]) -> dict[int, str]:
         """Requests that the rule does not serve."""
-        rule, refused = type(self._rule), {}
+        refused = {}
         for i, request in enumerate(requests):
+            sampling = self._sampler.sampling(request.seq_id)
+            rule = type(self._rule_of(sampling))
             if request.draft.is_tree and not rule.capabilities.trees:
                 refused[i] = f"acceptance rule {rule.__name__} judges chains only, and the drafter proposed a tree"
-            elif not rule.capabilities.sampling and not self._sampler.sampling(request.seq_id).is_greedy:
+            elif not rule.capabilities.sampling and not sampling.is_greedy:
                 refused[i] = f"acceptance rule {rule.__name__} serves temperature 0 only"
         return refused
 
@@ -177,9 +185,24 @@ class Verifier:
         self, views: Sequence[VerifyRequest], standing: Sequence[int], faults: dict[int, str]
     ) -> list[Verdict | None]:
         """Verdicts of the requests that stand; None where the rule gave no usable one, with the reason in `faults`."""
-        name = type(self._rule).__name__
+        by_rule: dict[str | None, list[int]] = {}
+        for place, view in enumerate(views):
+            by_rule.setdefault(view.sampling.acceptance, []).append(place)
+        verdicts: list[Verdict | None] = [None] * len(views)
+        for places in by_rule.values():
+            rule = self._rule_of(views[places[0]].sampling)
+            judged = self._judge_with(rule, [views[at] for at in places], [standing[at] for at in places], faults)
+            for place, verdict in zip(places, judged, strict=True):
+                verdicts[place] = verdict
+        return verdicts
+
+    def _judge_with(
+        self, rule: AcceptanceRule, views: Sequence[VerifyRequest], standing: Sequence[int], faults: dict[int, str]
+    ) -> list[Verdict | None]:
+        """As `_judge`, of requests of one rule."""
+        name = type(rule).__name__
         try:
-            verdicts = list(self._rule.verify(views)) if views else []
+            verdicts = list(rule.verify(views))
             if len(verdicts) != len(views):
                 raise ValueError(f"{len(verdicts)} verdicts for {len(views)} requests")
         except Exception as error:  # a rule is a plugin; its fault costs the drafts that it judged, and no more
