@@ -346,6 +346,7 @@ class EngineCore:
             drafter=sequence.drafter,
             bad_word_ids=self._bad_words.get(sequence.seq_id, ()),
             grammar=sequence.grammar,
+            prediction=sequence.prediction,
         )
 
     def _commit(self, step: Step) -> None:

@@ -60,7 +60,7 @@ class Experiments:
         """The arm of a new request; None where it takes part in no experiment: it says itself what it wants of
         speculation, nobody knows its user where users are drawn, some arm could not serve it, or its unit was not
         drawn."""
-        if params.speculation is not None:
+        if not (params.speculation is params.acceptance is params.prediction is None):
             return None
         first = self._experiments[0]
         number = int(self._clock() // first.slice_s) if first.unit == "slice" else None

@@ -38,6 +38,7 @@ def engine_facts(
         acceptance=speculation.acceptance.name if speculation is not None else None,
         rules=_rules(speculation) if speculation is not None else {},
         tree_drafters=frozenset(name for name, one in drafters.items() if one.trees),
+        prediction_drafters=frozenset(name for name, one in drafters.items() if one.abilities.reads_prediction),
         accepts_sampling=acceptance is None or acceptance.capabilities.sampling,
         drafts_without_logprobs=speculation is not None and speculation.disable_logprobs,
         default_sampling=default_sampling(model.hf_config.get("generation_config") or {}),

@@ -85,6 +85,8 @@ class ProcessedInput:
     shows_logprobs: bool
     """Whether outputs carry log probabilities; they may be computed for ranking alone."""
     grammar: OutputGrammar | None
+    prediction: tuple[int, ...] = ()
+    """Token ids of what the output is expected to be; empty where the request says nothing."""
 
     @property
     def streams(self) -> bool:
@@ -143,6 +145,7 @@ class InputProcessor:
             cache_salt=cache_salt,
             shows_logprobs=shows_logprobs,
             grammar=self._grammars.grammar_of(params.structured_outputs, token_ids),
+            prediction=self._prediction(params.prediction, drafter),
         )
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -304,4 +307,34 @@ class InputProcessor:
             raise RequestError(
                 f"acceptance rule {asked!r} judges chains only, and the drafter {drafter!r} proposes trees: name"
                 " another of the two"
+            )
+
+    def _prediction(self, given: str | Sequence[int] | None, drafter: str | None) -> tuple[int, ...]:
+        """Token ids of a prediction. Raises `RequestError` where nobody would read it, and for one longer than any
+        output."""
+        if given is None:
+            return ()
+        if drafter not in self._facts.prediction_drafters:
+            whose = "no drafter guesses for the request" if drafter is None else f"drafter {drafter!r} does not read it"
+            known = ", ".join(sorted(self._facts.prediction_drafters))
+            remedy = (
+                f"name one that does (speculation: {known})"
+                if known
+                else "configure one that does, as in speculative.drafters.predicted={name: prediction}"
+            )
+            raise RequestError(f"a prediction was given, and {whose}: {remedy}, or leave the prediction out")
+        if isinstance(given, str):
+            if self._tokenizer is None:
+                raise RequestError("a prediction as text needs a tokenizer, and this engine has none: give token ids")
+            self._check_prediction(self._tokenizer.fewest_tokens(given))
+            given = self._tokenizer.encode(given, add_special_tokens=False)
+        self._check_prediction(len(given))
+        self.check_ids("prediction", given)
+        return tuple(given)
+
+    def _check_prediction(self, num_tokens: int) -> None:
+        if num_tokens > self._facts.max_model_len:
+            raise RequestError(
+                f"the prediction has {num_tokens} tokens or more, and max_model_len is {self._facts.max_model_len}:"
+                " shorten it"
             )

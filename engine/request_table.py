@@ -173,7 +173,11 @@ class RequestTable:
         for index, entries in result.prompt_logprobs.items():
             update.prompt_logprobs[self._by_seq_id[requests[index].seq_id].request_id] = entries
         for index, counts in result.draft_counts.items():
-            _count_drafts(self._by_seq_id[requests[index].seq_id].metrics, counts)
+            metrics = self._by_seq_id[requests[index].seq_id].metrics
+            _count_drafts(metrics, counts)
+            if counts.from_prediction:
+                metrics.num_drafted_from_prediction += counts.drafted
+                metrics.num_accepted_from_prediction += counts.accepted
             _count_drafts(self._totals.setdefault(counts.drafter, SpeculationTotals()), counts)
         for index, message in result.drafter_errors.items():
             metrics = self._by_seq_id[requests[index].seq_id].metrics

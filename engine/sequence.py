@@ -46,6 +46,7 @@ class Sequence(RequestState):
         "max_total_tokens",
         "num_lookahead_tokens",
         "plain_hash_seed",
+        "prediction",
         "retain_blocks",
         "sampling",
         "seed",
@@ -72,6 +73,7 @@ class Sequence(RequestState):
         drafter: str | None = None,
         draft_blocks: DraftBlocks | None = None,
         grammar: OutputGrammar | None = None,
+        prediction: tuple[int, ...] = (),
     ):
         super().__init__(
             request_id,
@@ -110,6 +112,8 @@ class Sequence(RequestState):
         """Root of the sequence's random streams."""
         self.drafter = drafter
         self.grammar = grammar
+        self.prediction = prediction
+        """What the output is expected to be, for its drafter."""
         self.retain_blocks = False
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
         self._is_asked_to_hold = False

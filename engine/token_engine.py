@@ -514,6 +514,7 @@ class TokenEngine:
                 drafter=drafter,
                 draft_blocks=draft_blocks,
                 grammar=processed.grammar,
+                prediction=processed.prediction,
             )
             for index in range(params.num_sequences)
         ]

@@ -80,6 +80,7 @@ def with_stages(own: DraftCapabilities, stages: Iterable[DraftCapabilities]) -> 
         probabilities=any(one.probabilities for one in every),
         needs_hidden_states=any(one.needs_hidden_states for one in every),
         confidence=any(one.confidence for one in every),
+        reads_prediction=any(one.reads_prediction for one in every),
         stateless=all(one.stateless for one in every),
         reads_next_token=any(one.reads_next_token for one in every),
     )

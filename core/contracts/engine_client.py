@@ -91,6 +91,8 @@ class EngineFacts:
     """By name, further acceptance rules, which requests name (`SamplingParams.acceptance`)."""
     tree_drafters: frozenset[str] = frozenset()
     """Labels of the drafters that propose trees."""
+    prediction_drafters: frozenset[str] = frozenset()
+    """Labels of the drafters that guess from predictions (`SamplingParams.prediction`)."""
     drafts_without_logprobs: bool = False
     """Requests with a drafter may not ask for log probabilities."""
     default_sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -51,6 +51,9 @@ class DraftCapabilities:
     stateless: bool = False
     """The drafter guesses from a `DraftRequest` and its states of the same call alone. So the host leaves requests
     without a wanted draft out of the batch, and does not call where no draft is wanted at all."""
+    reads_prediction: bool = False
+    """The drafter guesses from `DraftRequest.prediction`; requests that bring one are refused where their drafter does
+    not."""
     reads_next_token: bool = False
     """The drafter's keys and values at a position also depend on the token at the next position (EAGLE), so that token
     is part of the hash of cached prefixes."""
@@ -259,6 +262,9 @@ class Draft:
     With `length: confidence` a draft ends where the product along every path gets small. None: the probability of the
     token in `probs`, where there are any."""
 
+    from_prediction: bool = False
+    """Whether the tokens were read from `DraftRequest.prediction`: requests are told how many of these stood."""
+
     @property
     def is_tree(self) -> bool:
         """Whether the draft is no chain: some node's parent is not the node before it."""
@@ -308,6 +314,9 @@ class DraftRequest:
     """Position of the first of `hidden_rows`: the target computed the `len(hidden_rows)` positions from here on in this
     step (or, where the drafter's calls were put off, in earlier ones or as a cached prefix), and before them
     everything."""
+    prediction: np.ndarray | None = None
+    """int32: what the request expects its output to be (`SamplingParams.prediction`), read-only; None where it says
+    nothing."""
     top_tokens: TopTokens | None = None
     """What the target finds likely after the rows that it computed; None unless the drafter is a `ReadsTopTokens`, and
     where there are no such rows."""

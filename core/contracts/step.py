@@ -69,6 +69,8 @@ class NewRequest:
     """Reserved: media items of the placeholders among the tokens, in ascending order of `first_token`."""
     pooling: str | None = field(default=None, kw_only=True)
     """Reserved: how the hidden states become one vector, in place of sampling: "last" or "mean"."""
+    prediction: tuple[int, ...] = field(default=(), kw_only=True)
+    """Token ids of `SamplingParams.prediction`."""
     grammar: OutputGrammar | None = field(default=None, kw_only=True)
     """Which tokens may be sampled; the rank that answers compiles it."""
     trace_context: str | None = field(default=None, kw_only=True)
@@ -134,6 +136,8 @@ class DraftCounts:
     drafter: str
     depth: int = 0
     """Draft tokens that could have been accepted together: the length of a chain, or of the longest path of a tree."""
+    from_prediction: bool = False
+    """Whether they were read from the request's prediction."""
 
 
 @dataclass(frozen=True, slots=True)

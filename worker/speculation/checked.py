@@ -35,7 +35,7 @@ def checked_draft(draft: object, vocab_size: int, device: torch.device, *, trees
     parents = None if draft.parents is None else _checked_parents(draft.parents, len(token_ids))
     probs = None if draft.probs is None else _checked_probs(draft.probs, token_ids, vocab_size, device)
     confidence = None if draft.confidence is None else _checked_confidence(draft.confidence, len(token_ids))
-    checked = Draft(token_ids, parents, probs, confidence)
+    checked = Draft(token_ids, parents, probs, confidence, bool(draft.from_prediction))
     if checked.is_tree and not trees:
         raise ValueError("it is a tree, and the drafter does not declare `trees`, or its options ask for none")
     return checked

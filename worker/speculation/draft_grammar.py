@@ -52,4 +52,4 @@ def _only(draft: Draft, nodes: list[int]) -> Draft:
     index = {node: i for i, node in enumerate(nodes)} | {-1: -1}
     parents = None if draft.parents is None else [index[draft.parents[node]] for node in nodes]
     confidence = None if draft.confidence is None else [draft.confidence[node] for node in nodes]
-    return Draft([draft.token_ids[node] for node in nodes], parents, None, confidence)
+    return Draft([draft.token_ids[node] for node in nodes], parents, None, confidence, draft.from_prediction)

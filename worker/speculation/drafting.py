@@ -44,6 +44,8 @@ class DraftedFor:
     """Where max_tokens or max_model_len ends the request."""
     sampling: SamplingParams
     """As its drafter is shown it: greedy where drafts must not be drawn."""
+    prediction: np.ndarray | None = None
+    """int32, read-only: what the request expects its output to be."""
     is_on: bool = True
     """False once its drafter failed it."""
     token_ids: Sequence[int] = ()
@@ -103,7 +105,7 @@ class Drafting:
             if request.sampling.max_tokens is not None:
                 limit = min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
             sampling = self._shown_sampling(request.drafter, request.sampling)
-            self._requests[request.seq_id] = DraftedFor(request.drafter, limit, sampling)
+            self._requests[request.seq_id] = DraftedFor(request.drafter, limit, sampling, _prediction(request))
 
     def _shown_sampling(self, drafter: str, sampling: SamplingParams) -> SamplingParams:
         """With drafts that were drawn another number of them gives other tokens of the same distribution. A seed
@@ -445,6 +447,7 @@ class Drafting:
                 uniforms=uniforms[i, :room],
                 forced=sampler.grammars.forced(seq_id)[:room] if has_grammars else (),
                 first_position=first_position,
+                prediction=self._requests[seq_id].prediction,
                 top_tokens=self._top_tokens.take(seq_id),
             )
         return requests
@@ -498,6 +501,14 @@ class Drafting:
             else:
                 found.append(every[start : first + len(nodes)])
         return found
+
+
+def _prediction(request: NewRequest) -> np.ndarray | None:
+    if not request.prediction:
+        return None
+    prediction = np.array(request.prediction, dtype=np.int32)
+    prediction.flags.writeable = False
+    return prediction
 
 
 def _starts(inputs: StepInputs, indices: list[int]) -> list[int]:

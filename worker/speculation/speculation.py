@@ -216,7 +216,7 @@ class Speculation:
         drafted = len(request.draft.token_ids)
         drafter = self._drafting.judged(request.seq_id, drafted, nodes)
         depth = max(request.draft.depths, default=0)
-        self._draft_counts[index] = DraftCounts(drafted, len(nodes), drafter, depth)
+        self._draft_counts[index] = DraftCounts(drafted, len(nodes), drafter, depth, request.draft.from_prediction)
 
     def _compact(self, index: int, request: DraftedRequest, nodes: list[int], inputs: StepInputs) -> None:
         """Moves the KV of an accepted path through a tree to the slots right behind the known tokens."""

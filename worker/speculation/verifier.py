@@ -234,4 +234,4 @@ def first_nodes(draft: Draft, count: int) -> Draft:
     parents = None if draft.parents is None else draft.parents[:count]
     probs = None if draft.probs is None else draft.probs[:count]
     confidence = None if draft.confidence is None else draft.confidence[:count]
-    return Draft(draft.token_ids[:count], parents, probs, confidence)
+    return Draft(draft.token_ids[:count], parents, probs, confidence, draft.from_prediction)

@@ -79,4 +79,5 @@ class FrameWriter:
 
     def _usage(self) -> dict[str, Any]:
         assert self._last is not None
-        return usage(len(self._last.prompt_token_ids), self._num_output_tokens, self._last.num_cached_tokens)
+        counts = usage(len(self._last.prompt_token_ids), self._num_output_tokens, self._last.num_cached_tokens)
+        return self._asked.usage(counts, self._last.metrics)

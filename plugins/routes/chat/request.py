@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dovetail.contracts.engine_client import EngineFacts
+from dovetail.contracts.outputs import RequestMetrics
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.plugins.server.bodies import Ignored
+from dovetail.plugins.server.bodies import Body
 from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
 from dovetail.plugins.server.turns.formats import format_expression
 from dovetail.plugins.server.turns.messages import Messages, template_messages
 from dovetail.plugins.server.turns.template import template_variables
 from dovetail.plugins.server.turns.tools import Tools, tool_set
 from dovetail.plugins.server.turns.turn import Turn
+from dovetail.plugins.server.usage import with_prediction
+
+
+class PredictedPart(Body, kw_only=True):
+    """A part of a prediction's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body, kw_only=True):
+    """What much of the answer is expected to be."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -49,8 +70,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     verbosity: str | None = None
-    prediction: Ignored = None
-    """A hint that may make an answer faster and never changes it."""
+    prediction: Prediction | None = None
 
 
 _REFUSED: Mapping[str, str] = {
@@ -81,6 +101,10 @@ class Asked:
     """Whether each token comes with its text, marked where it is an accepted draft."""
     with_prompt_logprobs: bool
 
+    def usage(self, counts: dict[str, Any], metrics: RequestMetrics) -> dict[str, Any]:
+        """`counts`, and what became of the prediction where there is one."""
+        return counts if self.params.prediction is None else with_prediction(counts, metrics)
+
 
 def what_is_asked(body: ChatRequest, model: str, facts: EngineFacts) -> Asked:
     """Raises `APIError` 400 for what cannot be served."""
@@ -98,6 +122,7 @@ def what_is_asked(body: ChatRequest, model: str, facts: EngineFacts) -> Asked:
         "max_tokens": token_limit(limit, facts),
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
         "output_kind": "delta" if body.stream else "final_only",
+        "prediction": None if body.prediction is None else body.prediction.text,
     }
     turn = turn_of(body)
     return Asked(

@@ -106,7 +106,8 @@ class ChatRoute(Route):
         choices = [
             self._writer(completion.index, asked, prepared).whole(output, completion) for completion in output.outputs
         ]
-        response = {**self._head("chat.completion", asked, how), "choices": choices, "usage": usage_of([output])}
+        response = {**self._head("chat.completion", asked, how), "choices": choices}
+        response["usage"] = asked.usage(usage_of([output]), output.metrics)
         if asked.with_token_ids:
             response["prompt_token_ids"] = output.prompt_token_ids
         if asked.with_prompt_logprobs:
