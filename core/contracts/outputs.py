@@ -110,10 +110,6 @@ class RequestMetrics:
     num_accepted: int = 0
     """Of these, how many stood by the verdict of the acceptance rule, those behind a token or stop string that ended
     the request included. Bonus tokens do not count."""
-    num_drafted_from_prediction: int = 0
-    """Of the guesses that were verified, those that were read from the request's prediction."""
-    num_accepted_from_prediction: int = 0
-    """Of these, how many stood."""
     drafted_per_position: list[int] = field(default_factory=list)
     """Rounds in which at least this many guesses in a row were verified (of a tree: its depth): entry 0 for one, ..."""
     accepted_per_position: list[int] = field(default_factory=list)
@@ -121,6 +117,10 @@ class RequestMetrics:
     `drafted_per_position`, with zeros where none stood."""
     drafter_error: str | None = None
     """Why the request went on without its drafter."""
+    num_drafted_from_prediction: int = 0
+    """Of the guesses that were verified, those that were read from the request's prediction."""
+    num_accepted_from_prediction: int = 0
+    """Of these, how many stood."""
 
     @property
     def acceptance_rate(self) -> float | None:

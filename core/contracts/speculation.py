@@ -314,12 +314,12 @@ class DraftRequest:
     """Position of the first of `hidden_rows`: the target computed the `len(hidden_rows)` positions from here on in this
     step (or, where the drafter's calls were put off, in earlier ones or as a cached prefix), and before them
     everything."""
-    prediction: np.ndarray | None = None
-    """int32: what the request expects its output to be (`SamplingParams.prediction`), read-only; None where it says
-    nothing."""
     top_tokens: TopTokens | None = None
     """What the target finds likely after the rows that it computed; None unless the drafter is a `ReadsTopTokens`, and
     where there are no such rows."""
+    prediction: np.ndarray | None = None
+    """int32: what the request expects its output to be (`SamplingParams.prediction`), read-only; None where it says
+    nothing."""
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,12 @@ class NewRequest:
     """Reserved: media items of the placeholders among the tokens, in ascending order of `first_token`."""
     pooling: str | None = field(default=None, kw_only=True)
     """Reserved: how the hidden states become one vector, in place of sampling: "last" or "mean"."""
-    prediction: tuple[int, ...] = field(default=(), kw_only=True)
-    """Token ids of `SamplingParams.prediction`."""
     grammar: OutputGrammar | None = field(default=None, kw_only=True)
     """Which tokens may be sampled; the rank that answers compiles it."""
     trace_context: str | None = field(default=None, kw_only=True)
     """Reserved: the `traceparent` of W3C Trace Context, under which workers report their spans."""
+    prediction: tuple[int, ...] = field(default=(), kw_only=True)
+    """Token ids of `SamplingParams.prediction`."""
 
     def __post_init__(self) -> None:
         refuse_reserved(
