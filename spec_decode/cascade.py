@@ -50,7 +50,7 @@ class CascadeDrafter(ComposesDrafters):
         return options.stages
 
     @classmethod
-    def check(cls, need: SpeculationNeed, options: Any, environment: Environment) -> Sequence[str]:
+    def check(cls, need: SpeculationNeed, options: Any, environment: Environment) -> list[str]:
         """Refuses stages after one that draws."""
         *first, _ = need.stages.items()
         return [
