@@ -76,6 +76,7 @@ class SpeculativeSection(Section):
     drafters: dict[Label, DrafterSection] = Field(min_length=1)
     default: str | None = 'auto'
     acceptance: ComponentSection = ComponentSection()
+    rules: dict[Label, NamedSection] = Field(default_factory=dict)
     disable_by_batch_size: int | None = Field(default=None, ge=0)
     disable_logprobs: bool = False
 

@@ -24,6 +24,12 @@ class GrammarFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RuleFacts:
+    sampling: bool
+    trees: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineFacts:
     model: str
     max_model_len: int
@@ -39,6 +45,9 @@ class EngineFacts:
     experiments: tuple[str, ...] = ()
     acceptance: str | None = None
     accepts_sampling: bool = True
+    rules: Mapping[str, RuleFacts] = field(default_factory=dict)
+    tree_drafters: frozenset[str] = frozenset()
+    prediction_drafters: frozenset[str] = frozenset()
     drafts_without_logprobs: bool = False
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar: GrammarFacts = GrammarFacts(refusal='this engine has no grammar plugin')

@@ -51,6 +51,8 @@ class RequestMetrics:
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     drafter_error: str | None = None
+    num_drafted_from_prediction: int = 0
+    num_accepted_from_prediction: int = 0
     @property
     def acceptance_rate(self) -> float | None: ...
     @property

@@ -35,6 +35,8 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     output_kind: str = 'cumulative'
     speculation: str | None = None
+    acceptance: str | None = None
+    prediction: str | list[int] | tuple[int, ...] | None = None
     processors: Mapping[str, Any] = field(default_factory=dict)
     structured_outputs: StructuredOutputs | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

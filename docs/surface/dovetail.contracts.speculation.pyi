@@ -1,8 +1,9 @@
 import numpy as np, torch
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dovetail.contracts.attention import AttentionModule
+from dovetail.contracts.draft_stages import DraftStage, StageAbilities
 from dovetail.contracts.draft_target import TopTokens
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import CausalLM, ModelContext, ModelSize
@@ -20,6 +21,7 @@ class DraftCapabilities:
     needs_hidden_states: bool = False
     confidence: bool = False
     stateless: bool = False
+    reads_prediction: bool = False
     reads_next_token: bool = False
 
 
@@ -44,6 +46,7 @@ class SpeculationNeed:
     gives_hidden_layers: bool = False
     model: DraftModelInfo | None = None
     has_tokenizer_json: bool = False
+    stages: Mapping[str, StageAbilities] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,7 @@ class DraftSetup:
     draw: Callable[[torch.Tensor, np.ndarray], torch.Tensor]
     wants_confidence: bool = False
     tokenizer_json: str | None = None
+    stages: Mapping[str, DraftStage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +117,7 @@ class Draft:
     parents: Sequence[int] | None = None
     probs: torch.Tensor | None = None
     confidence: Sequence[float] | None = None
+    from_prediction: bool = False
     @property
     def is_tree(self) -> bool: ...
     @property
@@ -133,6 +138,7 @@ class DraftRequest:
     forced: Sequence[int] = ()
     first_position: int = 0
     top_tokens: TopTokens | None = None
+    prediction: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class NewRequest:
     pooling: str | None = field(default=None, kw_only=True)
     grammar: OutputGrammar | None = field(default=None, kw_only=True)
     trace_context: str | None = field(default=None, kw_only=True)
+    prediction: tuple[int, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class DraftCounts:
     accepted: int
     drafter: str
     depth: int = 0
+    from_prediction: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class SamplingFields(FormFields, kw_only=True):
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     speculation: str | None = None
+    acceptance: str | None = None
     processors: dict[str, Any] | None = None
     extra: dict[str, Any] | None = None
     priority: int | None = None
