@@ -106,18 +106,15 @@ class Sequence(RequestState):
         """num_computed_tokens at which the KV manager has something to commit: most steps skip the call."""
         self.max_total_tokens = max_total_tokens
         """The sequence ends when it has this many tokens."""
-        self.stop_ids = stop_ids
-        self.eos_token_ids = eos_token_ids
+        self.stop_ids, self.eos_token_ids = stop_ids, eos_token_ids
         self.seed = seed
         """Root of the sequence's random streams."""
         self.drafter = drafter
         self.grammar = grammar
         self.prediction = prediction
-        """What the output is expected to be, for its drafter."""
         self.retain_blocks = False
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
-        self._is_asked_to_hold = False
-        self._waits_for_grammar = False
+        self._is_asked_to_hold = self._waits_for_grammar = False
 
     def hold(self, is_held: bool) -> None:
         """What was asked of `RequestControl`."""

@@ -434,8 +434,7 @@ class Drafting:
         requests = {}
         has_grammars = sampler.grammars.wants(seq_ids)
         for i, (index, seq_id, room) in enumerate(zip(indices, seq_ids, wanted.tolist(), strict=True)):
-            first_position, rows = shown[i]
-            if not len(rows):
+            if not len(shown[i][1]):
                 continue
             requests[index] = DraftRequest(
                 seq_id=seq_id,
@@ -443,10 +442,10 @@ class Drafting:
                 num_prompt_tokens=batch.requests[seq_id].request.num_prompt_tokens,
                 max_drafts=room,
                 sampling=self._requests[seq_id].sampling,
-                hidden_rows=rows,
+                hidden_rows=shown[i][1],
                 uniforms=uniforms[i, :room],
                 forced=sampler.grammars.forced(seq_id)[:room] if has_grammars else (),
-                first_position=first_position,
+                first_position=shown[i][0],
                 prediction=self._requests[seq_id].prediction,
                 top_tokens=self._top_tokens.take(seq_id),
             )
