@@ -57,7 +57,7 @@ class QuantizationSuite(PluginSuite):
     plugin: ClassVar[type[QuantizationMethod]]
     tolerance: ClassVar[float]
     """How far a product may be from the exact one, as a fraction of the sum of its terms' magnitudes; the rounding of
-    the result to the activations' dtype comes on top."""
+    the result to the activations' dtype comes on top. What all weights are off by on average may be a quarter of it."""
     options: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str] = "cpu"
     packed_formats: ClassVar[frozenset[str]] = frozenset()
@@ -169,10 +169,17 @@ class QuantizationSuite(PluginSuite):
         total = weight.abs().sum(1)
         bound = self.tolerance / 4 + torch.finfo(dtype).eps
         towards_zero = (kernel.apply(weight.sign().to(dtype), None).double().diagonal() - total) / total
-        assert float(towards_zero.mean().abs()) <= bound, "weights shrink or grow"
+        self._assert_small(float(towards_zero.mean()), bound, "grow (below 0: shrink)")
         ones = torch.ones(1, self.in_features, dtype=dtype, device=self.device)
         downwards = (kernel.apply(ones, None)[0].double() - weight.sum(1)) / total
-        assert float(downwards.mean().abs()) <= bound, "weights are moved up or down"
+        self._assert_small(float(downwards.mean()), bound, "are moved up (below 0: down)")
+
+    def _assert_small(self, share: float, bound: float, what: str) -> None:
+        assert abs(share) <= bound, (
+            f"weights {what} by {share:.2%} of their size on average, and a quarter of the tolerance, {bound:.2%}, is "
+            "allowed: round to the nearest. Where that is done, and the numbers to round to lie unevenly, as those of "
+            "NF4 do, raise the tolerance"
+        )
 
     def test_zeros_stay_zeros(self, method: QuantizationMethod) -> None:
         """A part of zeros, a row and a run of 32 in others: no NaN, and nothing beyond float32's own rounding."""
