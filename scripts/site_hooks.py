@@ -12,12 +12,23 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page as SitePage
 from site_pages import generated_pages
-from site_tree import CODE, LINK, MOVED, ROOT, Page, place, resolve
+from site_tree import CODE, LINK, MOVED, NN_FILES, ROOT, Page, contract_modules, kinds_of, nn_page, place, resolve
 
 LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*?\s(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
 """What a browser fetches by itself for a page, from elsewhere."""
 UNUSED = ("assets/javascripts/lunr", "assets/javascripts/**/*.map", "assets/stylesheets/*.map", "sitemap.xml*")
 """What the theme brings and these pages do not load: stemmers of other languages, and maps for debuggers."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Adds to the navigation what mkdocs.yml leaves out: pages of modules, which come and go with these."""
+    assert config.nav is not None, "mkdocs.yml has a navigation"
+    sections = {name: pages for each in config.nav for name, pages in each.items()}
+    shared = [module for module in contract_modules() if not kinds_of(module) and module != "hooks"]
+    sections["Contracts"].append({"Shared": [{module: f"contracts/{module}.md"} for module in shared]})
+    modules = [module for module in NN_FILES.values() if module != "dovetail.nn"]
+    sections["dovetail.nn"] += [{module.removeprefix("dovetail.nn."): nn_page(module)} for module in modules]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams, StructuredOutputs
 from dovetail.config.load import load_config
+from dovetail.contracts.errors import ConfigError
 from dovetail.engine.resolving import resolve
 from dovetail.engine.resolving.server import resolve_server
 from dovetail.testing.chat_models import FAMILIES, save_chat_model
@@ -89,6 +90,16 @@ def test_the_printed_config_adds_the_route(folder: Path) -> None:
     routes = resolve_server(load_config(folder / "config.yaml")).routes
     assert routes["tell"].reference == f"{folder}/mine.py:TellRoute"
     assert "completions" in routes
+
+
+def test_the_printed_scheduler_refuses_what_its_check_names(tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(printed_files("writing/selection")["picky.py"])
+    save_chat_model(tmp_path / "model", FAMILIES["hermes"])
+    config = {"model": {"path": str(tmp_path / "model"), "dtype": "float32", "max_model_len": 256}}
+    scheduler = {"name": f"{tmp_path}/picky.py:Picky", "max_num_seqs": 16}
+    assert resolve(load_config(config | {"scheduler": scheduler})).scheduler.options["most"] == 64
+    with pytest.raises(ConfigError, match="it serves at most 8 requests at a time"):
+        resolve(load_config(config | {"scheduler": scheduler | {"most": 8}}))
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
