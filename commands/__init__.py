@@ -61,5 +61,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 2)
+VERSION = ContractVersion(1, 3)
 """Version of this package's public modules, shared by all of them."""

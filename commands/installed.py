@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.commands.diagnosis import Finding, diagnose, reference_entry
+from dovetail.commands.diagnosis import CODES, Code, Diagnosis, Finding, Severity, diagnose, reference_entry
 from dovetail.commands.json_schema import config_schema
 from dovetail.commands.summary import written_text
 from dovetail.registry.entries import HOOKS_KIND, Entry, kind_version
@@ -10,10 +10,14 @@ from dovetail.registry.loading import base_class, class_facts
 from dovetail.registry.registry import Registry
 
 __all__ = [
+    "CODES",
     "HOOKS_KIND",
+    "Code",
+    "Diagnosis",
     "Entry",
     "Finding",
     "Registry",
+    "Severity",
     "base_class",
     "class_facts",
     "config_schema",

@@ -57,7 +57,7 @@ def _lineage(module: str, name: str, seen: frozenset[tuple[str, str]]) -> Iterat
 def _class_at(module: str, name: str) -> tuple[ast.Module | None, ast.ClassDef | None]:
     """The source of `module`, and the class that it defines under `name`; None for what is not there."""
     try:
-        spec = _find(module)
+        spec = find_module(module)
         if spec is None or spec.origin is None:
             return None, None
         tree = ast.parse(Path(spec.origin).read_bytes())
@@ -67,7 +67,7 @@ def _class_at(module: str, name: str) -> tuple[ast.Module | None, ast.ClassDef |
     return tree, next(classes, None)
 
 
-def _find(module: str) -> ModuleSpec | None:
+def find_module(module: str) -> ModuleSpec | None:
     """Where `module` would be loaded from. As `importlib.util.find_spec`, which would import the packages around it."""
     spec: ModuleSpec | None = None
     name = ""
@@ -77,7 +77,10 @@ def _find(module: str) -> ModuleSpec | None:
         if spec is not None and path is None:
             return None
         found = (finder.find_spec(name, path, None) for finder in sys.meta_path)
-        spec = next((one for one in found if one is not None), None)
+        try:
+            spec = next((one for one in found if one is not None), None)
+        except ImportError:  # a finder that knows better where such a name is
+            return None
         if spec is None:
             return None
     return spec

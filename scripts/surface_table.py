@@ -49,91 +49,24 @@ HOST_ONLY = frozenset(
 )
 """Protocols that the host implements and plugins are handed: they may grow in a minor version."""
 
-BASES = {
-    "executor": ("dovetail.executors.processes",),
-    "route": (
-        "dovetail.plugins.server.bodies",
-        "dovetail.plugins.server.fingerprint",
-        "dovetail.plugins.server.live",
-        "dovetail.plugins.server.sampling",
-        "dovetail.plugins.server.sse",
-        "dovetail.plugins.server.streams",
-        "dovetail.plugins.server.structured",
-        "dovetail.plugins.server.turns.blocks",
-        "dovetail.plugins.server.turns.formats",
-        "dovetail.plugins.server.turns.messages",
-        "dovetail.plugins.server.turns.reading",
-        "dovetail.plugins.server.turns.tools",
-        "dovetail.plugins.server.turns.turn",
-        "dovetail.plugins.server.usage",
-    ),
-    "dialect": (
-        "dovetail.plugins.dialects.grammars",
-        "dovetail.plugins.dialects.json_text",
-        "dovetail.plugins.dialects.lark",
-        "dovetail.plugins.dialects.parsing",
-        "dovetail.plugins.dialects.shapes",
-    ),
-    "scheduler": ("dovetail.schedulers.batching", "dovetail.schedulers.ranked_queue"),
-}
-"""Modules outside the contracts that plugins of a kind may build on."""
-
-NN = (
-    "dovetail.nn",
-    "dovetail.nn.decoder",
-    "dovetail.nn.hf_config",
-    "dovetail.nn.host_copies",
-    "dovetail.nn.huge_pages",
-    "dovetail.nn.kernels",
-    "dovetail.nn.layer_plan",
-    "dovetail.nn.loading",
-    "dovetail.nn.mapped_pages",
-    "dovetail.nn.moe",
-    "dovetail.nn.native",
-    "dovetail.nn.native.disk_cache",
-    "dovetail.nn.packed_cache",
-    "dovetail.nn.planning",
-    "dovetail.nn.replay",
-    "dovetail.nn.row_max",
-    "dovetail.nn.skipped",
-    "dovetail.nn.stages",
-    "dovetail.nn.triton_check",
-    "dovetail.nn.triton_launch",
-    "dovetail.nn.waiting",
-)
-
-COMMANDS = (
-    "dovetail.commands",
-    "dovetail.commands.arrivals",
-    "dovetail.commands.checks",
-    "dovetail.commands.datasets",
-    "dovetail.commands.http",
-    "dovetail.commands.installed",
-    "dovetail.commands.machine",
-    "dovetail.commands.page",
-    "dovetail.commands.progress",
-    "dovetail.commands.sampling",
-    "dovetail.commands.saved",
-    "dovetail.commands.streaming",
-    "dovetail.commands.student",
-    "dovetail.commands.svg",
-    "dovetail.commands.telemetry",
-)
+MODULES = "commands/diagnosis/public_modules.toml"
+"""The public modules by surface. It is in the package, as `dovetail plugins doctor` reads it too."""
 
 
 def surfaces(root: Path) -> tuple[Surface, ...]:
     """All surfaces of the tree at `root`, with the versions that it names."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    public_names = ("dovetail", "dovetail.config.schema:*Section")
+    listed = tomllib.loads((root / MODULES).read_text(encoding="utf-8"))
+    modules = {name: tuple(patterns) for name, patterns in listed.items()}
     kinds_file = "core/contracts/kinds.py"
     return (
-        Surface("dovetail", tuple(map(int, project["version"].split("."))), "pyproject.toml", public_names),
-        _package(root, "nn", NN),
-        _package(root, "commands", COMMANDS),
-        _package(root, "testing", ("dovetail.testing", "dovetail.testing.*")),
+        Surface("dovetail", tuple(map(int, project["version"].split("."))), "pyproject.toml", modules["dovetail"]),
+        _package(root, "nn", modules["dovetail.nn"]),
+        _package(root, "commands", modules["dovetail.commands"]),
+        _package(root, "testing", modules["dovetail.testing"]),
         Surface("hooks", _numbers(str(HOOKS_VERSION)), kinds_file, ("dovetail.contracts.hooks",)),
         *(
-            Surface(name, _numbers(str(kind.version)), kinds_file, BASES.get(name, ()), kind.base.replace(":", "."))
+            Surface(name, _numbers(str(kind.version)), kinds_file, modules.get(name, ()), kind.base.replace(":", "."))
             for name, kind in KINDS.items()
         ),
     )

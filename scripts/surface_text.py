@@ -45,7 +45,7 @@ def module_at(package: griffe.Module, path: str) -> griffe.Module:
     for name in path.split(".")[1:]:
         found = found.members.get(name) if isinstance(found, griffe.Module) else None
     if not isinstance(found, griffe.Module):
-        raise LookupError(f"there is no module {path}, which scripts/surface_table.py names")
+        raise LookupError(f"there is no module {path}, which commands/diagnosis/public_modules.toml names")
     return found
 
 

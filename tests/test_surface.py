@@ -429,7 +429,9 @@ def test_what_bundled_plugins_import_is_public(gate):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("dovetail."):
                 is_own = any(f"{node.module}.".startswith(f"{package}.") for package in own)
-                assert is_own or node.module in public, f"{path} imports {node.module}: see scripts/surface_table.py"
+                assert is_own or node.module in public, (
+                    f"{path} imports {node.module}: see commands/diagnosis/public_modules.toml"
+                )
 
 
 def test_what_the_table_names_is_there(gate):

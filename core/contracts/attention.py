@@ -26,6 +26,7 @@ from dovetail.contracts.needs import (
     SERVES_DTYPES,
     Rule,
     among,
+    backed_by,
     by_rule,
     compared,
     flag,
@@ -56,7 +57,7 @@ class AttentionCapabilities:
     sliding_window: bool = False
     soft_cap: bool = False
     alibi: bool = False
-    trees: bool = False
+    trees: bool = field(default=False, metadata=backed_by("MovesSlots"))
     """Verify rows may carry `AttentionBatch.tree_masks`; such a backend is a `MovesSlots`."""
     graph_capture: bool = False
     """`forward` can be captured in a graph: after the `plan` of a batch that `is_for_graph`, its launches, and the
@@ -72,7 +73,7 @@ class AttentionCapabilities:
     """The backend serves layers with `AttentionLayer.sinks`."""
     chunked: bool = False
     """The backend serves layers with `AttentionLayer.chunk`."""
-    latents: bool = False
+    latents: bool = field(default=False, metadata=backed_by("AttendsLatents"))
     """Pages may hold latent vectors (`LatentSpec`), in `dtypes` of two bytes or more; such a backend is an
     `AttendsLatents`. Of the other features, layers with latents have trees and batch invariance at most."""
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.needs import compared, informs
+from dovetail.contracts.needs import backed_by, compared, informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 MAX_HEAD = 512
@@ -180,7 +180,7 @@ class DialectCapabilities:
     parallel_calls: bool = False
     """Several calls in one message."""
     reasoning: bool = False
-    grammars: bool = False
+    grammars: bool = field(default=False, metadata=backed_by("grammar"))
     """`grammar` keeps the model to a tool choice, to strict tools and to a response format."""
     call_ids: bool = False
     """Calls may carry ids of the model's own."""

@@ -22,6 +22,7 @@ from typing import Any
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 
 _KEY = "need"
+_BACKING = "backed by"
 
 RUNS_ON = "{name} runs on {has}, not on {asked}."
 SERVES_DTYPES = "{name} serves the dtypes {has}, not {asked}; set model.dtype."
@@ -141,6 +142,38 @@ def reasons_against(plugin: type[Plugin], need: Any, options: PluginOptions, env
     """
     lacks = uncovered(plugin.__name__, plugin.capabilities, need)
     return lacks or _sentences(plugin, plugin.check(need, options, environment))
+
+
+def backed_by(member: str) -> Mapping[str, str]:
+    """Metadata of a capability that a class must back: by deriving from the abstract class `member` of the kind's
+    contract, or by overriding the method `member` of the kind's base class."""
+    return {_BACKING: member}
+
+
+def unbacked(plugin: type[Plugin]) -> list[str]:
+    """Returns one sentence for each capability that a plugin declares and its class does not back (`backed_by`)."""
+    can = plugin.capabilities
+    lines = []
+    for one in fields(can) if is_dataclass(can) else ():
+        member = one.metadata.get(_BACKING)
+        if member is None or getattr(can, one.name) == one.default or _backs(plugin, member):
+            continue
+        how = f"derive from {member}" if member[0].isupper() else f"override `{member}`"
+        lines.append(
+            f"{plugin.__qualname__} declares the capability {one.name}, and does not {how}: do so, or do not declare it"
+        )
+    return lines
+
+
+def _backs(plugin: type[Plugin], member: str) -> bool:
+    if member[0].isupper():
+        return any(base.__name__ == member and _is_contract(base) for base in plugin.__mro__)
+    owner = next((base for base in plugin.__mro__ if member in vars(base)), None)
+    return owner is not None and not _is_contract(owner)
+
+
+def _is_contract(owner: type) -> bool:
+    return owner.__module__.startswith(f"{__package__}.")
 
 
 def _sentences(plugin: type[Plugin], returned: object) -> list[str]:

@@ -57,6 +57,18 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """Something wrong with an installation or a class, found without a run."""
+
+    code: str
+    """Which kind of problem, one of those that docs/doctor.md lists."""
+    subject: str
+    """The distribution or the plugin."""
+    message: str
+    """What is wrong and what to do, as a sentence."""
+
+
+@dataclass(frozen=True)
 class Scan:
     """The result of reading all metadata once."""
 
@@ -64,8 +76,13 @@ class Scan:
     """All entries, sorted by kind, name, distribution and major; with refused entries and those of hooks."""
     num_distributions: int
     """Number of distributions that were read, with or without plugins."""
-    warnings: tuple[str, ...]
+    problems: tuple[Problem, ...]
     """Problems of the metadata: stale copies, unreadable files, unknown groups."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The messages of `problems`."""
+        return tuple(problem.message for problem in self.problems)
 
     @property
     def plugin_distributions(self) -> list[str]:
@@ -104,32 +121,35 @@ def scan_distributions() -> Scan:
     differs is reported.
     """
     names: dict[str, None] = {}
-    warnings: list[str] = []
+    problems: list[Problem] = []
     num_distributions = 0
     for distribution in metadata.distributions():
         num_distributions += 1
         # Parsing METADATA for a name is slow, and few distributions bring plugins.
-        if _has_plugins(distribution, warnings):
+        if _has_plugins(distribution, problems):
             name = distribution.metadata["Name"]
             if name is None:
-                place = distribution.locate_file("")
-                warnings.append(f"a distribution with plugins in {place} has no METADATA: reinstall it")
+                place = str(distribution.locate_file(""))
+                message = f"a distribution with plugins in {place} has no METADATA: reinstall it"
+                problems.append(Problem("no-metadata", place, message))
                 continue
             names[normalize_name(name)] = None
     entries: list[Entry] = []
     for name in sorted(names):
         copies = _copies(name)
-        entries.extend(_read_entries(copies[0], warnings))
-        warnings.extend(_stale_copies(copies))
+        entries.extend(_read_entries(copies[0], problems))
+        problems.extend(_stale_copies(copies))
     entries.sort(key=lambda entry: (entry.kind, entry.name, normalize_name(entry.distribution or ""), entry.major))
-    return Scan(tuple(entries), num_distributions, tuple(warnings))
+    return Scan(tuple(entries), num_distributions, tuple(problems))
 
 
-def _has_plugins(distribution: metadata.Distribution, warnings: list[str]) -> bool:
+def _has_plugins(distribution: metadata.Distribution, problems: list[Problem]) -> bool:
     try:
         text = distribution.read_text("entry_points.txt")
     except (OSError, UnicodeDecodeError) as error:
-        warnings.append(f"entry points in {distribution.locate_file('')} cannot be read, none was used: {error}")
+        place = str(distribution.locate_file(""))
+        message = f"entry points in {place} cannot be read, none was used: {error}"
+        problems.append(Problem("unreadable-entry-points", place, message))
         return False
     return text is not None and "dovetail." in text
 
@@ -144,21 +164,24 @@ def _copies(name: str) -> list[metadata.Distribution]:
     return list(copies.values())
 
 
-def _stale_copies(copies: list[metadata.Distribution]) -> Iterator[str]:
+def _stale_copies(copies: list[metadata.Distribution]) -> Iterator[Problem]:
     used = copies[0]
     for copy in copies[1:]:
         offered = {(point.group, point.name, point.value) for point in copy.entry_points}
         if copy.version == used.version and offered == {(p.group, p.name, p.value) for p in used.entry_points}:
             continue
         plugins = sorted(point.name for point in copy.entry_points if _GROUP.fullmatch(point.group))
-        yield (
-            f"{used.metadata['Name']} is on sys.path more than once: {used.version} in {used.locate_file('')} is used, "
+        name = used.metadata["Name"]
+        yield Problem(
+            "stale-copy",
+            name,
+            f"{name} is on sys.path more than once: {used.version} in {used.locate_file('')} is used, "
             f"{copy.version} in {copy.locate_file('')} (with {', '.join(plugins) or 'no plugins'}) is shadowed: "
-            f"remove one of them"
+            f"remove one of them",
         )
 
 
-def _read_entries(distribution: metadata.Distribution, warnings: list[str]) -> list[Entry]:
+def _read_entries(distribution: metadata.Distribution, problems: list[Problem]) -> list[Entry]:
     entries: list[Entry] = []
     name, version = distribution.metadata["Name"], distribution.version
     for point in distribution.entry_points:
@@ -167,10 +190,11 @@ def _read_entries(distribution: metadata.Distribution, warnings: list[str]) -> l
             continue
         kind, major = group["kind"], int(group["major"])
         if kind not in KINDS and kind != HOOKS_KIND:
-            warnings.append(
+            message = (
                 f"{name} {version} offers '{point.name}' in the entry-point group '{point.group}', which this Dovetail "
                 f"does not know: upgrade dovetail, or correct the group (kinds: {', '.join(KINDS)})"
             )
+            problems.append(Problem("unknown-group", f"{name} {version}", message))
             continue
         entries.append(_create_entry(kind, major, point, name, version))
     served = {(entry.kind, entry.name) for entry in entries if entry.major == host_major(entry.kind)}

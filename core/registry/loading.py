@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +20,10 @@ from typing import get_args
 
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
+from dovetail.contracts.needs import unbacked
 from dovetail.contracts.plugin import Plugin, PluginOptions, Stability
 from dovetail.registry.contents import siblings
-from dovetail.registry.entries import Entry, normalize_name, version_refusal
+from dovetail.registry.entries import Entry, Problem, normalize_name, version_refusal
 
 _PLUGIN_ERRORS = (Exception, SystemExit)
 """What plugin code may raise without ending the host. A plugin that exits on import is a broken plugin."""
@@ -47,10 +48,19 @@ def load_entry(entry: Entry) -> type[Plugin]:
             f"{entry.label}: {entry.reference} is no subclass of {base.__module__}.{base.__qualname__}, "
             f"which every {entry.kind} must derive from"
         )
-    problem = _contract_problem(entry, found) or _shape_problem(found, base)
-    if problem is not None:
-        raise PluginError(f"{entry.label}: {problem}")
+    for problem in class_problems(entry, found):
+        raise PluginError(f"{entry.label}: {problem.message}")
     return found
+
+
+def class_problems(entry: Entry, plugin: type[Plugin]) -> Iterator[Problem]:
+    """Why the host cannot use a class of the entry's kind: nothing for one that it can."""
+    base = base_class(entry.kind)
+    problem = _contract_problem(entry, plugin)
+    if problem is not None:
+        yield Problem("contract-version", entry.label, problem)
+    for code, problem in _shape_problems(plugin, base):
+        yield Problem(code, entry.label, problem)
 
 
 def base_class(kind: str) -> type[Plugin]:
@@ -183,17 +193,20 @@ def _contract_problem(entry: Entry, plugin: type[Plugin]) -> str | None:
     return None
 
 
-def _shape_problem(plugin: type[Plugin], base: type[Plugin]) -> str | None:
-    """Why the host cannot create the class; None: it can."""
-    missing = sorted(plugin.__abstractmethods__)
-    if missing:
-        return f"{plugin.__qualname__} does not implement {', '.join(missing)}"
+def _shape_problems(plugin: type[Plugin], base: type[Plugin]) -> Iterator[tuple[str, str]]:
+    """Why the host cannot create the class."""
+    name = plugin.__qualname__
+    if plugin.__abstractmethods__:
+        yield "missing-method", f"{name} does not implement {', '.join(sorted(plugin.__abstractmethods__))}"
     if not isinstance(plugin.capabilities, type(base.capabilities)):
         record = type(base.capabilities).__name__
-        return f"{plugin.__qualname__}.capabilities is {plugin.capabilities!r}: write `capabilities = {record}(...)`"
+        message = f"{name}.capabilities is {plugin.capabilities!r}: write `capabilities = {record}(...)`"
+        yield "capabilities-record", message
+    else:
+        for message in unbacked(plugin):
+            yield "false-capability", message
     if plugin.stability not in get_args(Stability):
         tiers = ", ".join(map(repr, get_args(Stability)))
-        return f"{plugin.__qualname__}.stability is {plugin.stability!r}: write one of {tiers}"
+        yield "unknown-stability", f"{name}.stability is {plugin.stability!r}: write one of {tiers}"
     if not (isinstance(plugin.Options, type) and issubclass(plugin.Options, PluginOptions)):
-        return f"{plugin.__qualname__}.Options is no subclass of dovetail.contracts.plugin.PluginOptions"
-    return None
+        yield "options-model", f"{name}.Options is no subclass of dovetail.contracts.plugin.PluginOptions"

@@ -2,37 +2,78 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from dovetail.commands import create_console, print_warning
-from dovetail.commands.installed import Finding, Registry, diagnose
+from dovetail.commands import create_console
+from dovetail.commands.installed import Diagnosis, Entry, Finding, Registry, diagnose
 from dovetail.plugins.commands.plugins.cells import cells
+
+_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
 def examine_plugins(
-    references: Annotated[
-        list[str] | None, typer.Argument(help="Also examine these: ./file.py:Class or package.module:Class.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | dist:name | ./file.py:Class | package.module:Class]...",
+            help="Import and examine these. Without any: metadata and sources of all that is installed, no import.",
+        ),
     ] = None,
+    examines_all: Annotated[bool, typer.Option("--all", help="Import and examine every installed plugin.")] = False,
+    is_strict: Annotated[bool, typer.Option("--strict", help="The exit code is 1 for warnings as well.")] = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds for the import and the examination of one plugin.")
+    ] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Load every plugin separately and report broken ones. The exit code is 1 if there are any."""
-    diagnosis = diagnose(Registry.scan(), references or [])
-    table = Table("kind", "name", "distribution", "status")
-    for finding in diagnosis.findings:
-        entry = finding.entry
-        table.add_row(*cells(entry.kind, entry.name, entry.origin, _status(finding)))
-    create_console().print(table)
-    for warning in diagnosis.warnings:
-        print_warning(warning)
-    for finding in diagnosis.broken:
-        print_warning(str(finding.problem))
-    if diagnosis.broken:
+    """Find what plugins and their installation get wrong, each with what to do.
+
+    No plugin is imported in this process: those that are named, and with --all every one, are imported in processes of
+    their own. Exit code 0: no errors; 1: at least one; 2: the arguments cannot be used.
+    """
+    diagnosis = diagnose(Registry.scan(), names or [], loads=examines_all, timeout_s=timeout_s)
+    if as_json:
+        typer.echo(json.dumps(_as_data(diagnosis), indent=2, ensure_ascii=False))
+    else:
+        _print(diagnosis)
+    if diagnosis.errors or (is_strict and any(one.severity == "warning" for one in diagnosis.findings)):
         raise typer.Exit(1)
 
 
-def _status(finding: Finding) -> str:
-    if finding.problem is None:
-        return "ok"
-    return f"broken: {finding.problem.splitlines()[0].removeprefix(finding.entry.label).removeprefix(':').strip()}"
+def _as_data(diagnosis: Diagnosis) -> dict[str, object]:
+    examined = [
+        {"kind": e.kind, "name": e.name, "distribution": e.distribution, "version": e.version, "label": e.label}
+        for e in diagnosis.entries
+    ]
+    return {"examined": examined, "findings": [dataclasses.asdict(one) for one in diagnosis.findings]}
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    console = create_console()
+    table = Table("kind", "name", "distribution", "status")
+    for entry in diagnosis.entries:
+        table.add_row(*cells(entry.kind, entry.name, entry.origin, _status(diagnosis, entry)))
+    console.print(table)
+    for one in diagnosis.findings:
+        _print_finding(one)
+    count = {severity: sum(one.severity == severity for one in diagnosis.findings) for severity in _STYLES}
+    told = ", ".join(f"{number} {severity}{'s' * (number != 1)}" for severity, number in count.items() if number)
+    console.print(f"{len(diagnosis.entries)} plugins examined: {told or 'nothing wrong was found'}.")
+
+
+def _print_finding(one: Finding) -> None:
+    style = _STYLES[one.severity]
+    console = create_console()
+    console.print(f"[{style}]{one.severity}[/] {escape(f'[{one.code}] {one.message}')}", soft_wrap=True)
+    console.print(f"    {escape(one.remedy)}", soft_wrap=True)
+
+
+def _status(diagnosis: Diagnosis, entry: Entry) -> str:
+    codes = dict.fromkeys(one.code for one in diagnosis.of(entry) if one.severity != "note")
+    return ", ".join(codes) or "ok"

@@ -1,0 +1,177 @@
+"""What authors get wrong in a class: each prepared fault is found by its code, with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dovetail.commands.installed import CODES, Diagnosis, diagnose
+from dovetail.registry import Registry
+from dovetail.testing.local_plugins import write_distribution
+
+HEAD = """
+from collections.abc import Sequence
+from dovetail.contracts.attention import AttentionBackend, AttentionCapabilities
+from dovetail.contracts.dialect import Dialect, DialectCapabilities
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.speculation import AcceptanceCapabilities, AcceptanceRule, DraftCapabilities, DraftWorker
+from dovetail.contracts.telemetry import TelemetrySink
+
+
+class Good(DraftWorker):
+    contract = (1, 0)
+    capabilities = DraftCapabilities(tensor_parallel=None)
+
+    def propose(self, batch):
+        return [None for _ in batch.requests]
+
+
+class GoodBackend(AttentionBackend):
+    contract = (1, 0)
+    capabilities = AttentionCapabilities(device_types=None, dtypes=frozenset({"float32"}))
+
+    def kv_cache_shape(self, num_blocks): return (num_blocks,)
+    def plan(self, batch): ...
+    def forward(self, layer, query, key, value, kv_cache): return query
+"""
+
+FAULTS: dict[str, tuple[str, str, str, str]] = {
+    # Name: kind, body of the class, code, a part of message or remedy.
+    "capabilites": (
+        "draft_worker",
+        "capabilites = DraftCapabilities(trees=True)",
+        "misspelt-override",
+        "`capabilities`",
+    ),
+    "on_verfied": (
+        "draft_worker",
+        "def on_verfied(self, seq_id, accepted, num_drafted): ...",
+        "misspelt-override",
+        "`on_verified`",
+    ),
+    "without_batch": ("draft_worker", "def propose(self): return []", "incompatible-override", "(self, batch)"),
+    "one_more": (
+        "draft_worker",
+        "def on_finished(self, seq_id, token_ids, reason): ...",
+        "incompatible-override",
+        "'reason'",
+    ),
+    "renamed": ("draft_worker", "def propose(self, requests): return []", "renamed-parameter", "(batch)"),
+    "instance_check": (
+        "draft_worker",
+        "def check(self, need, options, environment): return []",
+        "incompatible-override",
+        "no class method",
+    ),
+    "coroutine": ("draft_worker", "async def propose(self, batch): return []", "incompatible-override", "a coroutine"),
+    "no_method": ("draft_worker", "on_finished = None", "incompatible-override", "the host calls it"),
+    "trees": (
+        "attention_backend",
+        "capabilities = AttentionCapabilities(device_types=None, dtypes=frozenset({'float32'}), trees=True)",
+        "false-capability",
+        "MovesSlots",
+    ),
+    "moves": (
+        "attention_backend",
+        "def move_slots(self, kv_cache, source, target): ...",
+        "ability-not-derived",
+        "Derive Fault from MovesSlots",
+    ),
+    "text_dtypes": (
+        "attention_backend",
+        "capabilities = AttentionCapabilities(device_types=None, dtypes='float32')",
+        "capability-type",
+        "no frozenset",
+    ),
+    "beta": ("draft_worker", "stability = 'beta'", "unknown-stability", "'experimental'"),
+    "raises": (
+        "draft_worker",
+        "@classmethod\n    def check(cls, need, options, environment): return {}[need.dtype]",
+        "check-raises",
+        "KeyError",
+    ),
+    "sentence": (
+        "draft_worker",
+        "@classmethod\n    def check(cls, need, options, environment): return 'no water'",
+        "check-returns",
+        "'no water'",
+    ),
+    "generates": (
+        "draft_worker",
+        "@classmethod\n    def check(cls, need, options, environment):\n        yield 'no water'",
+        "incompatible-override",
+        "a generator",
+    ),
+    "as_dict": ("draft_worker", "capabilities = {'trees': True}", "capabilities-record", "DraftCapabilities(...)"),
+    "other_options": ("draft_worker", "class Options: ...", "options-model", "PluginOptions"),
+    "no_json": (
+        "draft_worker",
+        "class Options(PluginOptions):\n        model_config = {'arbitrary_types_allowed': True}\n"
+        "        make: object = lambda: 3",
+        "options-cannot-travel",
+        "cannot be written as JSON",
+    ),
+    "no_contract": ("draft_worker", "contract = None", "contract-version", "contract = (1, "),
+    "later": (
+        "attention_backend",
+        "capabilities = AttentionCapabilities(device_types=None, dtypes=frozenset({'float32'}), latents=True)",
+        "newer-member",
+        "Write `contract = (1, 1)`",
+    ),
+    "abstract": ("acceptance_rule", "contract = (1, 0)", "missing-method", "verify"),
+    "of_another_kind": ("telemetry_sink", "", "not-of-kind", "TelemetrySink"),
+}
+BASES = {
+    "attention_backend": "GoodBackend",
+    "acceptance_rule": "AcceptanceRule",
+    "telemetry_sink": "Good",
+    "draft_worker": "Good",
+}
+
+
+@pytest.fixture(scope="module")
+def diagnosis(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    """Of a distribution with one plugin per fault, and two without any."""
+    site = tmp_path_factory.mktemp("faults")
+    points: dict[str, dict[str, str]] = {
+        "dovetail.draft_worker.v1": {"good": "faulty.good:Good"},
+        "dovetail.attention_backend.v1": {"good": "faulty.good:GoodBackend"},
+    }
+    modules = {"faulty/__init__.py": "", "faulty/good.py": HEAD}
+    for name, (kind, body, _, _) in FAULTS.items():
+        modules[f"faulty/{name}.py"] = f"{HEAD}\n\nclass Fault({BASES[kind]}):\n    {body or 'pass'}\n"
+        points.setdefault(f"dovetail.{kind}.v1", {})[name] = f"faulty.{name}:Fault"
+    write_distribution(site, "faulty", entry_points=points, modules=modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        return diagnose(Registry.scan(), [f"faulty:{name}" for name in ("good", *FAULTS)])
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_by_its_code_with_what_to_do(diagnosis, name):
+    kind, _, code, text = FAULTS[name]
+    found = [one for one in diagnosis.findings if one.subject == f"{kind} '{name}' (faulty 1.0)"]
+    [finding] = [one for one in found if one.code == code]
+    assert (finding.severity, bool(finding.remedy)) == (CODES[code].severity, True)
+    assert text in f"{finding.message} {finding.remedy}"
+    # What follows from the same fault may be told as well, and nothing else.
+    assert {one.code for one in found} <= {code, "newer-member", "false-capability"}
+
+
+def test_nothing_is_said_of_sound_classes_beside_them(diagnosis):
+    sound = [entry for entry in diagnosis.entries if entry.name == "good"]
+    assert [entry.kind for entry in sound] == ["attention_backend", "draft_worker"]
+    assert [diagnosis.of(entry) for entry in sound] == [[], []]
+
+
+def test_a_reference_is_examined_and_gets_the_kind_of_its_class(examine, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        f"{HEAD}\n\nclass Mine(Good):\n    def on_finshed(self, seq_id, token_ids): ...\n"
+    )
+    diagnosis = examine(f"{tmp_path}/mine.py:Mine")
+    [entry] = diagnosis.entries
+    assert entry.kind == "draft_worker"
+    [finding] = diagnosis.of(entry)
+    assert finding.code == "misspelt-override"
+    assert finding.message.startswith("draft_worker '")
