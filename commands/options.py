@@ -11,6 +11,7 @@ The command's first parameter gets the loaded configuration; the others do not c
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -64,9 +65,12 @@ def _wrap(command: Callable[..., None], config: Any, *, takes_model: bool = Fals
             if "model" in flags:
                 raise ConfigError(f"two models are given, {source} and --model {flags['model']}: leave one out")
             source, flags = None, {**flags, "model": source}
+        overrides = given.pop("overrides") or []
+        if (lock := given.pop("lock")) is not None:
+            overrides = [*overrides, f"lock={json.dumps(lock)}"]
         layered = load_config(
             source,
-            overrides=given.pop("overrides") or [],
+            overrides=overrides,
             flags=flags,
             speculative=given.pop("speculative"),
         )
@@ -78,6 +82,7 @@ def _wrap(command: Callable[..., None], config: Any, *, takes_model: bool = Fals
         *(parameter.replace(kind=keyword_only) for parameter in own),
         inspect.Parameter("overrides", keyword_only, default=None, annotation=_override_type()),
         inspect.Parameter("speculative", keyword_only, default=None, annotation=_speculative_type()),
+        inspect.Parameter("lock", keyword_only, default=None, annotation=_lock_type()),
         *_flags(names.values()),
         inspect.Parameter("help_all", keyword_only, default=False, annotation=_help_all_type()),
     ]
@@ -97,6 +102,11 @@ def _override_type() -> Any:
 def _speculative_type() -> Any:
     help_text = "Speculate: with a drafter of the config, a draft worker of `dovetail plugins list`, or off."
     return Annotated[str | None, typer.Option("--speculative", metavar="NAME", help=help_text)]
+
+
+def _lock_type() -> Any:
+    help_text = "Start only where parts and model are those of this lock file (`dovetail lock`)."
+    return Annotated[str | None, typer.Option("--lock", metavar="FILE", help=help_text)]
 
 
 def _help_all_type() -> Any:

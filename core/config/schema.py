@@ -430,6 +430,11 @@ class EngineConfig(Section):
         default_factory=dict, description="Live traffic, split between arms that `dovetail ab live` compares"
     )
     server: ServerSection | None = None
+    lock: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Lock file (`dovetail lock`): an engine starts only where parts and models are those of the lock",
+    )
 
     @field_validator("logits_processors", mode="before")
     @classmethod

@@ -19,6 +19,7 @@ from dovetail.engine.resolving.executor import find_executor, settle_executor
 from dovetail.engine.resolving.experiments import describe_experiments
 from dovetail.engine.resolving.grammar import choose_grammar
 from dovetail.engine.resolving.limits import choose_max_model_len, set_limits
+from dovetail.engine.resolving.lock import check_lock, settle_lock
 from dovetail.engine.resolving.model import ChosenModel, choose_model
 from dovetail.engine.resolving.operators import choose_operators
 from dovetail.engine.resolving.resolution import Resolution
@@ -69,6 +70,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     """Runs every rule, in an order in which each finds what it needs. Where one raises, `state` holds the decisions
     that were made before."""
     config = state.config
+    settle_lock(state)
     found = find_executor(state)
     model = choose_model(state)
     operators = choose_operators(state, model)
@@ -126,6 +128,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
 def _complete(state: Resolution, resolved: ResolvedConfig) -> ResolvedConfig:
     """With what is known once every component is."""
     components = resolved.components()
+    check_lock(state, resolved)
     warnings = [*state.all_warnings(), *differences(state.layered.recorded, components)]
     return replace(resolved, plugin_hash=plugin_hash(components), warnings=tuple(warnings))
 

@@ -1,0 +1,29 @@
+"""Locks of runs: taken, written, read and compared."""
+
+from __future__ import annotations
+
+from dovetail.engine.locking import (
+    Difference,
+    Lock,
+    LockedCode,
+    LockedModel,
+    LockedPart,
+    compare_locks,
+    compare_with_machine,
+    read_lock,
+    take_lock,
+    write_lock,
+)
+
+__all__ = [
+    "Difference",
+    "Lock",
+    "LockedCode",
+    "LockedModel",
+    "LockedPart",
+    "compare_locks",
+    "compare_with_machine",
+    "read_lock",
+    "take_lock",
+    "write_lock",
+]

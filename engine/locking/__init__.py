@@ -1,0 +1,21 @@
+"""The lock of a run: what it is made of, to the last file, so that two machines can be proven equal or told what
+differs."""
+
+from __future__ import annotations
+
+from dovetail.engine.locking.compare import Difference, compare_locks, compare_with_machine
+from dovetail.engine.locking.lock import Lock, LockedCode, LockedModel, LockedPart, take_lock
+from dovetail.engine.locking.lock_file import read_lock, write_lock
+
+__all__ = [
+    "Difference",
+    "Lock",
+    "LockedCode",
+    "LockedModel",
+    "LockedPart",
+    "compare_locks",
+    "compare_with_machine",
+    "read_lock",
+    "take_lock",
+    "write_lock",
+]

@@ -1,0 +1,101 @@
+"""`dovetail lock`: what a run is made of, written to a file, and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from dovetail.commands import LayeredConfig, ResolvedConfig, create_console, explain, takes_config
+from dovetail.commands.locks import (
+    Difference,
+    compare_locks,
+    compare_with_machine,
+    read_lock,
+    take_lock,
+    write_lock,
+)
+from dovetail.contracts.command import Command
+from dovetail.contracts.errors import ConfigError
+
+app = typer.Typer(help="Write what a run is made of to a file, and compare.", rich_markup_mode=None)
+
+
+class LockCommand(Command):
+    """Write what a run is made of to a file, and prove a machine or another lock equal."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+
+    def app(self) -> typer.Typer:
+        return app
+
+
+@app.command("lock")
+@takes_config
+def lock_run(
+    layered: LayeredConfig,
+    out: Annotated[Path, typer.Option("--out", help="The file that is written.")] = Path("dovetail.lock"),
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            metavar="LOCK",
+            help="Compare this machine with a lock instead: with CONFIG its parts and models too, without it the "
+            "distributions.",
+        ),
+    ] = None,
+    diff: Annotated[
+        tuple[Path, Path] | None, typer.Option("--diff", metavar="LOCK LOCK", help="Compare two locks instead.")
+    ] = None,
+    whole_weights: Annotated[
+        bool, typer.Option("--weights", help="Hash large weight files as well, which reads them.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print differences as JSON.")] = False,
+) -> None:
+    """Write what a run is made of: every part with its distribution, version, contract and files, and the model.
+
+    Exit code 0: written, or equal; 1: a difference, or something that cannot be used; 2: the arguments or the config
+    cannot be used. Versions of libraries and the platform are shown where they differ, and make no difference.
+    """
+    if check is not None and diff is not None:
+        raise ConfigError("--check and --diff are two questions: ask one")
+    if diff is not None:
+        _tell(compare_locks(*map(read_lock, diff), names=(str(diff[0]), str(diff[1]))), as_json=as_json)
+        return
+    # What a lock says of this run is not asked while one is written.
+    unlocked = replace(layered, config=layered.config.model_copy(update={"lock": None}))
+    if check is not None:
+        lock = read_lock(check)
+        resolved = _resolve(unlocked) if layered.origins else None
+        _tell(compare_with_machine(lock, resolved), as_json=as_json)
+        return
+    lock = take_lock(_resolve(unlocked), whole_weights=whole_weights)
+    write_lock(lock, out)
+    typer.echo(f"{out}: {len(lock.parts)} parts of {len(lock.distributions)} distributions, {len(lock.models)} models")
+
+
+def _resolve(layered: LayeredConfig) -> ResolvedConfig:
+    explanation = explain(layered)
+    if explanation.refusal is not None:
+        raise explanation.refusal
+    assert explanation.resolved is not None
+    return explanation.resolved
+
+
+def _tell(differences: Sequence[Difference], *, as_json: bool) -> None:
+    """Prints what differs. Exits with 1 where it matters."""
+    matters = any(not one.is_informative for one in differences)
+    if as_json:
+        data = {"equal": not matters, "differences": [asdict(one) for one in differences]}
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        console = create_console()
+        for one in differences:
+            console.print(f"{'(informative) ' if one.is_informative else ''}{one}", markup=False, soft_wrap=True)
+        console.print("not equal" if matters else "equal")
+    if matters:
+        raise typer.Exit(1)

@@ -1,0 +1,71 @@
+"""`dovetail lock` as users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.testing.local_plugins import write_distribution
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+SINK = "from dovetail.contracts.telemetry import TelemetrySink\n\nclass Sink(TelemetrySink):\n    contract = (1, 0)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A config over a tiny model, with the sink of an installed distribution."""
+    model = tmp_path / "model"
+    model.mkdir()
+    save_tiny_model(model, tiny_config("llama"))
+    points = {"dovetail.telemetry_sink.v1": {"acme": "acme_sink:Sink"}}
+    write_distribution(tmp_path, "acme", entry_points=points, modules={"acme_sink.py": SINK})
+    config = {
+        "model": {"path": "./model", "tokenizer_mode": "none", "operators": None},
+        "attention": "reference",
+        "telemetry": ["acme"],
+        "cache": {"num_blocks": 64},
+    }
+    (tmp_path / "engine.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(folder), "TERM": "dumb"}
+    command = [sys.executable, "-m", "dovetail", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+
+
+def test_a_lock_is_written_checked_compared_and_kept_to(folder):
+    written = run(folder, "lock", "engine.json")
+    assert written.returncode == 0, written.stderr
+    assert (folder / "dovetail.lock").is_file()
+    assert run(folder, "lock", "--check", "dovetail.lock").stdout == "equal\n"
+
+    (folder / "acme_sink.py").write_text(f"{SINK}# edited\n")
+    checked = run(folder, "lock", "--check", "dovetail.lock", "--json")
+    assert checked.returncode == 1
+    answer = json.loads(checked.stdout)
+    assert (answer["equal"], answer["differences"][0]["subject"]) == (False, "distribution acme")
+
+    refused = run(folder, "generate", "--config", "engine.json", "--lock", "dovetail.lock", "hello")
+    assert refused.returncode == 2
+    assert "other files: acme_sink.py" in refused.stderr
+
+    assert run(folder, "lock", "engine.json", "--out", "new.lock", "--lock", "dovetail.lock").returncode == 0
+    compared = run(folder, "lock", "--diff", "dovetail.lock", "new.lock")
+    assert compared.returncode == 1
+    expected = "distribution acme: the same version 1.0, and other files: acme_sink.py\nnot equal\n"
+    assert compared.stdout == expected
+    assert run(folder, "lock", "--diff", "new.lock", "new.lock").stdout == "equal\n"
+
+
+def test_two_questions_at_once_and_a_lock_that_is_not_there_are_refused(folder):
+    both = run(folder, "lock", "--check", "a.lock", "--diff", "a.lock", "b.lock")
+    assert (both.returncode, "ask one" in both.stderr) == (2, True)
+    absent = run(folder, "lock", "--check", "a.lock")
+    assert (absent.returncode, "a.lock does not exist" in absent.stderr) == (2, True)
