@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.commands.diagnosis.diagnose import Diagnosis, diagnose, reference_entry
+from dovetail.commands.diagnosis.examination import Diagnosis, diagnose, reference_entry
 from dovetail.commands.diagnosis.finding import CODES, Code, Finding, Severity
 
 __all__ = ["CODES", "Code", "Diagnosis", "Finding", "Severity", "diagnose", "reference_entry"]

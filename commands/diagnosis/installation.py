@@ -66,7 +66,7 @@ def extra_of(distribution: str, module: str) -> str | None:
 
 def _other_python(distribution: metadata.Distribution, subject: str) -> Iterator[Finding]:
     here = f"Python {sys.version_info.major}.{sys.version_info.minor} on this machine"
-    required = distribution.metadata.get("Requires-Python")
+    required = (distribution.metadata.get_all("Requires-Python") or [None])[0]
     try:
         if required and ".".join(map(str, sys.version_info[:3])) not in SpecifierSet(required):
             yield finding("other-python", subject, f"{subject} requires Python {required}, and this is {here}")

@@ -65,6 +65,12 @@ class _Lineage:
 
 def _names(lineage: _Lineage) -> Iterator[Finding]:
     label, known = lineage.entry.label, lineage.known()
+    defined = {name for _, name in lineage.own_members()}
+
+    def is_meant(member: str, name: str, owner: type) -> bool:
+        """Whether a class has `name` beside a member of the contract that it or its author's base has as well."""
+        return member in vars(owner) or (member in defined and (name.startswith(member) or member.startswith(name)))
+
     abilities = {name: ability for ability in lineage.abilities for name in ability.__abstractmethods__ - known}
     for owner, name in lineage.own_members():
         if name in known or name not in vars(owner):
@@ -75,7 +81,7 @@ def _names(lineage: _Lineage) -> Iterator[Finding]:
                 message = f"{label}: {owner.__qualname__} has `{name}`, and does not derive from {ability}"
                 yield finding("ability-not-derived", label, message, f"Derive {owner.__qualname__} from {ability}.")
             continue
-        candidates = [one for one in (known | set(abilities)) - vars(owner).keys() if len(one) >= _LEAST]
+        candidates = [one for one in known | set(abilities) if len(one) >= _LEAST and not is_meant(one, name, owner)]
         close = difflib.get_close_matches(name, candidates, n=1, cutoff=_CLOSE) if len(name) >= _LEAST else []
         if close:
             message = f"{label}: `{name}` of {owner.__qualname__} overrides nothing; the contract has `{close[0]}`"

@@ -23,7 +23,7 @@ def public_patterns() -> tuple[str, ...]:
 def since(kind: str) -> Mapping[str, tuple[int, int]]:
     """What later minor versions of a kind's contract brought: "Class" or "Class.member" -> (major, minor)."""
     listed = tomllib.loads(_text("since.toml")).get(kind, {})
-    found = {}
+    found: dict[str, tuple[int, int]] = {}
     for version, names in listed.items():
         major, minor = map(int, version.split("."))
         found |= dict.fromkeys(names, (major, minor))

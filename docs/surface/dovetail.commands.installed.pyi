@@ -1,17 +1,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from dovetail.commands.diagnosis import Diagnosis
 from dovetail.config.resolved import Component
 from dovetail.contracts.plugin import Plugin
 from dovetail.registry.entries import Scan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
+    "CODES",
+    "Code",
+    "Diagnosis",
     "Entry",
     "Finding",
     "HOOKS_KIND",
     "Registry",
+    "Severity",
     "base_class",
     "class_facts",
     "config_schema",
@@ -20,6 +23,23 @@ __all__ = [
     "reference_entry",
     "written_text",
 ]
+CODES: dict[str, Code] = ...
+
+@dataclass(frozen=True)
+class Code:
+    severity: Severity
+    meaning: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    entries: tuple[Entry, ...]
+    findings: tuple[Finding, ...]
+    def of(self, entry: Entry) -> list[Finding]: ...
+    @property
+    def errors(self) -> list[Finding]: ...
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -42,8 +62,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Finding:
-    entry: Entry
-    problem: str | None
+    code: str
+    severity: Severity
+    subject: str
+    message: str
+    remedy: str
 
 HOOKS_KIND = 'hooks'
 
@@ -67,10 +90,17 @@ class Registry:
         base_dir: Path | None = None,
     ) -> Component: ...
 
+Severity = Literal['error', 'warning', 'note']
 def base_class(kind: str) -> type[Plugin]: ...
 def class_facts(base: type[Plugin]) -> list[str]: ...
 def config_schema(registry: Registry) -> tuple[dict[str, Any], list[str]]: ...
-def diagnose(registry: Registry, references: Sequence[str] = ()) -> Diagnosis: ...
+def diagnose(
+    registry: Registry,
+    names: Sequence[str] = (),
+    *,
+    loads: bool = False,
+    timeout_s: float = 60.0,
+) -> Diagnosis: ...
 def kind_version(kind: str) -> str: ...
 def reference_entry(reference: str) -> Entry: ...
 def written_text(reference: str, name: str) -> str | None: ...

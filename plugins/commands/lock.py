@@ -64,7 +64,9 @@ def lock_run(
     if check is not None and diff is not None:
         raise ConfigError("--check and --diff are two questions: ask one")
     if diff is not None:
-        _tell(compare_locks(*map(read_lock, diff), names=(str(diff[0]), str(diff[1]))), as_json=as_json)
+        first, second = diff
+        names = (str(first), str(second))
+        _tell(compare_locks(read_lock(first), read_lock(second), names), as_json=as_json)
         return
     # What a lock says of this run is not asked while one is written.
     unlocked = replace(layered, config=layered.config.model_copy(update={"lock": None}))

@@ -202,7 +202,7 @@ def test_doctor_examines_references_and_names_and_goes_on(dovetail, acme):
         entry_points={"dovetail.telemetry_sink.v1": {"wreck": "wreck_sink:Sink"}},
         modules={"wreck_sink.py": "raise RuntimeError('no luck')"},
     )
-    result = dovetail("plugins", "doctor", "./mine.py:Sink", "./odd.py:Odd", "wreck", "acme")
+    result = dovetail("plugins", "doctor", "./mine.py:Sink", "./odd.py:Odd", "wreck", "acme:acme")
     assert result.returncode == 1
     rows = [line for line in result.stdout.splitlines() if line.startswith("│")]
     status = {line.split()[3]: line.split("│")[-2].strip() for line in rows}

@@ -21,7 +21,7 @@ def examine_plugins(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME | dist:name | ./file.py:Class | package.module:Class]...",
+            metavar="[NAME | dist | dist:name | ./file.py:Class | package.module:Class]...",
             help="Import and examine these. Without any: metadata and sources of all that is installed, no import.",
         ),
     ] = None,

@@ -42,7 +42,7 @@ class Diagnosis:
 def diagnose(
     registry: Registry, names: Sequence[str] = (), *, loads: bool = False, timeout_s: float = TIMEOUT_S
 ) -> Diagnosis:
-    """Examines metadata and sources of every installed plugin, or those of `names` ("name", "dist:name",
+    """Examines metadata and sources of every installed plugin, or those of `names` ("name", "dist", "dist:name",
     "./file.py:Class", "package.module:Class"). Never raises for what a plugin does, and imports none in this process.
 
     Those that are named, and with `loads` all, are imported as well and their classes examined, in processes of their
@@ -103,8 +103,10 @@ def _chosen(registry: Registry, names: Sequence[str]) -> tuple[list[Entry], list
 def _names(name: str, entry: Entry) -> bool:
     """Whether an argument means an installed plugin: by its name, its qualified name, or its distribution's."""
     owner, _, bare = name.rpartition(":")
-    is_owner = normalize_name(owner) == normalize_name(entry.distribution or "")
-    return name in (entry.name, entry.qualified_name) or (bare == entry.name and is_owner)
+    distribution = normalize_name(entry.distribution or "")
+    if not owner:
+        return name == entry.name or normalize_name(name) == distribution
+    return bare == entry.name and normalize_name(owner) == distribution
 
 
 def _before_import(entry: Entry, *, is_brief: bool) -> Iterator[Finding]:
