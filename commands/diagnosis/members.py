@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from pkgutil import iter_modules
 from typing import Any
 
+from dovetail import contracts
 from dovetail.commands.diagnosis.finding import Finding, finding
 from dovetail.commands.diagnosis.sources import Source
 from dovetail.commands.diagnosis.surface import is_public, since
@@ -37,13 +40,7 @@ class _Lineage:
         self.entry, self.plugin = entry, plugin
         self.bases = [c for c in plugin.__mro__ if c is not plugin and c is not object and is_public(c.__module__)]
         self.own = [c for c in plugin.__mro__ if c not in self.bases and c is not object]
-        base = base_class(entry.kind)
-        module = vars(inspect.getmodule(base))
-        self.abilities = [
-            found
-            for found in module.values()
-            if isinstance(found, type) and issubclass(found, base) and found not in plugin.__mro__
-        ]
+        self.abilities = [one for one in _abilities(base_class(entry.kind)) if one not in plugin.__mro__]
 
     def own_members(self) -> Iterator[tuple[type, str]]:
         """Public names that the author's classes define."""
@@ -61,6 +58,15 @@ class _Lineage:
         return {
             n for base in self.bases for n in [*vars(base), *inspect.get_annotations(base)] if not n.startswith("_")
         }
+
+
+def _abilities(base: type[Plugin]) -> list[type[Plugin]]:
+    """The abstract classes of the contracts from which plugins of a kind may derive as well."""
+    modules = [
+        importlib.import_module(f"{contracts.__name__}.{each.name}") for each in iter_modules(contracts.__path__)
+    ]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return list(dict.fromkeys(one for one in found if issubclass(one, base) and one is not base))
 
 
 def _names(lineage: _Lineage) -> Iterator[Finding]:

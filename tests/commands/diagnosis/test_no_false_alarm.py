@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_nothing_is_said_of_the_examples():
                 references.append(f"{path}:{node.name}")
     diagnosis = diagnose(Registry.scan(), references)
     assert {entry.kind for entry in diagnosis.entries} == {"model_family", "scheduler", "draft_worker"}
+    assert diagnosis.findings == ()
+
+
+def test_nothing_is_said_of_the_example_distributions(monkeypatch):
+    references = []
+    for path in sorted((ROOT / "examples" / "plugins").glob("*/pyproject.toml")):
+        monkeypatch.syspath_prepend(path.parent / "src")
+        groups = tomllib.loads(path.read_text())["project"].get("entry-points", {})
+        references += [value for group, points in groups.items() if ".v1" in group for value in points.values()]
+    assert references
+    diagnosis = diagnose(Registry.scan(), references)
+    assert len(diagnosis.entries) == len(references)
     assert diagnosis.findings == ()
 
 
