@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
-from dovetail.contracts.errors import CapacityError, ConfigError, PluginError
+from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, PluginError
 from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
@@ -98,12 +98,16 @@ def _draft_tokenizers(
     reading = {name: one for name, one in _drafters_of(config).items() if one.reads_tokenizer}
     if not reading:
         return DraftTokenizers()
-    own = {
-        name: load_tokenizer_of(plugins.create(one.model.weight_format), one.model.files, config.model.tokenizer_mode)
-        for name, one in reading.items()
-        if one.model is not None
-    }
-    return DraftTokenizers(_json_of(target.result()), {name: _json_of(tokenizer) for name, tokenizer in own.items()})
+    own: dict[str, str | None] = {}
+    for name, one in reading.items():
+        if one.model is None:
+            continue
+        opener = plugins.create(one.model.weight_format)
+        try:
+            own[name] = _json_of(load_tokenizer_of(opener, one.model.files, config.model.tokenizer_mode))
+        except DovetailError as error:
+            raise type(error)(f"speculative.drafters.{name}, its own model: {error}") from error
+    return DraftTokenizers(_json_of(target.result()), own)
 
 
 def _json_of(tokenizer: Tokenizer | None) -> str | None:
@@ -204,7 +208,7 @@ def allocate_kv(
     """KV memory of so many blocks, in place of what the workers have. Raises `CapacityError` before anything is done
     for fewer blocks than a sequence of full length takes, and for more than host memory holds."""
     drafters = _drafters_of(config).values()
-    lookahead = max((drafter.num_tokens for drafter in drafters if drafter.kv_cache), default=0)
+    lookahead = max((drafter.num_tokens for drafter in drafters if drafter.looks_ahead), default=0)
     num_tokens = config.limits.max_num_batched_tokens + lookahead
     check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)
     in_host = num_host_blocks + (num_blocks if config.device_type == "cpu" else 0)

@@ -520,10 +520,13 @@ class TokenEngine:
         ]
 
     def _draft_blocks(self, name: str | None, hash_seed: bytes) -> DraftBlocks | None:
-        """Blocks also hold pages of a drafter's own layers, if it has any, which only its requests fill."""
+        """Blocks also hold pages of a drafter's own layers, if it has any, which only its requests fill. One that runs
+        the target's layers fills no more than slots that the target fills anew."""
         if name is None or self.config.speculation is None:
             return None
         drafter = self.config.speculation.drafters[name]
-        if not drafter.kv_cache:
+        if not drafter.looks_ahead:
             return None
+        if not drafter.kv_cache:
+            return DraftBlocks(hash_seed, 0, drafter.num_tokens)
         return DraftBlocks(drafter_seed(hash_seed, name), int(drafter.reads_next_token), drafter.num_tokens)

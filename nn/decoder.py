@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import cast
 
@@ -125,6 +125,7 @@ class DecoderModel(StagedCausalLM):
     """
 
     gives_hidden_layers = True
+    skips_layers = True
 
     def __init__(
         self,
@@ -155,13 +156,23 @@ class DecoderModel(StagedCausalLM):
     def run_layers(
         self, x: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._run(x, positions, wanted, frozenset())
+
+    def run_other_layers(self, x: torch.Tensor, positions: torch.Tensor, skipped: Set[int]) -> torch.Tensor:
+        """As `StagedCausalLM.run_other_layers`."""
+        return self._run(x, positions, (), skipped)[0]
+
+    def _run(
+        self, x: torch.Tensor, positions: torch.Tensor, wanted: Sequence[int], skipped: Set[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         rotation, norm = self.rotary(positions), cast(RMSNorm | None, self.norm)
         residual: torch.Tensor | None = None
         states = []
         for index, layer in zip(self.held_layers, self.layers, strict=True):
             if index in wanted:
                 states.append(_sum(x, residual))
-            x, residual = layer(x, residual, rotation)
+            if index not in skipped:
+                x, residual = layer(x, residual, rotation)
         if norm is not None and self.num_layers in wanted:
             states.append(_sum(x, residual))
         hidden = _sum(x, residual) if norm is None else norm.add(x, residual)[0]

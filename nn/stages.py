@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,7 +20,13 @@ MakeNorm = Callable[[str], torch.nn.Module]
 """Makes a norm from its dotted name."""
 
 
-def check_inputs(inputs: ModelInputs, *, is_first_stage: bool = True, gives_hidden_layers: bool = False) -> None:
+def check_inputs(
+    inputs: ModelInputs,
+    *,
+    is_first_stage: bool = True,
+    gives_hidden_layers: bool = False,
+    skips_layers: bool = False,
+) -> None:
     """Raises `ModelError` for inputs that a model with one axis of positions and without adapters does not take, and
     for inputs of another stage."""
     if inputs.adapters is not None:
@@ -34,6 +40,10 @@ def check_inputs(inputs: ModelInputs, *, is_first_stage: bool = True, gives_hidd
         raise ModelError(
             "this model does not give states between its layers: its family does not declare hidden_layers"
         )
+    if inputs.skipped_layers and not skips_layers:
+        raise ModelError("this model leaves out no layers: its family does not declare skips_layers")
+    if inputs.skipped_layers and inputs.layers:
+        raise ModelError("a pass that leaves layers out gives no states between them")
     if not is_first_stage and inputs.stage_input is None:
         raise ModelError("this stage of the model needs ModelInputs.stage_input, the hidden states of the stage before")
     if is_first_stage and (inputs.input_ids is None) == (inputs.embeddings is None):
@@ -56,6 +66,8 @@ class StagedCausalLM(torch.nn.Module, ABC):
 
     gives_hidden_layers: ClassVar[bool] = False
     """Whether `run_layers` returns states between layers."""
+    skips_layers: ClassVar[bool] = False
+    """Whether `run_other_layers` is implemented."""
 
     def __init__(
         self,
@@ -96,7 +108,15 @@ class StagedCausalLM(torch.nn.Module, ABC):
         return x
 
     def forward(self, inputs: ModelInputs) -> ModelOutputs:
-        check_inputs(inputs, is_first_stage=self._is_first_stage, gives_hidden_layers=self.gives_hidden_layers)
+        check_inputs(
+            inputs,
+            is_first_stage=self._is_first_stage,
+            gives_hidden_layers=self.gives_hidden_layers,
+            skips_layers=self.skips_layers,
+        )
+        if inputs.skipped_layers:
+            hidden = self.run_other_layers(self._entering(inputs), inputs.positions, inputs.skipped_layers)
+            return ModelOutputs(hidden=hidden)
         hidden, states = self.run_layers(self._entering(inputs), inputs.positions, inputs.layers)
         return ModelOutputs(hidden=hidden, layer_states=states)
 
@@ -114,6 +134,10 @@ class StagedCausalLM(torch.nn.Module, ABC):
         """Runs x [T, hidden_size], which may be overwritten, at positions int64 [T] through the layers of this stage,
         and through the norm on the last one. Also returns `ModelOutputs.layer_states` of the layers `wanted`, None for
         none."""
+
+    def run_other_layers(self, x: torch.Tensor, positions: torch.Tensor, skipped: Set[int]) -> torch.Tensor:
+        """As `run_layers`, without the layers `skipped`. Implemented by subclasses that say `skips_layers`."""
+        raise ModelError("this model leaves out no layers")
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.lm_head is None:

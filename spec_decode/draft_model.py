@@ -1,19 +1,21 @@
-"""Draft model: a smaller model with the target's vocabulary guesses the target's next tokens.
+"""Draft model: a smaller model guesses the target's next tokens.
 
 Leviathan et al. 2023 (arXiv 2211.17192), section 2; Chen et al. 2023 (arXiv 2302.01318). The draft model may be of any
-family and format that the host can load. Its keys and values are in the same blocks as the target's.
+family and format that the host can load. Its keys and values are in the same blocks as the target's. With the option
+`vocabulary` it may have another tokenizer than the target (see `shared_tokens`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from dovetail.contracts.attention import AttentionModule
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelInputs
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -25,10 +27,12 @@ from dovetail.contracts.speculation import (
     KeepsLayers,
     LayerSetup,
     LoadsModel,
+    ReadsTokenizer,
     SpeculationNeed,
 )
 from dovetail.nn.host_copies import on_device
 from dovetail.spec_decode.chains import Chains
+from dovetail.spec_decode.shared_tokens import SharedTokens, Vocabulary, mean_rows, read_vocabulary
 
 
 class DraftModelOptions(PluginOptions):
@@ -46,12 +50,15 @@ class DraftModelOptions(PluginOptions):
     stop_below: float = Field(default=0.0, ge=0, lt=1)
     """A chain ends before the product of the draft model's highest probabilities (at temperature 1) falls below this;
     0: every chain has the greatest length."""
+    vocabulary: Literal["same", "shared_tokens"] = "same"
+    """same: the draft model's tokens must be the target's. shared_tokens: it may have another tokenizer, and guesses
+    tokens that both have."""
 
 
-class DraftModelDrafter(LoadsModel, KeepsLayers):
+class DraftModelDrafter(LoadsModel, KeepsLayers, ReadsTokenizer):
     """Runs the draft model over the tokens that the target computed, then token by token, all requests in one batch."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = DraftModelOptions
     capabilities = DraftCapabilities(tensor_parallel=None, probabilities=True, confidence=True)
     options: DraftModelOptions
@@ -59,7 +66,12 @@ class DraftModelDrafter(LoadsModel, KeepsLayers):
     @classmethod
     def model_section(cls, options: DraftModelOptions) -> Mapping[str, Any]:
         """Returns the options of the model."""
-        return options.model_dump(exclude={"stop_below"})
+        return options.model_dump(exclude={"stop_below", "vocabulary"})
+
+    @classmethod
+    def reads_tokenizer(cls, options: DraftModelOptions) -> bool:
+        """Returns whether the two vocabularies may differ."""
+        return options.vocabulary == "shared_tokens"
 
     @classmethod
     def caches(cls, options: DraftModelOptions, need: SpeculationNeed) -> Sequence[KVSpec]:
@@ -70,32 +82,59 @@ class DraftModelDrafter(LoadsModel, KeepsLayers):
 
     @classmethod
     def check(cls, need: SpeculationNeed, options: DraftModelOptions, environment: Environment) -> list[str]:
-        """Refuses a model whose token ids differ from the target's."""
+        """Refuses a model whose token ids differ from the target's, unless the options allow it."""
         if need.model is None:
             return ["the host found no draft model."]
-        reasons = []
+        if options.vocabulary == "shared_tokens":
+            if need.has_tokenizer_json:
+                return []
+            return [
+                "vocabulary: shared_tokens reads tokenizers in the form of tokenizer.json, which the target has not: "
+                "set model.tokenizer to a directory with tokenizer.json."
+            ]
+        what_to_do = "choose a draft model of the target's own family, or set vocabulary to shared_tokens."
         vocab_size = need.model.size.vocab_size
         if vocab_size != need.vocab_size:
-            reasons.append(
+            return [
                 f"the draft model {options.path!r} has a vocabulary of {vocab_size} tokens, the target one of "
-                f"{need.vocab_size}: choose a draft model of the target's own family."
-            )
-        elif need.model.vocabulary_difference is not None:
-            reasons.append(
-                f"the draft model {options.path!r} has another tokenizer: {need.model.vocabulary_difference}; choose a "
-                "draft model of the target's own family."
-            )
-        return reasons
+                f"{need.vocab_size}: {what_to_do}"
+            ]
+        difference = need.model.vocabulary_difference
+        if difference is not None:
+            return [f"the draft model {options.path!r} has another tokenizer: {difference}; {what_to_do}"]
+        return []
 
     def __init__(self, options: DraftModelOptions, setup: LayerSetup):
         super().__init__(options, setup)
         assert setup.model is not None
         self._module = setup.model.module
         self._max_len = setup.model.max_model_len
+        self._shared = self._shared_tokens() if options.vocabulary == "shared_tokens" else None
         self._right: dict[int, int] = {}
         """By seq_id, how many positions behind those that the target had computed hold the right keys and values
         already: those of the last known token and of the accepted draft tokens. Empty but between `on_verified` and
         `propose`."""
+
+    def _shared_tokens(self) -> SharedTokens:
+        assert self.setup.model is not None
+        model, vocab_size = self.setup.model, self.setup.vocab_size
+        own = self._vocabulary("draft model", model.tokenizer_json, model.vocab_size)
+        target = self._vocabulary("target", self.setup.tokenizer_json, vocab_size)
+        shared = SharedTokens(target, own, vocab_size, self.setup.device)
+        if not shared.num_shared:
+            raise ModelError(
+                f"the draft model {self.options.path!r} and the target have no token in common, so that it could guess "
+                "nothing: choose another draft model"
+            )
+        return shared
+
+    def _vocabulary(self, whose: str, tokenizer_json: str | None, size: int) -> Vocabulary:
+        if tokenizer_json is None:
+            raise ModelError(
+                f"vocabulary: shared_tokens needs the tokenizers of both models, and the {whose} has none in the form "
+                "of tokenizer.json: put the file beside its weights"
+            )
+        return read_vocabulary(tokenizer_json, size)
 
     def attention_layers(self) -> Sequence[AttentionModule]:
         assert self.setup.model is not None
@@ -115,12 +154,21 @@ class DraftModelDrafter(LoadsModel, KeepsLayers):
         drafting = [i for i, limit in enumerate(limits) if limit > 0]
         chains = Chains([batch.requests[i] for i in drafting], [limits[i] for i in drafting])
         while logits is not None:
-            chains.extend(self.setup, logits, self.options.stop_below)
+            chains.extend(self.setup, logits, self.options.stop_below, self._target_ids)
             logits = self._step(chains) if len(chains.active) else None
         drafts: list[Draft | None] = [None] * len(limits)
         for i, index in enumerate(drafting):
             drafts[index] = chains.draft(i)
         return drafts
+
+    @property
+    def _target_ids(self) -> torch.Tensor | None:
+        """The target's ids of the columns that `_logits` returns; None: the columns are these ids."""
+        return None if self._shared is None else self._shared.target_ids
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._module.compute_logits(hidden)
+        return logits if self._shared is None else logits.index_select(1, self._shared.own_ids)
 
     def _most_drafts(self, request: DraftRequest) -> int:
         """Most draft tokens that the request can use and the model has positions for: with k of them the last input is
@@ -153,20 +201,29 @@ class DraftModelDrafter(LoadsModel, KeepsLayers):
         if not last:
             return None
         wanted = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=hidden.device)]
-        return self._module.compute_logits(wanted)
+        return self._logits(wanted)
 
     def _step(self, chains: Chains) -> torch.Tensor:
         """Logits after the last token of each active chain."""
         requests = chains.active_requests
         starts = np.array([len(request.token_ids) - 1 for request in requests]) + chains.lengths[chains.active]
         seq_ids = [request.seq_id for request in requests]
-        return self._module.compute_logits(self._forward(seq_ids, starts, np.ones_like(starts), chains.last_tokens))
+        return self._logits(self._forward(seq_ids, starts, np.ones_like(starts), chains.last_tokens))
 
     def _forward(
         self, seq_ids: Sequence[int], starts: np.ndarray, counts: np.ndarray, tokens: np.ndarray
     ) -> torch.Tensor:
         """Last hidden states of int64 `tokens`, flat over requests."""
-        positions = self.setup.pages.plan(seq_ids, starts, counts)
+        where = on_device(self.setup.pages.plan(seq_ids, starts, counts), self.setup.device)
+        return self._module.forward(self._inputs(tokens, where)).hidden
+
+    def _inputs(self, tokens: np.ndarray, positions: torch.Tensor) -> ModelInputs:
+        """The target's tokens as the model reads them."""
         device = self.setup.device
-        ids, where = on_device(tokens, device), on_device(positions, device)
-        return self._module.forward(ModelInputs(input_ids=ids, positions=where)).hidden
+        if self._shared is None:
+            return ModelInputs(input_ids=on_device(tokens, device), positions=positions)
+        pieces, counts = self._shared.read(tokens)
+        ids = on_device(pieces, device)
+        if len(pieces) == len(tokens):
+            return ModelInputs(input_ids=ids, positions=positions)
+        return ModelInputs(embeddings=mean_rows(self._module.embed(ids), counts), positions=positions)

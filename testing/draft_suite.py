@@ -19,7 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dovetail.contracts.draft_target import ReadsTopTokens, TopTokens
+from dovetail.contracts.draft_target import ReadsTopTokens, RunsTarget, TopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.needs import reasons_against
@@ -55,6 +55,7 @@ from dovetail.testing.draft_rounds import (
 )
 from dovetail.testing.side_effects import leaves_alone
 from dovetail.testing.suite import PluginSuite
+from dovetail.testing.target_passes import SuitePasses
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 
 MAX_SEQS = 8
@@ -85,6 +86,10 @@ class DraftWorkerSuite(PluginSuite):
     """Number of the target's layers, for drafters that read states between them."""
     num_draws: ClassVar[int] = DRAWS
     """Drafts per check of what they are drawn from; see `DRAWS`."""
+    _passes: tuple[SuitePasses, ...] = ()
+    """Those of every worker of a test."""
+    _num_known: Mapping[int, int] = {}
+    """By seq_id, known tokens of the latest batch."""
 
     def setup(self) -> DraftSetup:
         """A setup with a random target's embeddings."""
@@ -104,6 +109,7 @@ class DraftWorkerSuite(PluginSuite):
             draw=draft_draw,
             wants_confidence=self.plugin.capabilities.confidence,
             tokenizer_json=self.tokenizer_json() if issubclass(self.plugin, ReadsTokenizer) else None,
+            target=self._create_passes(),
         )
         if not issubclass(self.plugin, BuildsLayers | LoadsModel | KeepsLayers):
             return simple
@@ -119,6 +125,14 @@ class DraftWorkerSuite(PluginSuite):
         tokenizer: Any = Tokenizer(models.WordLevel({str(i): i for i in range(self.vocab_size)}, unk_token="0"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer.to_str()
+
+    def _create_passes(self) -> SuitePasses | None:
+        if not issubclass(self.plugin, RunsTarget):
+            return None
+        passes = SuitePasses(self.vocab_size, self.hidden_size, self.num_layers)
+        passes.begin(self._num_known)
+        self._passes = (*self._passes, passes)
+        return passes
 
     def own_model(self) -> DraftModel | None:
         """The model that the host would load for a `LoadsModel`; override it for one, and `need` with a
@@ -202,6 +216,9 @@ class DraftWorkerSuite(PluginSuite):
             # numpy's rows do not depend on how many are drawn, torch's do.
             drawn = np.random.default_rng(step.chosen_seed).standard_normal(shape, np.float32)
             states.append(torch.from_numpy(drawn)[step.first : step.end])
+        self._num_known = {step.seq_id: len(step.token_ids) for step in steps}
+        for passes in self._passes:
+            passes.begin(self._num_known)
         whole = torch.cat(states)
         plugin = self.plugin
         layers = plugin.hidden_layers(self._options(), self.need()) if issubclass(plugin, ReadsHiddenLayers) else ()

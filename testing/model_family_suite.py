@@ -315,6 +315,22 @@ class ModelFamilySuite(PluginSuite):
                     if layer < len(states):
                         self.assert_close(part, states[layer])
 
+    def test_layers_are_left_out_as_asked(self, checkpoint: FamilyCheckpoint) -> None:
+        """Where the family declares it: without the last layers, what enters them goes to the final norm at once."""
+        if not self.plugin.capabilities.skips_layers:
+            pytest.skip(f"{self.plugin.__name__} does not declare skips_layers")
+        harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
+        states = checkpoint.compute(prompt)[1]
+        num_layers = self.size(checkpoint).num_layers
+        with torch.inference_mode():
+            for first in range(num_layers):
+                inputs = harness.plan([(0, prompt, 0)])
+                some, every = frozenset(range(first, num_layers)), frozenset(range(num_layers))
+                found = harness.model.forward(replace(inputs, skipped_layers=some)).hidden.clone()
+                entering = states[first].to(found.dtype).clone()
+                bare = replace(inputs, input_ids=None, embeddings=entering, skipped_layers=every)
+                self.assert_close(found, harness.model.forward(bare).hidden)
+
     def test_quantization_is_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
         """A method is asked for the linear layers, or refused."""
         method = AskedMethod()

@@ -21,13 +21,13 @@ _STEPS = 120
 _BATCH, _LENGTH = 8, 64
 
 
-def save_story_model(directory: Path, num_layers: int = 2) -> None:
+def save_story_model(directory: Path, num_layers: int = 2, vocab_size: int = 400) -> None:
     """Writes config.json, weights and tokenizer of a Llama in float32, with a vocabulary of every byte and the story's
-    syllables, no chat template and no end token. Models of other numbers of layers have the same vocabulary. Takes
-    about a second and a half."""
+    syllables, at most `vocab_size` in all, no chat template and no end token. Models of other numbers of layers have
+    the same vocabulary. Takes about a second and a half."""
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = _train_tokenizer()
+    tokenizer = _train_tokenizer(vocab_size)
     ids = torch.tensor(tokenizer.encode(STORY).ids)
     size = tokenizer.get_vocab_size()
     sizes = {"vocab_size": size, "num_hidden_layers": num_layers, "max_position_embeddings": 512}
@@ -38,14 +38,14 @@ def save_story_model(directory: Path, num_layers: int = 2) -> None:
     create(tokenizer_object=tokenizer, **special).save_pretrained(directory)
 
 
-def _train_tokenizer() -> Any:
+def _train_tokenizer(vocab_size: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=vocab_size,
         special_tokens=["<unk>", "<s>", "</s>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,

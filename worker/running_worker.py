@@ -42,7 +42,7 @@ def initialize_cache(
         len(layout.groups),
         max_query_len - 1,
     )
-    speculation = loaded.speculation.start(layout, storage, batch)
+    speculation = loaded.speculation.start(layout, storage, batch, backends)
     forward = create_forward(
         device,
         placement.runtime,

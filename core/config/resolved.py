@@ -154,6 +154,8 @@ class ResolvedDrafter:
     """Labels of other drafters that it asks."""
     stages_keep_layers: bool = False
     """Whether one of them has layers of its own."""
+    runs_target: bool = False
+    """Whether it runs some of the target's layers."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -164,6 +166,11 @@ class ResolvedDrafter:
     def kv_cache(self) -> bool:
         """Whether its requests' KV blocks hold pages of layers of its own, or of its stages."""
         return self.attention is not None or self.stages_keep_layers
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it writes to slots of the tokens that it drafts."""
+        return self.kv_cache or self.runs_target
 
     def components_by_path(self) -> dict[str, Component]:
         """Every chosen component, its own first, by its path in the config."""

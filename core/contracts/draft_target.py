@@ -1,11 +1,13 @@
-"""Drafters that use more of the target than its last states: what it finds likely after every row that it computed.
+"""Drafters that use more of the target than its last states: what it finds likely after every row that it computed, and
+some of its layers with its own keys and values.
 
 The abilities are classes to derive from, as those in `dovetail.contracts.speculation`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from dovetail.contracts.speculation import DraftWorker
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,39 @@ class ReadsTopTokens(DraftWorker):
     def num_top_tokens(cls, options: Any) -> int:
         """Returns how many tokens of each row the drafter reads, from 1 to the size of the vocabulary: k of
         `TopTokens.ids`. `options` is an instance of `cls.Options`."""
+
+
+class TargetPasses(ABC):
+    """Passes over some of the target's layers, with the target's own KV pages."""
+
+    @abstractmethod
+    def run(
+        self, seq_ids: Sequence[int], starts: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, skipped: Set[int]
+    ) -> torch.Tensor:
+        """Runs the target without its decoder layers `skipped` (numbers from 0 on).
+
+        Request seq_ids[r] has counts[r] >= 1 query tokens at positions starts[r] .. starts[r] + counts[r] - 1;
+        `token_ids` has them flat, in order of requests. Each sees all positions before starts[r] and the query tokens
+        of its request up to itself. The layers that run write keys and values there; the target's next step computes
+        the known tokens and the drafts that it verifies in all layers, and so overwrites them. Of a `DraftRequest` only
+        positions from `len(token_ids) - 1` on may be written, below `len(token_ids) + max_drafts - 1`; a position
+        between that and the first one of the pass must have been written since the last `propose` began. Call it from
+        `propose` only, for requests of that batch that want drafts. Integers, [R] and [sum of counts].
+
+        Returns:
+            [sum of counts, hidden_size]: the output of the final norm, ready for `DraftSetup.compute_logits`. Valid
+            until the next call.
+
+        Raises:
+            PluginError: for positions that the target has computed, or that the drafter has no slots for.
+        """
+
+
+class RunsTarget(DraftWorker):
+    """A drafter that guesses with some of the target's own layers: LayerSkip, SWIFT and other self-speculation.
+
+    The host sets `DraftSetup.target`, and refuses the drafter where the target's family leaves out no layers
+    (`ModelCapabilities.skips_layers`).
+
+    Such a drafter leaves `DraftCapabilities.tensor_parallel` at 1: other ranks take no part in drafting.
+    """

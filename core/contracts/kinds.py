@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family",
             "dovetail.contracts.model:ModelFamily",
-            ContractVersion(1, 2),
+            ContractVersion(1, 3),
             "a config to a module that calls attention",
             "dovetail.contracts.model:ModelNeed",
         ),

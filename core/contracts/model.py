@@ -6,7 +6,7 @@ the attention layer), and so gets tensor parallelism, paged attention and quanti
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -41,6 +41,9 @@ class ModelCapabilities:
     hidden_layers: bool = False
     """The modules return the states that `ModelInputs.layers` asks for, so that drafters can read states between
     layers."""
+    skips_layers: bool = False
+    """The modules leave out the layers that `ModelInputs.skipped_layers` names, so that drafters can guess with the
+    others (`RunsTarget`)."""
     graph_capture: bool = False
     """Forward passes can be captured in a graph: they launch the same operations for every step of as many tokens, and
     neither wait for the device nor read its memory. Modules that do so in some cases only are `dovetail.nn.MayWait`.
@@ -190,6 +193,10 @@ class ModelInputs:
     """Ascending numbers of the decoder layers whose input states are returned as `ModelOutputs.layer_states`. The
     number of layers itself selects the input of the final norm. The host sets it only for families with the capability
     `hidden_layers`; others raise `ModelError`."""
+    skipped_layers: frozenset[int] = frozenset()
+    """Numbers of the decoder layers that are left out: their input is their output, and their keys and values are
+    neither read nor written. The host sets it only for families with the capability `skips_layers`, on models of one
+    stage, and never together with `layers`; others raise `ModelError`."""
     adapters: None = None
     """Reserved for the low-rank adapters of each token. A family raises `ModelError` for anything but None."""
 
@@ -269,6 +276,26 @@ class ModelSize:
             return LatentSpec(latent_size=self.latent_size, rotary_size=rotary_size, dtype=dtype)
         num_kv_heads = max(1, self.num_kv_heads // tensor_parallel)
         return KVSpec(num_kv_heads=num_kv_heads, head_size=self.head_size, dtype=dtype)
+
+
+class PredictsFurther(ABC):
+    """A `CausalLM` that is a module for multi-token prediction (DeepSeek-V3, section 2.2): it guesses the token after
+    the next one, from the state of the main model (or of itself) and the next token.
+
+    Its `forward` is given what `combine` returns as `ModelInputs.embeddings`, at the positions of the states. It has
+    one layer, and returns as `ModelOutputs.hidden` the normed output for `compute_logits`, and for `layers=(1,)` the
+    same before the norm, which is the state that goes with the next guess.
+    """
+
+    @abstractmethod
+    def combine(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Returns the input of the layer [T, hidden_size], from the embeddings of the next tokens (as `CausalLM.embed`
+        returns them) and the states before them, both [T, hidden_size]; it writes into neither."""
+
+
+FURTHER_MODULE = "further_module"
+"""A key of configs: number i from 0 on asks a family for the i-th of a checkpoint's modules for multi-token prediction
+in the place of the main model. Families that build none refuse it with `ModelError`, or build the main model."""
 
 
 class ModelFamily(Plugin):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dovetail.contracts.attention import AttentionModule
     from dovetail.contracts.draft_stages import DraftStage, StageAbilities
-    from dovetail.contracts.draft_target import TopTokens
+    from dovetail.contracts.draft_target import TargetPasses, TopTokens
     from dovetail.contracts.model import ModelContext
     from dovetail.contracts.operators import Operators
 
@@ -100,6 +100,8 @@ class SpeculationNeed:
     """dtype in which the drafter's own layers, if any, cache keys and values."""
     gives_hidden_layers: bool = field(default=False, metadata=_OF_TARGET)
     """Whether the target's family returns the states between its layers (`ReadsHiddenLayers.hidden_layers`)."""
+    skips_layers: bool = field(default=False, metadata=_OF_TARGET)
+    """Whether the target's family leaves out layers (`RunsTarget`)."""
     model: DraftModelInfo | None = field(default=None, metadata=informs("the drafter asked for it; `check` judges it"))
     """The drafter's own model; None where it asks for none."""
     has_tokenizer_json: bool = field(default=False, metadata=informs("`check` judges drafters that read text"))
@@ -165,6 +167,8 @@ class DraftModel:
     tokenizer_json: str | None = None
     """The model's own tokenizer, as `DraftSetup.tokenizer_json` is the target's, for a drafter that `ReadsTokenizer`;
     None where it has none."""
+    vocab_size: int = 0
+    """Width of its logits; 0 where nobody said."""
 
 
 class DraftPages(ABC):
@@ -227,6 +231,8 @@ class DraftSetup:
     others, and where there is none."""
     stages: Mapping[str, DraftStage] = field(default_factory=dict)
     """By label, what a drafter that `ComposesDrafters` asked for, in its order."""
+    target: TargetPasses | None = None
+    """Passes over some of the target's layers, for a drafter that is a `RunsTarget`; None for others."""
 
 
 @dataclass(frozen=True, kw_only=True)

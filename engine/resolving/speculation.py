@@ -11,6 +11,7 @@ from dovetail.config.tree import KeyPath, dotted, nearest
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.draft_length import LengthNeed
 from dovetail.contracts.draft_stages import ComposesDrafters, StageAbilities, with_stages
+from dovetail.contracts.draft_target import RunsTarget
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.kv import KVSpec, LatentSpec
 from dovetail.contracts.needs import reasons_against
@@ -54,6 +55,7 @@ def choose_speculation(
         num_layers=target.size.num_layers,
         kv_dtype=kv_dtype,
         gives_hidden_layers=target.family.plugin.capabilities.hidden_layers,
+        skips_layers=target.family.plugin.capabilities.skips_layers,
         has_tokenizer_json=state.config.model.tokenizer_mode == AUTO,
     )
     resolved = _Drafters(state, section, need, target).all()
@@ -181,6 +183,7 @@ def _resolved_drafter(
         abilities=abilities,
         stages=tuple(stages),
         stages_keep_layers=any(stage.kv_cache for stage in stages.values()),
+        runs_target=_runs_target(chosen, need) or any(stage.runs_target for stage in stages.values()),
     )
 
 
@@ -194,6 +197,24 @@ def _is_tree_drafter(drafter: Chosen[DraftWorker]) -> bool:
         return plugin.capabilities.trees
     with drafter.calling("proposes_trees"):
         return plugin.proposes_trees(drafter.options) and plugin.capabilities.trees
+
+
+def _runs_target(drafter: Chosen[DraftWorker], need: SpeculationNeed) -> bool:
+    """Raises `ConfigError` where the drafter wants some of the target's layers to run and that cannot be."""
+    if not issubclass(drafter.plugin, RunsTarget):
+        return False
+    name = drafter.component.name
+    if not need.skips_layers:
+        raise ConfigError(
+            f"drafter {name!r} guesses with some of the target's own layers, and the target's model family runs all or "
+            "none; choose another drafter, or a family that leaves layers out (capability `skips_layers`)"
+        )
+    if need.tensor_parallel > 1:
+        raise ConfigError(
+            f"drafter {name!r} runs the target's layers, which {need.tensor_parallel} tensor-parallel ranks share, and "
+            "drafters run on one: set executor.tensor_parallel to 1, or choose another drafter"
+        )
+    return True
 
 
 def _reads_tokenizer(drafter: Chosen[DraftWorker]) -> bool:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelCapabilities, ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import (
+    FURTHER_MODULE,
+    CausalLM,
+    ModelCapabilities,
+    ModelFamily,
+    ModelNeed,
+    ModelSize,
+    PredictsFurther,
+)
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import (
     ColumnLinear,
@@ -32,7 +41,7 @@ from dovetail.nn import (
     WeightRules,
     halves_from_pairs,
 )
-from dovetail.nn.decoder import DecoderModel
+from dovetail.nn.decoder import DecoderModel, MakeAttention, MakeMLP
 from dovetail.nn.hf_config import Config, longest_sequence, required, rope_spec
 from dovetail.nn.planning import planned_size, reasons_against
 from dovetail.plugins.model_families.moe import RULES
@@ -45,13 +54,14 @@ _NORM_EPS = 1e-6
 class DeepseekFamily(ModelFamily):
     """DeepSeek-V2, V2-Lite, V3, R1, with pages of one latent vector per token and layer."""
 
-    contract = (1, 2)
+    contract = (1, 3)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,
         operators=True,
         batch_invariant=True,
         hidden_layers=True,
+        skips_layers=True,
         graph_capture=True,
         stages=True,
     )
@@ -74,10 +84,13 @@ class DeepseekFamily(ModelFamily):
 
 
 def create(config: Mapping[str, Any], context: ModelContext) -> DecoderModel:
-    """The module for one of `DeepseekFamily.architectures`."""
+    """The module for one of `DeepseekFamily.architectures`, or one of its modules for multi-token prediction."""
     if required(config, "architectures")[0] not in DeepseekFamily.architectures:
         raise ModelError(f"{config['architectures'][0]} is none of {', '.join(DeepseekFamily.architectures)}")
-    sparse = _sparse_shape(config)
+    sparse, further = _sparse_shape(config), config.get(FURTHER_MODULE)
+    num_layers = int(required(config, "num_hidden_layers"))
+    if further is not None and not 0 <= int(further) < _num_further(config):
+        raise ModelError(f"{FURTHER_MODULE} is {further}, and the checkpoint has {_num_further(config)} such modules")
     first_sparse, every = int(required(config, "first_k_dense_replace")), int(config.get("moe_layer_freq") or 1)
 
     def make_attention(context: ModelContext, name: str, index: int) -> torch.nn.Module:
@@ -85,15 +98,62 @@ def create(config: Mapping[str, Any], context: ModelContext) -> DecoderModel:
 
     def make_mlp(context: ModelContext, layer: str, index: int) -> torch.nn.Module:
         name = f"{layer}.mlp"
+        index += 0 if further is None else num_layers + int(further)  # its number in the checkpoint
         if index >= first_sparse and index % every == 0:
             return SparseMoE(context, name, sparse, ExpertNames(shared="shared_experts"))
         return GatedMLP(
             context, name, sparse.hidden_size, int(required(config, "intermediate_size")), sparse.hidden_act
         )
 
-    return DecoderModel(
-        context, config, RotaryEmbedding(context, _rope(config)), make_attention, make_mlp, _rules(config)
+    rotary = RotaryEmbedding(context, _rope(config))
+    if further is None:
+        return DecoderModel(context, config, rotary, make_attention, make_mlp, _rules(config))
+    rules = _further_rules(_rules(config), num_layers + int(further))
+    return DeepseekFurther(context, {**config, "num_hidden_layers": 1}, rotary, make_attention, make_mlp, rules)
+
+
+def _num_further(config: Config) -> int:
+    return int(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0)
+
+
+class DeepseekFurther(DecoderModel, PredictsFurther):
+    """A module for multi-token prediction: two norms and a projection before one decoder layer (DeepSeek-V3, section
+    2.2). Embedding and output layer are the main model's."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        config: Config,
+        rotary: torch.nn.Module,
+        make_attention: MakeAttention,
+        make_mlp: MakeMLP,
+        rules: WeightRules,
+    ):
+        super().__init__(context, config, rotary, make_attention, make_mlp, rules)
+        size, eps = int(required(config, "hidden_size")), float(required(config, "rms_norm_eps"))
+        self.enorm = RMSNorm(context, "model.enorm", size, eps)
+        self.hnorm = RMSNorm(context, "model.hnorm", size, eps)
+        self.eh_proj = ColumnLinear(context, "model.eh_proj", 2 * size, size)
+
+    def combine(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.eh_proj(torch.cat((self.enorm(embeddings), self.hnorm(states)), dim=-1))
+        return x
+
+
+def _further_rules(rules: WeightRules, index: int) -> WeightRules:
+    """Of a checkpoint's layers only one, which is layer 0 here. Checkpoints may hold copies of the main model's
+    embedding and output layer in it, which are passed over."""
+    own = rf"^model\.layers\.{index}\."
+    renamed = (
+        (r"^model\.norm\.", "unused."),
+        (rf"^model\.layers\.(?!{index}\.)\d+\.", "unused."),
+        (rf"{own}(?:embed_tokens|shared_head\.head)\.", "unused."),
+        (rf"{own}shared_head\.norm\.", "model.norm."),
+        (rf"{own}(enorm|hnorm|eh_proj)\.", r"model.\1."),
+        (own, "model.layers.0."),
     )
+    ignored = tuple(pattern for pattern in rules.ignored if "layers" not in pattern)
+    return replace(rules, renamed=(*renamed, *rules.renamed), ignored=(*ignored, r"unused\..*"))
 
 
 def _rope(config: Config) -> RopeSpec:
@@ -212,9 +272,9 @@ def _whole_parts(outputs: Mapping[str, int], in_features: int) -> list[LinearPar
 
 def _rules(config: Config) -> WeightRules:
     """Checkpoints pair neighbouring elements for the rotation, at the end of a query and of the compressed vector. The
-    layers behind the last, which draft (multi-token prediction), are left out."""
+    layers behind the last, which draft (multi-token prediction), are left out here."""
     shape, last = _latent_shape(config), int(required(config, "num_hidden_layers"))
-    drafts = range(last, last + int(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0))
+    drafts = range(last, last + _num_further(config))
 
     def reorder(match: re.Match[str], tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         kept = shape.latent_size if match[1].startswith("kv") else shape.key_size

@@ -33,13 +33,14 @@ from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
-    contract = (1, 1)
+    contract = (1, 3)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,
         operators=True,
         batch_invariant=True,
         hidden_layers=True,
+        skips_layers=True,
         graph_capture=True,
         stages=True,
     )

@@ -36,13 +36,14 @@ from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 class Llama4Family(ModelFamily):
     """Llama 4, of the models for images the text."""
 
-    contract = (1, 1)
+    contract = (1, 3)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,
         operators=True,
         batch_invariant=True,
         hidden_layers=True,
+        skips_layers=True,
         graph_capture=True,
         stages=True,
     )

@@ -20,13 +20,14 @@ from dovetail.nn.planning import planned_size, reasons_against
 class MoEFamily(ModelFamily):
     """Decoders whose feed-forward blocks are mixtures of experts."""
 
-    contract = (1, 1)
+    contract = (1, 3)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,
         operators=True,
         batch_invariant=True,
         hidden_layers=True,
+        skips_layers=True,
         graph_capture=True,
         stages=True,
     )

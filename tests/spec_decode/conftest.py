@@ -128,4 +128,12 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def drafter_paths(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Where the weights of the target and of each drafter are."""
     head = fit_head(trained.target, tmp_path_factory.mktemp("eagle"))
-    return {"target": trained.target, "medusa": trained.medusa, "draft_model": trained.draft, "eagle": head}
+    other = tmp_path_factory.mktemp("other")
+    save_story_model(other, num_layers=1, vocab_size=320)
+    return {
+        "target": trained.target,
+        "medusa": trained.medusa,
+        "draft_model": trained.draft,
+        "draft_model-shared_tokens": other,
+        "eagle": head,
+    }

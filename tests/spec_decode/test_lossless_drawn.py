@@ -35,7 +35,14 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "draft_model": {"name": "draft_model", "num_tokens": 4, "length": "fixed"},
     "draft_model-confidence": {"name": "draft_model", "num_tokens": 6, "length": "confidence"},
     "draft_model-stop_below": {"name": "draft_model", "num_tokens": 6, "length": "fixed", "stop_below": 0.2},
+    "draft_model-shared_tokens": {
+        "name": "draft_model",
+        "num_tokens": 4,
+        "length": "fixed",
+        "vocabulary": "shared_tokens",
+    },
     "eagle": {"name": "eagle", "num_tokens": 4, "length": "fixed"},
+    "self_speculation": {"name": "self_speculation", "num_tokens": 4, "length": "fixed", "exit_layer": 1},
     "eagle-confidence": {"name": "eagle", "num_tokens": 4, "length": "confidence"},
     "eagle-stop_below": {"name": "eagle", "num_tokens": 4, "length": "fixed", "stop_below": 0.2},
 }
@@ -67,7 +74,8 @@ def test_every_bundled_drafter_that_draws_is_here() -> None:
             worker = entry.load()
             if worker.capabilities.probabilities:
                 drawing.add(entry.name)
-    assert drawing == {section["name"] for section in DRAFTERS.values()}
+    # That of mtp is in test_mtp.py, over a target that has such a module.
+    assert drawing == {section["name"] for section in DRAFTERS.values()} | {"mtp"}
 
 
 def run(llm: LLM, params: list[SamplingParams], drafter: str, seen: Path) -> tuple[Evidence, int]:
@@ -83,6 +91,12 @@ def seeded(params: SamplingParams, count: int = NUM_REQUESTS) -> list[SamplingPa
     return [replace(params, seed=seed) for seed in range(count)]
 
 
+def with_path(label: str, name: str, paths: dict[str, Path]) -> dict[str, str]:
+    """The option `path` of a drafter that has weights of its own."""
+    path = paths.get(label, paths.get(name))
+    return {} if path is None else {"path": str(path)}
+
+
 def create(paths: dict[str, Path], rule: str, seen: Path, **cache: Any) -> LLM:
     """One target with all drafters, and a witness of the rule."""
     return LLM(
@@ -92,7 +106,7 @@ def create(paths: dict[str, Path], rule: str, seen: Path, **cache: Any) -> LLM:
         scheduler={"max_num_seqs": 64},
         speculative={
             "drafters": {
-                label: section | {"path": str(paths[section["name"]])}
+                label: section | with_path(label, section["name"], paths)
                 for label, section in (DRAFTERS | ADAPTIVE).items()
             },
             "default": None,

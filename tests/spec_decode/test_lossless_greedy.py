@@ -38,15 +38,22 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "tree": [[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]],
     },
     "eagle": {"name": "eagle", "num_tokens": 3, "length": "fixed"},
+    "self_speculation": {"name": "self_speculation", "num_tokens": 3, "length": "fixed", "exit_layer": 1},
     "eagle-tree": {"name": "eagle", "num_tokens": 6, "length": "fixed", "top_k": 2, "depth": 3},
     "draft_model": {"name": "draft_model", "num_tokens": 4, "length": "fixed"},
+    "draft_model-shared_tokens": {
+        "name": "draft_model",
+        "num_tokens": 4,
+        "length": "fixed",
+        "vocabulary": "shared_tokens",
+    },
 }
 
 
 def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
     """One target with all drafters."""
     drafters = {
-        label: section | ({"path": str(paths[section["name"]])} if section["name"] in paths else {})
+        label: section | ({"path": str(paths.get(label, paths[section["name"]]))} if section["name"] in paths else {})
         for label, section in DRAFTERS.items()
     }
     return LLM(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
-from dovetail.contracts.attention import AttentionBackend, AttentionBatch, AttentionModule, AttentionSetup
+from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kv import KVLayout, KVSpec, LatentSpec
 from dovetail.contracts.model import CausalLM
@@ -38,6 +38,7 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.reading import read_module
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 from dovetail.worker.speculation.stages import HostStage
+from dovetail.worker.speculation.target_passes import BatchPasses, pages_batch
 
 
 class BatchPages(DraftPages):
@@ -63,28 +64,11 @@ class BatchPages(DraftPages):
         """As `DraftPages.plan`."""
         if self._batch is None:
             raise RuntimeError("a drafter's pages are there from the first `propose` on")
-        requests = self._batch.requests
-        rows = np.fromiter((requests[seq_id].row for seq_id in seq_ids), np.int64, len(seq_ids))
-        counts = np.asarray(counts, dtype=np.int32)
-        seq_lens = np.asarray(starts, dtype=np.int32) + counts
-        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        slots = np.arange(query_start[-1], dtype=np.int64)
-        slots += np.repeat(np.asarray(starts, dtype=np.int64) - query_start[:-1], counts)
-        table = self._batch.block_tables[self._group_id]
-        blocks = table[np.repeat(rows, counts), slots // self._block_size].astype(np.int64)
-        longest = int(seq_lens.max())
-        batch = AttentionBatch(
-            query_start=query_start,
-            seq_lens=seq_lens,
-            block_table=table[rows, : -(-longest // self._block_size)],
-            slot_mapping=blocks * self._block_size + slots % self._block_size,
-            max_query_len=int(counts.max()),
-            max_seq_len=longest,
-            tree_masks=tree_masks if tree_masks is not None else {},
+        slots, planned = pages_batch(
+            self._batch, self._group_id, self._block_size, seq_ids, starts, counts, tree_masks or {}
         )
         for backend in self._backends:
-            backend.plan(batch)
+            backend.plan(planned)
         return slots
 
 
@@ -101,6 +85,8 @@ class LoadedDrafter:
     """dtype of its activations."""
     stages: tuple[HostStage, ...] = ()
     """Other drafters that it asks."""
+    passes: BatchPasses | None = None
+    """Its passes over the target's layers, where it is a `RunsTarget`."""
 
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
         """As `DraftWorker.propose`; its stages see the batch too."""
@@ -170,6 +156,7 @@ def _load_drafter(
         own_model = _load_model(config, plugins, drafter.model, create_context())
         own_model = replace(own_model, tokenizer_json=tokenizers.own.get(drafter.name))
     plugin, _ = plugins.get(drafter.component)
+    passes = BatchPasses(model, context.device, drafter.num_tokens) if drafter.runs_target else None
     simple = DraftSetup(
         vocab_size=config.model.vocab_size,
         hidden_size=section.hidden_size,
@@ -186,6 +173,7 @@ def _load_drafter(
         wants_confidence=_wants_confidence(drafter.name, section, plugins),
         tokenizer_json=tokenizers.target if drafter.reads_tokenizer else None,
         stages={stage.name: stage for stage in stages},
+        target=passes,
     )
     setup = simple
     if issubclass(plugin, (BuildsLayers, LoadsModel, KeepsLayers)):
@@ -195,7 +183,7 @@ def _load_drafter(
     layers = tuple(worker.attention_layers()) if isinstance(worker, KeepsLayers) else ()
     if reasons := against_caches(plugin.__name__, drafter.caches, layers):
         raise PluginError(f"speculative.drafters.{drafter.name}: {'; '.join(reasons)}")
-    return LoadedDrafter(drafter, worker, layers, pages, dtype, stages)
+    return LoadedDrafter(drafter, worker, layers, pages, dtype, stages, passes)
 
 
 def against_caches(drafter: str, announced: Sequence[KVSpec], layers: Sequence[AttentionModule]) -> list[str]:
@@ -243,7 +231,7 @@ def _load_model(
     module, _ = read_module(
         plugins, model.family, model.hf_config, model.size, context, model.weight_format, model.files
     )
-    return DraftModel(module, context.attention_layers, context.max_model_len)
+    return DraftModel(module, context.attention_layers, context.max_model_len, vocab_size=model.size.vocab_size)
 
 
 def _on_one_rank(
@@ -270,8 +258,13 @@ def bind_drafters(
     storage: KVStorage,
     batch: InputBatch,
     environment: Environment,
+    target_backends: Mapping[int, AttentionBackend],
 ) -> None:
-    """Gives the layers of each drafter their backend and pages, and each drafter the block tables of `batch`."""
+    """Gives the layers of each drafter their backend and pages, and each drafter the block tables of `batch`.
+    `target_backends`: those of the target's layers, by KV group."""
+    for drafter in drafters.values():
+        if drafter.passes is not None:
+            drafter.passes.bind(batch, layout.block_size, target_backends)
     for tensors in layout.extra_tensors:
         if tensors.owner in drafters:
             drafter = drafters[tensors.owner]

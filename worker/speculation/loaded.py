@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
+from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.kv import KVLayout, LayerCache
 from dovetail.contracts.model import CausalLM
 from dovetail.nn.context import BuildContext
@@ -55,8 +56,11 @@ class LoadedSpeculation(ABC):
         """What the largest step has to judge. Takes the memory that drafts take until they are judged."""
 
     @abstractmethod
-    def start(self, layout: KVLayout, storage: KVStorage, batch: InputBatch) -> Speculation | None:
-        """Over a KV cache, in place of one that was there before. None where nobody speculates."""
+    def start(
+        self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]
+    ) -> Speculation | None:
+        """Over a KV cache, in place of one that was there before. None where nobody speculates. `backends`: those of
+        the target's layers, by KV group."""
 
 
 class NothingLoaded(LoadedSpeculation):
@@ -70,5 +74,7 @@ class NothingLoaded(LoadedSpeculation):
         """None."""
         return []
 
-    def start(self, layout: KVLayout, storage: KVStorage, batch: InputBatch) -> None:
+    def start(
+        self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]
+    ) -> None:
         """Nothing to start."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSpeculation
+from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.draft_length import AdaptiveDraftLength, DrafterFacts
 from dovetail.contracts.draft_target import ReadsTopTokens
 from dovetail.contracts.kv import KVLayout
@@ -76,10 +77,12 @@ class LoadedDrafters(LoadedSpeculation):
             for rows in drafts
         ]
 
-    def start(self, layout: KVLayout, storage: KVStorage, batch: InputBatch) -> Speculation:
+    def start(
+        self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]
+    ) -> Speculation:
         """As `LoadedSpeculation.start`."""
         environment = detect_environment(self._config.device_type)
-        bind_drafters(self._config, self._plugins, self._drafters, layout, storage, batch, environment)
+        bind_drafters(self._config, self._plugins, self._drafters, layout, storage, batch, environment, backends)
         section, context, plugins = self._section, self._context, self._plugins
         layers = [
             (group.group_id, context.attention_layers[layer_id])

@@ -1,0 +1,148 @@
+"""The target drafts with some of its own layers. Where those that it leaves out do nothing, every draft is right:
+whatever is wrong with pages, positions or distributions costs acceptance, and nothing else would show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from dovetail import LLM, SamplingParams
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.plugin import Environment
+from dovetail.spec_decode.self_speculation import SelfSpeculationDrafter, SelfSpeculationOptions
+from dovetail.testing.draft_suite import DraftWorkerSuite
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config, tiny_model
+
+from .conftest import greedy
+
+PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 20, 21], [40, 41, 42], [99, 3], [7] * 30]
+ROUNDABOUT = '''
+from dovetail.spec_decode.self_speculation import SelfSpeculationDrafter
+
+
+class TooFar(SelfSpeculationDrafter):
+    """Writes where the target computed."""
+
+    def propose(self, batch):
+        known = batch.requests[0].token_ids
+        self.setup.target.run([batch.requests[0].seq_id], [len(known) - 2], [1], known[-2:-1], {1})
+'''
+
+
+class TestSelfSpeculation(DraftWorkerSuite):
+    plugin = SelfSpeculationDrafter
+    options: ClassVar[Mapping[str, Any]] = {"skip_layers": [1, 2]}
+
+
+class TestEarlyExit(DraftWorkerSuite):
+    plugin = SelfSpeculationDrafter
+    options: ClassVar[Mapping[str, Any]] = {"exit_layer": 2, "stop_below": 0.05}
+    num_draws = 800
+
+
+def save(directory: Path, idle: tuple[int, ...] = (), **config: Any) -> Any:
+    """A tiny model of four layers, of which `idle` add nothing to their input."""
+    config = tiny_config("llama", num_hidden_layers=4, **config)
+    model: Any = tiny_model(config)
+    with torch.no_grad():
+        for index in idle:
+            model.model.layers[index].self_attn.o_proj.weight.zero_()
+            model.model.layers[index].mlp.down_proj.weight.zero_()
+    model.save_pretrained(directory)
+    return model
+
+
+def create(directory: Path, name: str = "self_speculation", **sections: Any) -> LLM:
+    drafter = {"name": name, "num_tokens": 4, "length": "fixed"} | sections.pop("drafter")
+    return LLM(
+        model={"path": str(directory), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 64}
+        | sections.pop("model", {}),
+        cache={"block_size": 4, "num_blocks": 300} | sections.pop("cache", {}),
+        speculative={"drafters": {"it": drafter}},
+        **sections,
+    )
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunks": {"scheduler": {"max_num_batched_tokens": 12, "max_num_seqs": 2}},
+    "preemption": {"cache": {"num_blocks": 24}},
+    "swapping": {"cache": {"num_blocks": 24, "swap_gib": 0.1}},
+    "adaptive": {"drafter": {"length": "adaptive"}},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_layers_that_do_nothing_are_not_missed(tmp_path: Path, settings: str, temperature: float) -> None:
+    save(tmp_path, idle=(1, 2))
+    sections = dict(SETTINGS[settings])
+    drafter = {"skip_layers": [1, 2]} | sections.pop("drafter", {})
+    params = replace(PARAMS, temperature=temperature, seed=3 if temperature else None)
+    with create(tmp_path, drafter=drafter, **sections) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        again = llm.generate(PROMPTS, replace(params, n=2, best_of=2) if temperature else params, use_tqdm=False)
+        assert llm.engine.cache_statistics().num_used_blocks == 0
+    for output in [*outputs, *again]:
+        assert output.metrics.drafter_error is None
+        # Drafts of seeded requests are not drawn where the length adapts.
+        if settings != "adaptive" or not temperature:
+            assert output.metrics.num_accepted == output.metrics.num_drafted
+    assert settings == "adaptive" or sum(output.metrics.num_drafted for output in outputs) > 40
+    if settings in ("preemption", "swapping"):
+        assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+@pytest.mark.parametrize("drafter", [{"skip_layers": [0, 2]}, {"exit_layer": 1}])
+def test_what_drafts_wrote_changes_no_token(tmp_path: Path, drafter: dict[str, Any]) -> None:
+    """Random layers: most drafts are wrong, and their keys and values must not be read."""
+    model = save(tmp_path)
+    expected = [greedy(model, prompt, 20) for prompt in PROMPTS]
+    with create(tmp_path, drafter=drafter, cache={"num_blocks": 24}) as llm:
+        for _ in range(2):  # the second time with cached prefixes
+            outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == expected
+            assert sum(output.metrics.num_drafted for output in outputs) > 40
+
+
+def test_pages_that_the_target_filled_are_out_of_reach(tmp_path: Path) -> None:
+    model = save(tmp_path)
+    (tmp_path / "far.py").write_text(ROUNDABOUT)
+    with create(tmp_path, f"{tmp_path}/far.py:TooFar", drafter={"skip_layers": [1]}) as llm:
+        (output,) = llm.generate([PROMPTS[0]], PARAMS, use_tqdm=False)
+    assert "it may write from 9 to 12" in output.metrics.drafter_error
+    assert output.outputs[0].token_ids == greedy(model, PROMPTS[0], 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exit_layer": 4}, "the target has 4 layers"),
+        ({"skip_layers": [1, 4]}, "skip_layers names 4, and the target has layers 0 to 3"),
+        ({"skip_layers": [0, 1, 2, 3]}, "names all 4 layers"),
+    ],
+)
+def test_layers_that_cannot_be_left_out_are_refused(options: dict[str, Any], message: str) -> None:
+    need = TestEarlyExit().need()
+    chosen = SelfSpeculationOptions.model_validate(options)
+    (reason,) = SelfSpeculationDrafter.check(need, chosen, Environment("cpu", 1, 2**30))
+    assert message in reason
+
+
+@pytest.mark.parametrize("options", [{}, {"skip_layers": []}, {"skip_layers": [1], "exit_layer": 1}])
+def test_one_choice_of_layers_is_given(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        SelfSpeculationOptions.model_validate(options)
+
+
+def test_a_family_that_leaves_out_no_layers_is_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, tiny_config("gemma2"))
+    with pytest.raises(ConfigError, match="model family runs all or none"):
+        create(tmp_path, drafter={"skip_layers": [1]})
