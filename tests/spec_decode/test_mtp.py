@@ -200,6 +200,7 @@ class TestMTP(PagedDraftWorkerSuite):
         return DraftModel(module, context.attention_layers, 256, vocab_size=self.vocab_size)
 
 
+@pytest.mark.nightly
 class TestMTPTrees(TestMTP):
     num_tokens = 7
     options: ClassVar[Mapping[str, Any]] = {"path": "made by the suite", "top_k": 2, "depth": 3}

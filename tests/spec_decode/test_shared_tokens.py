@@ -60,6 +60,7 @@ class TestSharedTokens(PagedDraftWorkerSuite):
     options: ClassVar[Mapping[str, Any]] = {"path": "made by the suite", "vocabulary": "shared_tokens"}
     vocab_size = 50
     own_size = 27
+    num_draws = 800
 
     def tokenizer_json(self) -> str:
         texts = [f"▁{index}" if index % 2 == 0 else f"▁{index - 1}▁{(index + 1) % 50}" for index in range(50)]
