@@ -1,7 +1,7 @@
 """Two vocabularies side by side: which of a draft model's tokens the target has too, and how it reads the target's.
 
 Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-Vocabularies" (arXiv 2502.05202), section 4, token-level intersection: the draft model draws among the tokens that both
+Vocabularies" (arXiv 2502.05202), token-level intersection (TLI): the draft model draws among the tokens that both
 have. What it draws from is a distribution over the target's tokens, so acceptance is as always.
 
 The paper writes the text anew in the draft model's tokens. A drafter's pages have a slot for each of the target's
