@@ -1,5 +1,5 @@
 import torch
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.attention import AttentionModule
@@ -18,6 +18,7 @@ class ModelCapabilities:
     operators: bool = False
     batch_invariant: bool = False
     hidden_layers: bool = False
+    skips_layers: bool = False
     graph_capture: bool = False
     stages: bool = False
 
@@ -73,6 +74,7 @@ class ModelInputs:
     embeddings: torch.Tensor | None = None
     stage_input: torch.Tensor | None = None
     layers: tuple[int, ...] = ()
+    skipped_layers: frozenset[int] = frozenset()
     adapters: None = None
 
 
@@ -105,6 +107,12 @@ class ModelSize:
     latent_size: int = 0
     def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec: ...
 
+
+class PredictsFurther(ABC):
+    @abstractmethod
+    def combine(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor: ...
+
+FURTHER_MODULE = 'further_module'
 
 class ModelFamily(Plugin):
     architectures: ClassVar[Sequence[str]] = ()

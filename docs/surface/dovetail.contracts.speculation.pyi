@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.attention import AttentionModule
 from dovetail.contracts.draft_stages import DraftStage, StageAbilities
-from dovetail.contracts.draft_target import TopTokens
+from dovetail.contracts.draft_target import TargetPasses, TopTokens
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import CausalLM, ModelContext, ModelSize
 from dovetail.contracts.operators import Operators
@@ -44,6 +44,7 @@ class SpeculationNeed:
     num_layers: int = 0
     kv_dtype: str = ''
     gives_hidden_layers: bool = False
+    skips_layers: bool = False
     model: DraftModelInfo | None = None
     has_tokenizer_json: bool = False
     stages: Mapping[str, StageAbilities] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class DraftModel:
     layers: Sequence[AttentionModule]
     max_model_len: int
     tokenizer_json: str | None = None
+    vocab_size: int = 0
 
 
 class DraftPages(ABC):
@@ -102,6 +104,7 @@ class DraftSetup:
     wants_confidence: bool = False
     tokenizer_json: str | None = None
     stages: Mapping[str, DraftStage] = field(default_factory=dict)
+    target: TargetPasses | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 import torch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from dovetail.contracts.model import ModelContext
 from dovetail.nn.hf_config import Config
@@ -63,6 +63,7 @@ class DecoderLayer(torch.nn.Module):
 
 class DecoderModel(StagedCausalLM):
     gives_hidden_layers = True
+    skips_layers = True
     def __init__(
         self,
         context: ModelContext,
@@ -79,3 +80,9 @@ class DecoderModel(StagedCausalLM):
         positions: torch.Tensor,
         wanted: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def run_other_layers(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        skipped: Set[int],
+    ) -> torch.Tensor: ...

@@ -1,6 +1,6 @@
 import torch
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dovetail.contracts.model import ModelContext, ModelInputs, ModelOutputs
 from dovetail.nn.loading import NamedWeights, WeightRules
 from typing import ClassVar
@@ -12,11 +12,13 @@ def check_inputs(
     *,
     is_first_stage: bool = True,
     gives_hidden_layers: bool = False,
+    skips_layers: bool = False,
 ) -> None: ...
 def check_whole(context: ModelContext, family: str) -> None: ...
 
 class StagedCausalLM(torch.nn.Module, ABC):
     gives_hidden_layers: ClassVar[bool] = False
+    skips_layers: ClassVar[bool] = False
     def __init__(
         self,
         context: ModelContext,
@@ -45,5 +47,11 @@ class StagedCausalLM(torch.nn.Module, ABC):
         positions: torch.Tensor,
         wanted: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def run_other_layers(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        skipped: Set[int],
+    ) -> torch.Tensor: ...
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
     def load_weights(self, weights: NamedWeights, partial: bool = False) -> None: ...
