@@ -99,8 +99,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_speculation_over_two_ranks(llama: Path) -> None:
-    speculative = {"drafters": {"it": {"name": "ngram", "num_tokens": 3, "min_match": 1}}, "default": "it"}
+@pytest.mark.parametrize(
+    "drafter",
+    [{"name": "ngram", "num_tokens": 3, "min_match": 1}, {"name": "recycling", "num_tokens": 8, "length": "fixed"}],
+    ids=["ngram", "recycling"],
+)
+def test_speculation_over_two_ranks(llama: Path, drafter: dict[str, Any]) -> None:
+    """Drafters of tokens alone, and of what the target finds likely after every row."""
+    speculative = {"drafters": {"it": drafter}, "default": "it"}
     prompt = [7, 8, 9, 7, 8, 9, 7, 8]
     with LLM(**sections(llama, 2, speculative=speculative, cache={"num_blocks": 600})) as llm:
         output = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))[0]

@@ -142,6 +142,12 @@ def test_one_choice_of_layers_is_given(options: dict[str, Any]) -> None:
         SelfSpeculationOptions.model_validate(options)
 
 
+def test_a_target_over_several_ranks_is_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    with pytest.raises(ConfigError, match="on up to 1 tensor-parallel rank, not 2"):
+        create(tmp_path, drafter={"skip_layers": [1]}, executor={"tensor_parallel": 2})
+
+
 def test_a_family_that_leaves_out_no_layers_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, tiny_config("gemma2"))
     with pytest.raises(ConfigError, match="model family runs all or none"):
