@@ -19,6 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from dovetail.contracts.draft_stages import ComposesDrafters, DraftStage, StageAbilities
 from dovetail.contracts.draft_target import ReadsTopTokens, RunsTarget, TopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.model import ModelContext
@@ -53,6 +54,7 @@ from dovetail.testing.draft_rounds import (
     places_in,
     text,
 )
+from dovetail.testing.draft_stages import ConstantStage
 from dovetail.testing.side_effects import leaves_alone
 from dovetail.testing.suite import PluginSuite
 from dovetail.testing.target_passes import SuitePasses
@@ -110,6 +112,7 @@ class DraftWorkerSuite(PluginSuite):
             wants_confidence=self.plugin.capabilities.confidence,
             tokenizer_json=self.tokenizer_json() if issubclass(self.plugin, ReadsTokenizer) else None,
             target=self._create_passes(),
+            stages=self.stages(),
         )
         if not issubclass(self.plugin, BuildsLayers | LoadsModel | KeepsLayers):
             return simple
@@ -133,6 +136,14 @@ class DraftWorkerSuite(PluginSuite):
         passes.begin(self._num_known)
         self._passes = (*self._passes, passes)
         return passes
+
+    def stages(self) -> Mapping[str, DraftStage]:
+        """What a `ComposesDrafters` is handed: stages that guess the same token again and again, each its own."""
+        if not issubclass(self.plugin, ComposesDrafters):
+            return {}
+        labels = self.plugin.stages(self._options())
+        sure = self.plugin.capabilities.confidence
+        return {label: ConstantStage(label, index, self.num_tokens, sure) for index, label in enumerate(labels, 1)}
 
     def own_model(self) -> DraftModel | None:
         """The model that the host would load for a `LoadsModel`; override it for one, and `need` with a
@@ -166,6 +177,9 @@ class DraftWorkerSuite(PluginSuite):
             kv_dtype="float32",
             gives_hidden_layers=True,
             has_tokenizer_json=issubclass(self.plugin, ReadsTokenizer),
+            stages={
+                name: StageAbilities(stage.capabilities, stage.num_tokens) for name, stage in self.stages().items()
+            },
         )
 
     def batch(

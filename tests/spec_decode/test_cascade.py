@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,8 +14,10 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError
 from dovetail.engine.explanation import explain
+from dovetail.spec_decode.cascade import CascadeDrafter
 from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
 from dovetail.spec_decode.experiments.witness import read_evidence
+from dovetail.testing import DraftWorkerSuite
 
 WITNESS = "dovetail.spec_decode.experiments.witness:Witness"
 RULE = "dovetail.spec_decode.rejection:RejectionRule"
@@ -221,3 +223,10 @@ def test_stages_that_cannot_be_are_refused(drafter_paths: dict[str, Path]) -> No
     assert "stage 'inner' has stages itself (lookup, more): name these" in found
     cascade = {"name": "cascade", "stages": ["lookup", "lookup"]}
     assert "named twice" in refusal(drafter_paths, lookup=lookup, cascade=cascade)
+
+
+class TestCascade(DraftWorkerSuite):
+    """Over stages of the suite's."""
+
+    plugin = CascadeDrafter
+    options: ClassVar = {"stages": ["one", "other"]}

@@ -8,8 +8,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from dovetail_corpus_ngram.drafter import CorpusNgram
+from dovetail_corpus_ngram.first import CorpusFirst
 
 from dovetail.testing import DraftWorkerSuite
+from dovetail.testing.draft_rounds import RequestStep
 
 NUMBERS = Path(__file__).with_name("numbers.jsonl")
 """In the words of the suite's tokenizer, which writes token 7 as 7."""
@@ -32,3 +34,20 @@ class TestCorpusNgram(DraftWorkerSuite):
         assert list(draft.token_ids if draft else []) == guess
         if draft is not None:
             assert draft.confidence == [3 / 4, 2 / 4, 1 / 3][: len(guess)]
+
+
+class TestCorpusFirst(DraftWorkerSuite):
+    """With the suite's own drafter behind it, which is asked where the corpus does not know."""
+
+    plugin = CorpusFirst
+    options: ClassVar = {"path": NUMBERS, "then": "other", "min_match": 6}
+
+    def test_both_are_used(self) -> None:
+        """Of one batch, each for the requests that are its."""
+        steps = [self.batch(1).requests[0].token_ids.tolist(), list(range(42, 30, -1))]
+        batch = self.batch_of([RequestStep(i, tokens, 0, len(tokens) - 1, 4) for i, tokens in enumerate(steps)]).batch
+        known, unknown = self.create().propose(batch)
+        assert known is not None
+        assert len(set(known.token_ids)) > 1
+        assert unknown is not None
+        assert list(unknown.token_ids) == [1, 1, 1, 1]

@@ -108,3 +108,36 @@ def test_ids_of_another_model_are_refused(story: Path, tmp_path: Path) -> None:
 def test_a_corpus_that_is_too_large_is_refused(story: Path, corpora: Path) -> None:
     with pytest.raises(DovetailError, match=r"raise `max_tokens` \(50\)"):
         LLM(model={"path": str(story)}, **sections(corpus(corpora / "story.txt", max_tokens=50)))
+
+
+@pytest.fixture(scope="module")
+def in_front(story: Path, corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[str, Any]]]:
+    """A smaller model as a drafter, and the first half of the story in front of it."""
+    directory = tmp_path_factory.mktemp("small")
+    save_story_model(directory, num_layers=1)
+    (directory / "half.txt").write_text(STORY[: STORY.index(" The cat saw")])
+    every = {"num_tokens": 4, "length": "fixed"}
+    small = {"name": "draft_model", "path": str(directory), **every}
+    first = {"name": "corpus_first", "path": str(directory / "half.txt"), "then": "small", **every}
+    return [("small", small), ("first", first)]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "sampled"])
+def test_another_drafter_goes_on_where_the_corpus_ends(
+    story: Path, corpora: Path, in_front: list[tuple[str, dict[str, Any]]], params: dict[str, Any]
+) -> None:
+    """The first request is in the corpus, and goes on behind its end; the second begins there."""
+    corpus_alone = corpus(Path(in_front[-1][1]["path"]), num_tokens=4)
+    outputs, alone = told(story, *in_front, **params), told(story, corpus_alone, **params)
+    for both, one in zip(outputs, alone, strict=True):
+        assert both.metrics is not None
+        assert one.metrics is not None
+        assert both.metrics.drafter_error is None
+        assert both.metrics.num_accepted > one.metrics.num_accepted
+    if not params:
+        assert tokens(outputs) == tokens(told(story))
+
+
+def test_a_drafter_that_is_not_there_is_refused(story: Path, in_front: list[tuple[str, dict[str, Any]]]) -> None:
+    with pytest.raises(DovetailError, match="small"):
+        LLM(model={"path": str(story)}, **sections(in_front[-1]))
