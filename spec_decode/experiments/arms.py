@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.commands import Explanation, LayeredConfig, ResolvedConfig, create_class, explain, load_config
-from dovetail.commands.checks import require
+from dovetail.commands import Component, Explanation, LayeredConfig, ResolvedConfig, create_class, explain, load_config
+from dovetail.commands.checks import nearest, require
 from dovetail.contracts.draft_length import AdaptiveDraftLength
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
@@ -33,6 +33,8 @@ class Variant:
     """Drafts per round at most; None for arms that do not draft."""
     is_fixed: bool = True
     """Whether every round drafts as many."""
+    acceptance: str | None = None
+    """Rule that its requests name."""
 
     @property
     def label(self) -> str:
@@ -61,10 +63,13 @@ class Arm:
     draws_seeded: bool = False
     """Whether seeded requests may get drafts that were drawn, and so other tokens than without drafts."""
     warnings: tuple[str, ...] = ()
+    acceptance: str | None = None
+    """Rule of the config's `speculative.rules` that its requests name."""
 
     def variants(self) -> list[Variant]:
         """Returns one variant per draft length."""
-        return [Variant(self.name, length, self.is_fixed) for length in self.lengths] or [Variant(self.name, None)]
+        drafting = [Variant(self.name, length, self.is_fixed, self.acceptance) for length in self.lengths]
+        return drafting or [Variant(self.name, None)]
 
 
 @dataclass(frozen=True)
@@ -169,8 +174,10 @@ def _resolve_arm(
     explanation = explain(with_drafters(layered, longest))
     if explanation.resolved is None:
         raise explanation.refusal or ConfigError(f"arm {name!r} cannot be resolved")
+    if drafter is None and section.acceptance is not None:
+        raise ConfigError(f"arms.{name}.acceptance: the arm drafts nothing; leave it out, or name a drafter")
     if drafter is not None:
-        _check_temperature(explanation.resolved, experiment)
+        _check_temperature(_rule_of(name, section, explanation.resolved), experiment)
     return Arm(
         name,
         layered,
@@ -179,10 +186,25 @@ def _resolve_arm(
         lengths,
         is_swept,
         is_fixed,
-        drafter is None or _is_lossless(explanation.resolved),
+        drafter is None or _is_lossless(_rule_of(name, section, explanation.resolved)),
         drafter is not None and _draws_seeded(explanation.resolved),
         explanation.warnings,
+        section.acceptance,
     )
+
+
+def _rule_of(name: str, section: ArmSection, resolved: ResolvedConfig) -> Component:
+    """The acceptance rule that judges an arm's drafts. Raises `ConfigError`."""
+    assert resolved.speculation is not None
+    rules = resolved.speculation.rules
+    if section.acceptance is None:
+        return resolved.speculation.acceptance
+    if section.acceptance not in rules:
+        raise ConfigError(
+            f"arms.{name}.acceptance: {section.acceptance!r} is not among config.speculative.rules;"
+            f" {nearest(section.acceptance, rules)}"
+        )
+    return rules[section.acceptance]
 
 
 def _drafter_of(name: str, section: ArmSection, layered: LayeredConfig) -> str | None:
@@ -206,10 +228,8 @@ def _drafter_of(name: str, section: ArmSection, layered: LayeredConfig) -> str |
     return wanted
 
 
-def _check_temperature(resolved: ResolvedConfig, experiment: Experiment) -> None:
+def _check_temperature(acceptance: Component, experiment: Experiment) -> None:
     """Refuses temperatures that the engine would refuse, before any weight is read."""
-    assert resolved.speculation is not None
-    acceptance = resolved.speculation.acceptance
     rule, _ = create_class(acceptance)
     if experiment.sampling.temperature > 0 and issubclass(rule, AcceptanceRule) and not rule.capabilities.sampling:
         raise ConfigError(
@@ -218,9 +238,8 @@ def _check_temperature(resolved: ResolvedConfig, experiment: Experiment) -> None
         )
 
 
-def _is_lossless(resolved: ResolvedConfig) -> bool:
-    assert resolved.speculation is not None
-    rule, _ = create_class(resolved.speculation.acceptance)
+def _is_lossless(acceptance: Component) -> bool:
+    rule, _ = create_class(acceptance)
     return not issubclass(rule, AcceptanceRule) or rule.capabilities.lossless
 
 
@@ -265,6 +284,7 @@ def effective_values(arm: Arm) -> dict[str, Any]:
         flat["speculative"] = "drafts"
         flat["speculative.drafter.num_tokens"] = list(arm.lengths)
         flat |= dict(_flatten(_shared_speculation(speculative), "speculative"))
+        flat["speculative.rule_of_requests"] = arm.acceptance
     else:
         flat["speculative"] = OFF
     return flat
@@ -380,12 +400,13 @@ def _plan_engine(members: Sequence[Arm]) -> EnginePlan:
     return EnginePlan(layered, explanation, explanation.resolved, tuple(variants), kv_tokens)
 
 
-def with_rule(plan: EnginePlan, acceptance: Mapping[str, Any]) -> EnginePlan:
-    """The engine with another acceptance rule: a section as in the config."""
+def with_rules(plan: EnginePlan, acceptance: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> EnginePlan:
+    """The engine with other acceptance rules: sections as in the config, the default and those that requests name."""
     speculative = plan.layered.config.speculative
     assert speculative is not None
     section = type(speculative.acceptance).model_validate(acceptance)
-    update = {"speculative": speculative.model_copy(update={"acceptance": section})}
+    others = {name: type(speculative.rules[name]).model_validate(rule) for name, rule in rules.items()}
+    update = {"speculative": speculative.model_copy(update={"acceptance": section, "rules": others})}
     layered = replace(plan.layered, config=plan.layered.config.model_copy(update=update))
     explanation = explain(layered)
     if explanation.resolved is None:

@@ -75,7 +75,7 @@ class Bench:
         engine, sampling = self.engine_of(variant), self.experiment.sampling
         given: dict[str, Any] = sampling.model_dump(exclude={"seed"})
         if engine.config.speculation is not None:
-            given["speculation"] = drafter_name(variant)
+            given |= {"speculation": drafter_name(variant), "acceptance": variant.acceptance}
         return SamplingParams(**given | {"detokenize": False, "output_kind": "delta"} | changes)
 
     def run(

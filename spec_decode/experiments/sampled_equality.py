@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from dovetail.commands import Component
 from dovetail.contracts.errors import DovetailError
-from dovetail.spec_decode.experiments.arms import EnginePlan, Setup, Variant, with_rule
+from dovetail.spec_decode.experiments.arms import EnginePlan, Setup, Variant, with_rules
 from dovetail.spec_decode.experiments.bootstrap import holm
 from dovetail.spec_decode.experiments.equality import DECLARED_LOSSY, DraftedTokens, Equality
 from dovetail.spec_decode.experiments.judging import LOSSY_BELOW, SIGNIFICANT, Verdict
@@ -54,8 +56,12 @@ def _watched(plan: EnginePlan, path: Path) -> EnginePlan:
     """The engine with a witness around its rule, which writes to `path`."""
     speculation = plan.resolved.speculation
     assert speculation is not None
-    rule = speculation.acceptance
-    return with_rule(plan, {"name": _WITNESS, "rule": rule.reference, "options": dict(rule.options), "path": str(path)})
+
+    def watched(rule: Component) -> dict[str, Any]:
+        return {"name": _WITNESS, "rule": rule.reference, "options": dict(rule.options), "path": str(path)}
+
+    rules = {name: watched(rule) for name, rule in speculation.rules.items()}
+    return with_rules(plan, watched(speculation.acceptance), rules)
 
 
 def _watch(

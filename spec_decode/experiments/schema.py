@@ -36,6 +36,8 @@ class ArmSection(_Section):
     num_tokens: Count | None = None
     """Draft length of this arm alone, in place of `grid.draft_lengths`. Where the drafter's config writes `length`, the
     most that it drafts."""
+    acceptance: str | None = None
+    """Rule of `config.speculative.rules` that judges the arm's drafts. Left out: `speculative.acceptance`."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Sections of the engine config that differ: {attention: sdpa}, {speculative: {acceptance: typical}}."""
 

@@ -10,13 +10,15 @@ in a sorted table (see `store`). What comes out is the same: all earlier occurre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
     Draft,
     DraftBatch,
@@ -24,8 +26,12 @@ from dovetail.contracts.speculation import (
     DraftRequest,
     DraftSetup,
     LearnsFromRequests,
+    ReadsTokenizer,
+    SpeculationNeed,
     TreesByOption,
 )
+from dovetail.spec_decode.suffix.corpus import PAD, Corpus, open_corpus
+from dovetail.spec_decode.suffix.documents import corpus_files, needs_tokenizer
 from dovetail.spec_decode.suffix.matching import MAX_MATCHES, Guess, best_guess, match_lengths, padded
 from dovetail.spec_decode.suffix.store import AnswerStore
 
@@ -44,6 +50,12 @@ class SuffixOptions(PluginOptions):
     max_cached_tokens: int = Field(default=262_144, ge=0)
     """Tokens of finished requests' answers that are kept; the least recently used are dropped. 0: only the request
     itself is searched. Texts do not depend on it, but the speed of a text may then reveal the answers of others."""
+    corpus: Path | None = None
+    """A file or folder of documents to guess from as well: text (.txt, .md), lines of JSON (.jsonl, each a text, a list
+    of token ids, or an object with `text` or `token_ids`), numpy arrays of token ids (.npy). It is indexed once, in
+    the user's cache folder. With `max_cached_tokens: 0` nothing of other requests is mixed in."""
+    max_corpus_tokens: int = Field(default=4_194_304, ge=1)
+    """A larger corpus is refused: indexing takes about 60 bytes of memory per token, the index 16 on disk."""
     tree: bool = False
     """Whether several continuations of one match are proposed at once, as a tree."""
 
@@ -51,13 +63,15 @@ class SuffixOptions(PluginOptions):
     def _check_range(self) -> Self:
         if self.min_match > self.max_match:
             raise ValueError(f"min_match ({self.min_match}) must not exceed max_match ({self.max_match})")
+        if self.corpus is not None and self.max_match > PAD:
+            raise ValueError(f"max_match ({self.max_match}) must not exceed {PAD} with a corpus")
         return self
 
 
-class SuffixDrafter(TreesByOption, LearnsFromRequests):
+class SuffixDrafter(TreesByOption, LearnsFromRequests, ReadsTokenizer):
     """Needs no weights. Guesses are the most frequent continuations, not draws: no draft distributions are given."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = SuffixOptions
     capabilities = DraftCapabilities(tensor_parallel=None, trees=True, confidence=True)
     options: SuffixOptions
@@ -68,8 +82,37 @@ class SuffixDrafter(TreesByOption, LearnsFromRequests):
         assert isinstance(options, SuffixOptions)
         return options.tree
 
+    @classmethod
+    def reads_tokenizer(cls, options: PluginOptions) -> bool:
+        """Where its corpus holds text."""
+        assert isinstance(options, SuffixOptions)
+        return options.corpus is not None and needs_tokenizer(corpus_files(options.corpus))
+
+    @classmethod
+    def check(cls, need: SpeculationNeed, options: Any, environment: Environment) -> list[str]:
+        """Refuses a corpus that cannot be read at all; its documents are read when it is indexed."""
+        if options.corpus is None:
+            return []
+        try:
+            reads_text = cls.reads_tokenizer(options)
+        except (ConfigError, OSError) as error:
+            return [str(error)]
+        if reads_text and not need.has_tokenizer_json:
+            return [
+                f"its corpus {options.corpus} holds text, and there is no tokenizer to read it with"
+                " (model.tokenizer_mode): give token ids"
+            ]
+        if need.num_tokens > PAD:
+            return [f"with a corpus it drafts at most {PAD} tokens: set num_tokens to fewer"]
+        return []
+
     def __init__(self, options: SuffixOptions, setup: DraftSetup):
         super().__init__(options, setup)
+        self._corpus: Corpus | None = None
+        if options.corpus is not None:
+            self._corpus = open_corpus(
+                options.corpus, setup.tokenizer_json, setup.vocab_size, options.max_corpus_tokens
+            )
         self._answers = self._create_store()
         self._num_prompt_tokens: dict[int, int] = {}
 
@@ -100,6 +143,10 @@ class SuffixDrafter(TreesByOption, LearnsFromRequests):
             other = self._guess(answers.text, answers.ends(suffix), suffix, request.max_drafts)
             if other is not None and (guess is None or other.score > guess.score):
                 answers.touch(other.place)
+                guess = other
+        if self._corpus is not None and (guess is None or guess.score < request.max_drafts):
+            other = self._guess(self._corpus.text, self._corpus.ends(suffix), suffix, request.max_drafts)
+            if other is not None and (guess is None or other.score > guess.score):
                 guess = other
         if guess is None:
             return None
