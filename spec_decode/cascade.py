@@ -40,7 +40,7 @@ class CascadeDrafter(ComposesDrafters):
 
     contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = CascadeOptions
-    capabilities = DraftCapabilities(tensor_parallel=None, trees=True, stateless=True)
+    capabilities = DraftCapabilities(tensor_parallel=None, stateless=True)
     options: CascadeOptions
 
     @classmethod

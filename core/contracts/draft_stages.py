@@ -45,7 +45,8 @@ class DraftStage(ABC):
 class ComposesDrafters(DraftWorker):
     """A drafter with stages (`DraftSetup.stages`).
 
-    To the host its capabilities are those of all together, see `with_stages`: it gets the target's states that a stage
+    It declares what it can do and needs by itself; to the host its capabilities are those of all together, see
+    `with_stages`. So it gets the target's states that a stage
     wants, and its requests' KV blocks hold the pages of its stages. It may read no states between the target's layers
     itself.
 

@@ -207,6 +207,27 @@ def refusal(paths: dict[str, Path], **sections: dict[str, Any]) -> str:
     return str(explanation.refusal)
 
 
+def test_what_a_cascade_asks_of_others_follows_from_its_stages(drafter_paths: dict[str, Path]) -> None:
+    """Only a stage with trees makes it propose trees, which a rule for chains is then refused for."""
+    for tree in (False, True):
+        stages = {"lookup": {"name": "ngram"}, "suffix": {"name": "suffix", "tree": tree}}
+        config = {"model": {"path": str(drafter_paths["target"])}, "speculative": speculative(stages)}
+        config["speculative"]["acceptance"] = "block"
+        explanation = explain(load_config(config))
+        assert (explanation.refusal is not None) == tree
+        assert not tree or "block judges chains only" in str(explanation.refusal)
+    eagle = {"name": "eagle", "path": str(drafter_paths["eagle"])}
+    config["speculative"] = speculative({"lookup": {"name": "ngram"}, "eagle": eagle})
+    resolved = explain(load_config(config)).resolved
+    assert resolved is not None
+    assert resolved.speculation is not None
+    both = resolved.speculation.drafters["both"]
+    assert both.kv_cache
+    assert both.reads_next_token
+    assert both.abilities.needs_hidden_states
+    assert not both.abilities.stateless
+
+
 def test_stages_that_cannot_be_are_refused(drafter_paths: dict[str, Path]) -> None:
     lookup = {"name": "ngram"}
     draft = {"name": "draft_model", "path": str(drafter_paths["draft_model"])}
