@@ -46,9 +46,8 @@ class ComposesDrafters(DraftWorker):
     """A drafter with stages (`DraftSetup.stages`).
 
     It declares what it can do and needs by itself; to the host its capabilities are those of all together, see
-    `with_stages`. So it gets the target's states that a stage
-    wants, and its requests' KV blocks hold the pages of its stages. It may read no states between the target's layers
-    itself.
+    `with_stages`. So it gets the target's states that a stage wants, and its requests' KV blocks hold the pages of its
+    stages. It may read no states between the target's layers itself.
 
     Drafts that were drawn keep the target's distribution only if nothing that was drawn decided whether they are used.
     So of a stage that declares `probabilities` take the draft as it is, whatever it is; ask no other stage after it.
