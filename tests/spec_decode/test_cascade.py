@@ -215,7 +215,7 @@ def test_what_a_cascade_asks_of_others_follows_from_its_stages(drafter_paths: di
         config["speculative"]["acceptance"] = "block"
         explanation = explain(load_config(config))
         assert (explanation.refusal is not None) == tree
-        assert not tree or "block judges chains only" in str(explanation.refusal)
+        assert not tree or "BlockRule judges chains only" in str(explanation.refusal)
     eagle = {"name": "eagle", "path": str(drafter_paths["eagle"])}
     config["speculative"] = speculative({"lookup": {"name": "ngram"}, "eagle": eagle})
     resolved = explain(load_config(config)).resolved
