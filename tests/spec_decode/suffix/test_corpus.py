@@ -66,7 +66,7 @@ def test_it_finds_every_place_of_the_longest_match(
     lengths = match_lengths(corpus.text, ends, query)
     for length, (document, end) in zip(lengths.tolist(), expected, strict=True):
         ids = documents[document][:end]
-        common = next((n for n in range(min(end, len(suffix)) + 1, 0, -1) if ids[-n:] == suffix[-n:]), 0)
+        common = next((n for n in range(min(end, len(suffix)), 0, -1) if ids[-n:] == suffix[-n:]), 0)
         assert length == common
 
 
