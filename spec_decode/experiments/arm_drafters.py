@@ -68,7 +68,9 @@ def _stages_of(written: Written) -> tuple[str, ...]:
     speculative = written.source.config.speculative
     if speculative is None or len(speculative.drafters) == 1:
         return ()
-    resolved = explain(written.source).resolved
+    # Who is the default is the config's own question, which arms do not ask.
+    config = written.source.config.model_copy(update={"speculative": speculative.model_copy(update={"default": None})})
+    resolved = explain(replace(written.source, config=config)).resolved
     if resolved is None or resolved.speculation is None:
         return ()
     return resolved.speculation.drafters[written.label].stages

@@ -15,6 +15,7 @@ from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError
 from dovetail.engine.explanation import explain
 from dovetail.spec_decode.cascade import CascadeDrafter
+from dovetail.spec_decode.experiments.arm_drafters import Written, with_drafters
 from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
 from dovetail.spec_decode.experiments.witness import read_evidence
 from dovetail.testing import DraftWorkerSuite
@@ -244,6 +245,20 @@ def test_stages_that_cannot_be_are_refused(drafter_paths: dict[str, Path]) -> No
     assert "stage 'inner' has stages itself (lookup, more): name these" in found
     cascade = {"name": "cascade", "stages": ["lookup", "lookup"]}
     assert "named twice" in refusal(drafter_paths, lookup=lookup, cascade=cascade)
+
+
+def test_arms_keep_their_stages_where_the_config_has_no_default(drafter_paths: dict[str, Path]) -> None:
+    """As an experiment with many drafters has none: which one requests get that name none is no question there."""
+    drafters = {
+        "lookup": {"name": "ngram"},
+        "suffix": {"name": "suffix"},
+        "spare": {"name": "ngram", "min_match": 1},
+        "both": {"name": "cascade", "stages": ["lookup", "suffix"]},
+    }
+    layered = load_config({"model": {"path": str(drafter_paths["target"])}, "speculative": {"drafters": drafters}})
+    cut = with_drafters(layered, {"arm": Written(layered, "both", {})})
+    assert cut.config.speculative is not None
+    assert cut.config.speculative.drafters.keys() == {"arm", "lookup", "suffix"}
 
 
 class TestCascade(DraftWorkerSuite):
