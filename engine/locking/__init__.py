@@ -4,7 +4,7 @@ differs."""
 from __future__ import annotations
 
 from dovetail.engine.locking.compare import Difference, compare_locks, compare_with_machine
-from dovetail.engine.locking.lock import Lock, LockedCode, LockedModel, LockedPart, take_lock
+from dovetail.engine.locking.lock import Lock, LockedCode, LockedModel, LockedPart, not_as_installed, take_lock
 from dovetail.engine.locking.lock_file import read_lock, write_lock
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LockedPart",
     "compare_locks",
     "compare_with_machine",
+    "not_as_installed",
     "read_lock",
     "take_lock",
     "write_lock",

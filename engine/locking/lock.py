@@ -125,6 +125,19 @@ def code_of(distribution: str) -> LockedCode:
     return LockedCode.of(component_contents(component), installed_version(distribution))
 
 
+def not_as_installed(lock: Lock) -> list[str]:
+    """A sentence for each distribution of a lock whose files on this machine are not what its installer recorded: the
+    lock is of the files as they are, which no other machine gets from the same wheel."""
+    lines = []
+    for name in lock.distributions:
+        contents = component_contents(Component("", "", "", name))
+        for what, paths in (("was edited", contents.edited), ("is gone", contents.missing)):
+            if paths:
+                more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+                lines.append(f"{name} is not as it was installed: {paths[0]}{more} {what}; install it again")
+    return lines
+
+
 def lock_models(resolved: ResolvedConfig, *, whole_weights: bool) -> dict[str, LockedModel]:
     """The models of a run by their paths in the config."""
     found = {"model": lock_model(resolved.weight_format, resolved.model.files, whole_weights=whole_weights)}

@@ -10,11 +10,12 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from dovetail.commands import LayeredConfig, ResolvedConfig, create_console, explain, takes_config
+from dovetail.commands import LayeredConfig, ResolvedConfig, create_console, explain, print_warning, takes_config
 from dovetail.commands.locks import (
     Difference,
     compare_locks,
     compare_with_machine,
+    not_as_installed,
     read_lock,
     take_lock,
     write_lock,
@@ -76,6 +77,8 @@ def lock_run(
         _tell(compare_with_machine(lock, resolved), as_json=as_json)
         return
     lock = take_lock(_resolve(unlocked), whole_weights=whole_weights)
+    for warning in not_as_installed(lock):
+        print_warning(warning)
     write_lock(lock, out)
     typer.echo(f"{out}: {len(lock.parts)} parts of {len(lock.distributions)} distributions, {len(lock.models)} models")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib
 import json
 import sys
@@ -15,7 +17,15 @@ import pytest
 from dovetail.config.load import load_config
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError
-from dovetail.engine.locking import Lock, compare_locks, compare_with_machine, read_lock, take_lock, write_lock
+from dovetail.engine.locking import (
+    Lock,
+    compare_locks,
+    compare_with_machine,
+    not_as_installed,
+    read_lock,
+    take_lock,
+    write_lock,
+)
 from dovetail.engine.resolving import resolve
 from dovetail.registry import Registry
 from dovetail.testing.local_plugins import write_distribution
@@ -95,6 +105,17 @@ def test_another_version_and_a_missing_distribution_are_named(run, site, tmp_pat
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(site)])
     importlib.invalidate_caches()
     assert told(lock) == ["distribution acme: missing in this machine"]
+
+
+def test_files_that_are_not_as_installed_are_told(run, site):
+    info = next(site.glob("*.dist-info"))
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"A = 0\n").digest()).rstrip(b"=").decode()
+    text = (info / "RECORD").read_text().replace("acme/other.py,,", f"acme/other.py,sha256={digest},6")
+    (info / "RECORD").write_text(text)
+    expected = "acme is not as it was installed: acme/other.py was edited; install it again"
+    assert not_as_installed(take_lock(run())) == [expected]
+    (site / "acme" / "other.py").write_text("A = 0\n")
+    assert not_as_installed(take_lock(run())) == []
 
 
 def test_hooks_that_are_installed_later_are_a_part_more(run, tmp_path, monkeypatch):
