@@ -14,6 +14,7 @@ __all__ = [
     "LockedPart",
     "compare_locks",
     "compare_with_machine",
+    "not_as_installed",
     "read_lock",
     "take_lock",
     "write_lock",
@@ -70,6 +71,7 @@ def compare_with_machine(
     resolved: ResolvedConfig | None = None,
     registry: Registry | None = None,
 ) -> list[Difference]: ...
+def not_as_installed(lock: Lock) -> list[str]: ...
 def read_lock(path: str | Path) -> Lock: ...
 def take_lock(
     resolved: ResolvedConfig,
