@@ -122,6 +122,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python scripts/size_report.py --write docs/size.md
 	$(BIN)/python -m dovetail.vllm.settings_doc docs/from-vllm.md
 	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
+	$(BIN)/python scripts/fault_table.py --write docs/conformance-faults.md
 
 # The suites of all bundled plugins, those that take long included, for the page on compatibility.
 conformance: $(VENV)/.dev

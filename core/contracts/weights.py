@@ -48,7 +48,9 @@ class ModelSource(Plugin):
     def resolve(self, reference: str, revision: str | None = None) -> ModelFiles:
         """Finds or downloads the model of `reference` (without its scheme).
 
-        Raises `ModelError` that says where it searched and what to do.
+        Raises `ModelError` that says where it searched and what to do, whatever the reference is: one that no file can
+        have (a null byte, a name that is too long) is a model that is not there. Any other error is shown as a fault of
+        the plugin.
         """
 
 
@@ -199,4 +201,6 @@ class WeightFormat(Plugin):
 
     @abstractmethod
     def open(self, files: ModelFiles) -> WeightReader:
-        """Opens the checkpoint's tensors. Raises `ModelError` that names truncated or missing files."""
+        """Opens the checkpoint's tensors. Raises `ModelError` that names truncated or missing files, and files of other
+        formats. What a library raises for them (OSError, zipfile.BadZipFile, KeyError) is turned into it here: any
+        other error is shown as a fault of the plugin."""

@@ -43,7 +43,8 @@ def choose_model(state: Resolution) -> ChosenModel:
     source, files = find_files(state)
     weight_format, opener, hf_config = _read_config(state, files)
     _refuse_quantized_checkpoint(opener, hf_config)
-    stored = compare(state, opener, files, hf_config)
+    with weight_format.calling("open"):
+        stored = compare(state, opener, files, hf_config)
     dtype = choose_dtype(state, stored.config)
     family, size = _choose_family(state, stored.config, dtype)
     refuse_more_than_stored(size, stored, files)

@@ -4,8 +4,10 @@ part in a generation. The sources in v1/ are kept as they are for as long as a k
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,22 +17,29 @@ from dovetail import SamplingParams
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
 from dovetail.plugins.server.live import live_server
-from dovetail.testing.acceptance_suite import AcceptanceRuleSuite
-from dovetail.testing.attention_suite import AttentionBackendSuite
-from dovetail.testing.command_suite import CommandSuite
-from dovetail.testing.dialect_suite import DialectSuite
-from dovetail.testing.draft_length_suite import DraftLengthSuite
-from dovetail.testing.draft_suite import DraftWorkerSuite
-from dovetail.testing.executor_suite import ExecutorSuite
-from dovetail.testing.grammar_suite import GrammarSuite
-from dovetail.testing.hooks_suite import HooksSuite
-from dovetail.testing.logits_suite import LogitsProcessorSuite
-from dovetail.testing.model_family_suite import ModelFamilySuite
-from dovetail.testing.operators_suite import OperatorsSuite
-from dovetail.testing.quantization_suite import QuantizationSuite
-from dovetail.testing.route_suite import GeneratingRouteSuite
-from dovetail.testing.scheduler_suite import SchedulerSuite
-from dovetail.testing.telemetry_suite import TelemetrySinkSuite
+from dovetail.testing import (
+    AcceptanceRuleSuite,
+    AttentionBackendSuite,
+    CommandSuite,
+    DialectSuite,
+    DraftLengthSuite,
+    DraftWorkerSuite,
+    ExecutorSuite,
+    ExistingModel,
+    GeneratingRouteSuite,
+    GrammarSuite,
+    HooksSuite,
+    LogitsProcessorSuite,
+    ModelFamilySuite,
+    ModelSourceSuite,
+    OperatorsSuite,
+    QuantizationSuite,
+    Quirk,
+    SavedCheckpoint,
+    SchedulerSuite,
+    TelemetrySinkSuite,
+    WeightFormatSuite,
+)
 from dovetail.testing.tiny_models import read_config, read_weights
 
 FROZEN_KINDS = {path.stem for path in (Path(__file__).parent / "v1").glob("*.py")}
@@ -230,6 +239,8 @@ def _classes(frozen: Any) -> None:
     TestLogitsProcessor.plugin = frozen.load("logits_processor", "frozen")
     TestDialect.plugin = frozen.load("dialect", "frozen")
     TestGrammar.plugin = frozen.load("grammar", "frozen")
+    TestModelSource.plugin = frozen.load("model_source", "frozen")
+    TestWeightFormat.plugin = frozen.load("weight_format", "frozen")
 
 
 class TestExecutor(ExecutorSuite):
@@ -303,3 +314,45 @@ class TestDialect(DialectSuite):
 
 class TestGrammar(GrammarSuite):
     pass
+
+
+def published(reason: str) -> Quirk:
+    """Of a plugin that stays as it was published."""
+    return Quirk(reason=f"published before the suite: {reason}", expires="2.0")
+
+
+class TestModelSource(ModelSourceSuite):
+    # What is too long for a path raised OSError from Path.exists until Python 3.14.
+    raising = () if sys.version_info >= (3, 14) else ("a long name", "many parts")
+    quirks: ClassVar[Mapping[str, Quirk]] = {
+        "test_no_revision_is_ignored": published("it takes any revision"),
+        **{f"test_refuses_odd_references[{name}]": published("it raises OSError") for name in raising},
+    }
+
+    @pytest.fixture
+    def existing(self, tmp_path):
+        # Long, so that a reference of many parts is too long for a path on every machine.
+        root = tmp_path / "models" / ("m" * 120)
+        (root / "llama").mkdir(parents=True)
+        return ExistingModel("llama", options={"root": root})
+
+
+class TestWeightFormat(WeightFormatSuite):
+    quirks: ClassVar[Mapping[str, Quirk]] = {
+        name: published("it raises what numpy and zipfile raise")
+        for name in (
+            *("test_refuses_others", "test_refuses_unknown_names"),
+            *("test_refuses_what_is_cut_off", "test_refuses_missing_files"),
+        )
+    }
+
+    @pytest.fixture
+    def saved(self, tmp_path):
+        config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
+        tensors = {f"model.layers.{layer}.weight": torch.randn(4, 8) for layer in range(3)}
+        path = tmp_path / "checkpoint" / "model.npz"
+        path.parent.mkdir()
+        np.savez(
+            path, **{name: tensor.numpy() for name, tensor in tensors.items()}, **{"config.json": json.dumps(config)}
+        )
+        return SavedCheckpoint(path, config, tensors)

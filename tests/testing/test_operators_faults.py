@@ -1,4 +1,4 @@
-"""What the suite of operator sets finds of the operators that only some sets have."""
+"""What the suite of operator sets finds: each a change in a set that passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import itertools
 import pytest
 import torch
 
-from dovetail.contracts.operators import AcceptsChains, DrawsTokens, MultipliesGroups
+from dovetail.contracts.operators import (
+    AcceptsChains,
+    DrawsTokens,
+    MultipliesGroups,
+    OperatorsCapabilities,
+    OperatorsNeed,
+)
+from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn.operators import TorchOperators
 from dovetail.testing.chain_cases import Chains
 from dovetail.testing.faults import Fault, check_fault
@@ -107,7 +114,140 @@ class AcceptsAll(Whole):
         return super().accept_chains(target, draft, token_ids, starts, always, recover_uniforms)
 
 
+class Narrow(TorchOperators):
+    """Serves the dtypes of models, without the one that shows every error."""
+
+    capabilities = OperatorsCapabilities(device_types=None, dtypes=frozenset({"float32", "bfloat16"}))
+
+
+class WithoutEpsilon(Narrow):
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return super().rms_norm(x, weight, 0.0)
+
+
+class SubtractsTheMean(Narrow):
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, weight.shape, weight.to(x.dtype), None, eps)
+
+
+class RoundsBeforeTheWeight(Narrow):
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        ones = torch.ones_like(weight)
+        return super().rms_norm(x, ones, eps) * weight.to(x.dtype)
+
+
+class OneForGemma(Narrow):
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return super().rms_norm(x, weight + 1, eps)
+
+
+class NormsInPlace(Narrow):
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return x.copy_(super().rms_norm(x, weight, eps))
+
+
+class NormsAnUnroundedSum(Narrow):
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = residual.float() + x.float()
+        return self.rms_norm(total, weight.float(), eps).to(x.dtype), total.to(x.dtype)
+
+
+class ReturnsTheOldResidual(Narrow):
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.rms_norm(residual + x, weight, eps), residual
+
+
+class UpFirst(Narrow):
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return super().silu_mul(torch.cat(gate_up.chunk(2, dim=-1)[::-1], dim=-1))
+
+
+class Gelu(Narrow):
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate) * up
+
+
+class DividesInfinities(Narrow):
+    """exp(-a) overflows far below zero."""
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        powers = (-gate.float()).exp()
+        return (gate * (1 - powers / (1 + powers)) * up).to(gate.dtype)
+
+
+class RotatesPairs(Narrow):
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        size = cos.shape[-1]
+        turned, rest = heads[..., :size], heads[..., size:]
+        paired = turned.unflatten(-1, (2, size // 2)).transpose(-1, -2).flatten(-2)
+        return torch.cat((super().rotate(paired, cos, sin), rest), dim=-1)
+
+
+class RotatesWholeHeads(Narrow):
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        size = cos.shape[-1]
+        turned = super().rotate(heads[..., -size:], cos, sin)
+        return torch.cat((heads[..., :-size], turned), dim=-1)
+
+
+class OneBuffer(Narrow):
+    """Answers from memory that the next call overwrites."""
+
+    def __init__(self, options: PluginOptions):
+        super().__init__(options)
+        self.buffer = torch.empty(0)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        y = super().silu_mul(gate_up)
+        if self.buffer.dtype != y.dtype or self.buffer.numel() < y.numel():
+            self.buffer = torch.empty(y.numel(), dtype=y.dtype)
+        return self.buffer[: y.numel()].view(y.shape).copy_(y)
+
+
+class TakesOneRowFurther(Narrow):
+    def take_rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return table[(ids + 1) % len(table)]
+
+
+class MixesRows(Narrow):
+    """Scales by the largest number of the batch, and back."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        largest = x.abs().amax().float().clamp(min=1e-30) if x.numel() else torch.ones(())
+        wide = x.float() / largest
+        norm = (wide.square().mean(dim=-1, keepdim=True) + eps / largest**2).rsqrt()
+        return (wide * norm * weight.float()).to(x.dtype).contiguous()
+
+
+class RefusesInSilence(Narrow):
+    @classmethod
+    def check(cls, need: OperatorsNeed, options: PluginOptions, environment: Environment) -> list[str]:
+        return ["", *super().check(need, options, environment)] if need.dtype == "bfloat16" else []
+
+
 FAULTS = [
+    Fault("norms without epsilon", WithoutEpsilon, "test_rms_norm_of_nothing_and_of_small_numbers"),
+    Fault("subtracts the mean", SubtractsTheMean, "test_rms_norm"),
+    Fault("rounds before it multiplies by the weight", RoundsBeforeTheWeight, "test_rms_norm"),
+    Fault("adds 1 to the weight", OneForGemma, "test_rms_norm"),
+    Fault("norms in place", NormsInPlace, "test_rms_norm"),
+    Fault("norms the sum before it is rounded", NormsAnUnroundedSum, "test_add_rms_norm"),
+    Fault("returns the residual without what was added", ReturnsTheOldResidual, "test_add_rms_norm"),
+    Fault("takes the gate for the factor", UpFirst, "test_silu_mul"),
+    Fault("takes gelu for silu", Gelu, "test_silu_mul"),
+    Fault("divides what overflows", DividesInfinities, "test_silu_mul_far_from_zero"),
+    Fault("rotates neighbours", RotatesPairs, "test_rotate"),
+    Fault("rotates the last elements of a head", RotatesWholeHeads, "test_rotate"),
+    Fault("answers from one buffer", OneBuffer, "test_results_stay_as_they_are"),
+    Fault("takes the row behind", TakesOneRowFurther, "test_take_rows"),
+    Fault("lets rows depend on each other", MixesRows, "test_rows_do_not_depend_on_the_batch"),
+    Fault("refuses without a reason", RefusesInSilence, "test_check_gives_reasons_in_sentences"),
     Fault("cuts ties", CutsTies, "test_draw"),
     Fault("draws what was not kept", DrawsTheNext, "test_draw_at_the_ends"),
     Fault("multiplies all groups with one matrix", OneMatrix, "test_grouped_linear"),
@@ -122,3 +262,7 @@ def test_the_suite_finds_a_set_that(fault: Fault) -> None:
 
 class TestWhole(OperatorsSuite):
     plugin = Whole
+
+
+class TestNarrow(OperatorsSuite):
+    plugin = Narrow

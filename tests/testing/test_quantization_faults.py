@@ -232,6 +232,20 @@ class MemoryOnMeta(Method):
         return self.kernel(shape, torch.device("cpu"))
 
 
+class NothingOnMeta(Method):
+    def create_linear(self, shape: LinearShape, device: torch.device) -> LinearKernel:
+        if device.type == "meta":
+            raise NotImplementedError("no kernel for meta")
+        return super().create_linear(shape, device)
+
+
+class RaisesForOddSizes(Method):
+    def describe(self, shape: LinearShape) -> LayerSupport:
+        if shape.in_features % 16:
+            raise ValueError("no multiple of 16")
+        return super().describe(shape)
+
+
 class WarnsOfNothing(Method):
     def examine(self, shapes: Sequence[LinearShape]) -> Findings:
         return Findings(warnings=("",))
@@ -308,6 +322,8 @@ FAULTS = [
     Fault("describes what it cannot serve", DescribesWhatItCannotServe, "test_describes_layers_without_contradiction"),
     Fault("tells no bytes of a format", HoldsWithoutNumbers, "test_describes_layers_without_contradiction"),
     Fault("takes memory for meta", MemoryOnMeta, "test_layers_can_be_tried_out_without_memory"),
+    Fault("makes no kernel on meta", NothingOnMeta, "test_layers_can_be_tried_out_without_memory"),
+    Fault("raises where it is asked about odd sizes", RaisesForOddSizes, "test_describes_layers_without_contradiction"),
     Fault("warns without words", WarnsOfNothing, "test_findings_are_sentences"),
     Fault("declares embeddings falsely", ClaimsEmbeddings, "test_rows_are_looked_up"),
     Fault("tells 3% too many bytes", TakesMore, "test_bytes_are_those_that_are_held"),
