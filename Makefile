@@ -3,7 +3,7 @@
 # make dev    an editable environment in .venv with everything that development needs
 # make test-nightly  what takes longest: all kernels in Triton's interpreter, engine tests over the plain backend, plugins
 #                    that are installed as wheels, the package without each of its folders
-# make test-browser    the playground in Chromium, which must be installed (apt-get install chromium)
+# make test-browser    the playground and the documentation in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
 # make check  ruff, mypy, the import rule, the size report, the public surface, the page on compatibility
@@ -43,7 +43,7 @@ test-nightly: $(VENV)/.dev wheel-outsiders wheel-examples
 	$(PYTEST) -m nightly
 
 # Playwright's own download of a browser is not needed.
-test-browser: $(VENV)/.dev
+test-browser: $(VENV)/.dev site
 	$(PIP) install -c constraints.txt playwright
 	$(BIN)/python -m pytest -q -m browser
 

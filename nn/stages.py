@@ -102,12 +102,14 @@ class StagedCausalLM(torch.nn.Module, ABC):
         self._rules = replace(rules, tied=names, ignored=(*rules.ignored, *foreign))
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Returns the embeddings [T, hidden_size] of int64 [T]. Raises `ModelError` but on the first stage."""
         if self.embed_tokens is None or not self._is_first_stage:
             raise ModelError("only the first stage of a model embeds tokens")
         x: torch.Tensor = self.embed_tokens(input_ids)
         return x
 
     def forward(self, inputs: ModelInputs) -> ModelOutputs:
+        """Runs the tokens of a step through the layers of this stage (`CausalLM.forward`)."""
         check_inputs(
             inputs,
             is_first_stage=self._is_first_stage,
@@ -140,12 +142,14 @@ class StagedCausalLM(torch.nn.Module, ABC):
         raise ModelError("this model leaves out no layers")
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns logits [R, vocab_size] of [R, hidden_size]. Raises `ModelError` but on the last stage."""
         if self.lm_head is None:
             raise ModelError("only the last stage of a model computes logits")
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 
     def load_weights(self, weights: NamedWeights, partial: bool = False) -> None:
+        """Copies a checkpoint's tensors into the module, by `rules` (`dovetail.nn.load_weights`)."""
         load_weights(self, weights, self._rules, partial=partial)
 
 
