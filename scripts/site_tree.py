@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from surface_table import NN
+from surface_table import MODULES as PUBLIC
 
 from dovetail.contracts.kinds import KINDS
 
@@ -88,7 +89,12 @@ def _nn_file(module: str) -> str:
     return f"{stem}/__init__.py" if (ROOT / stem).is_dir() else f"{stem}.py"
 
 
-NN_FILES: Mapping[str, str] = {_nn_file(module): module for module in NN}
+def _public_nn() -> list[str]:
+    listed: list[str] = tomllib.loads((ROOT / PUBLIC).read_text(encoding="utf-8"))["dovetail.nn"]
+    return listed
+
+
+NN_FILES: Mapping[str, str] = {_nn_file(module): module for module in _public_nn()}
 """Files of the public modules of dovetail.nn, and their names."""
 
 
