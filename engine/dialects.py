@@ -11,8 +11,8 @@ from dovetail.registry.components import component_entry, create_class
 
 
 def create_dialect(facts: EngineFacts) -> Dialect | None:
-    """The dialect that the engine's config names; None for an engine without a tokenizer. Raises `PluginError` where
-    its class cannot be imported or created here."""
+    """The dialect that the engine's config names; None for an engine without a tokenizer or a dialect. Raises
+    `PluginError` where its class cannot be imported or created here."""
     known = facts.dialect
     if known is None:
         return None

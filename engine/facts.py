@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.config.resolved import ResolvedConfig, ResolvedSpeculation
+from dovetail.config.resolved import Component, ResolvedConfig, ResolvedSpeculation
 from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts, RuleFacts
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
@@ -46,7 +46,7 @@ def engine_facts(
         block_size=config.cache.block_size,
         prefix_caching=config.cache.prefix_caching,
         architecture=str(architectures[0]),
-        dialect=_dialect_facts(config, tokenizer) if tokenizer is not None else None,
+        dialect=_dialect_facts(config.dialect, tokenizer),
     )
 
 
@@ -59,12 +59,14 @@ def _rules(speculation: ResolvedSpeculation) -> dict[str, RuleFacts]:
     return found
 
 
-def _dialect_facts(config: ResolvedConfig, tokenizer: Tokenizer) -> DialectFacts:
+def _dialect_facts(dialect: Component | None, tokenizer: Tokenizer | None) -> DialectFacts | None:
+    if dialect is None or tokenizer is None:
+        return None
     texts = {token_id: tokenizer.id_to_token(token_id) for token_id in sorted(tokenizer.added_token_ids)}
     return DialectFacts(
-        name=config.dialect.name,
-        reference=config.dialect.reference,
-        options=dict(config.dialect.options),
+        name=dialect.name,
+        reference=dialect.reference,
+        options=dict(dialect.options),
         special_tokens={text: token_id for token_id, text in texts.items() if text is not None},
         chat_template="\n".join(tokenizer.chat_templates.values()),
     )

@@ -54,7 +54,6 @@ NEEDED = {
     "dovetail.attention_backends": "attention",
     "dovetail.executors": "executor",
     "dovetail.plugins": "model",
-    "dovetail.plugins.dialects": "dialect",
     "dovetail.plugins.model_families": "model.family",
     "dovetail.plugins.model_sources": "model",
     "dovetail.plugins.weight_formats": "weight_format",
@@ -68,7 +67,13 @@ BUILT_ON = {
         "dovetail.attention_backends.flash_prefill",
         "dovetail.attention_backends.triton_mla.backend",
     ),
-    "dovetail.plugins.server": ("dovetail.plugins.routes", "dovetail.plugins.commands.serve"),
+    "dovetail.plugins.server": (
+        "dovetail.plugins.commands.serve",
+        *(
+            f"dovetail.plugins.routes.{name}"
+            for name in ("chat", "completions", "explain", "messages", "responses", "tokenize")
+        ),
+    ),
 }
 """Modules beside a folder that share its code, and go with it."""
 

@@ -235,8 +235,9 @@ class ResolvedConfig:
     """Host memory of the machine that workers run on."""
     reproducibility: str
     """"default" or "strict"."""
-    dialect: Component
-    """How the model writes reasoning and tool calls. Clients create it; workers do not use it."""
+    dialect: Component | None
+    """How the model writes reasoning and tool calls. Clients create it; workers do not use it. None: chats are
+    refused."""
     grammar: ResolvedGrammar | None
     """None: requests with a grammar are refused."""
     logits_processors: Mapping[str, Component]
@@ -266,11 +267,10 @@ class ResolvedConfig:
 
     def components_by_path(self) -> dict[str, Component]:
         """Every chosen component by its path in the config ("attention", "speculative.drafters.NAME.attention")."""
-        chosen = {
-            "executor": self.executor,
-            "attention": self.attention,
-            "scheduler": self.scheduler,
-            "dialect": self.dialect,
+        chosen = {"executor": self.executor, "attention": self.attention, "scheduler": self.scheduler}
+        if self.dialect is not None:
+            chosen["dialect"] = self.dialect
+        chosen |= {
             "model.family": self.model_family,
             "model.weight_format": self.weight_format,
             "model.source": self.model_source,

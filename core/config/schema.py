@@ -416,9 +416,10 @@ class EngineConfig(Section):
         default="default",
         description="strict: a request's tokens do not depend on what else is in the batch, nor on speculation",
     )
-    dialect: ComponentSection = Field(
+    dialect: ComponentSection | None = Field(
         default=ComponentSection(),
-        description="How the model writes reasoning and tool calls; auto: by the signs of its chat template",
+        description="How the model writes reasoning and tool calls; auto: by the signs of its chat template; null: "
+        "refuse chats",
     )
     grammar: GrammarSection | None = Field(
         default=GrammarSection(),
@@ -477,7 +478,7 @@ PLACES: tuple[Place, ...] = (
     Place(("speculative", "drafters", "*"), DrafterSection, "draft_worker", "name"),
     Place(("speculative", "drafters", "*", "attention"), ComponentSection, "attention_backend", "name", nullable=True),
     Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
-    Place(("dialect",), ComponentSection, "dialect", "name"),
+    Place(("dialect",), ComponentSection, "dialect", "name", nullable=True),
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),

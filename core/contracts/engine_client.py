@@ -105,7 +105,7 @@ class EngineFacts:
     architecture: str = ""
     """First of `architectures` in the model's config.json."""
     dialect: DialectFacts | None = None
-    """None: the engine has no tokenizer."""
+    """None: the engine has no tokenizer, or no dialect."""
 
 
 @dataclass(frozen=True, kw_only=True)

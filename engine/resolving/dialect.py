@@ -9,18 +9,20 @@ from dovetail.config.schema import AUTO
 from dovetail.contracts.dialect import DialectNeed
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import TokenizerFiles
-from dovetail.engine.resolving.choose import choose
+from dovetail.engine.resolving.choose import Question
 from dovetail.engine.resolving.model import ChosenModel
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import DIALECT, architectures_of
 from dovetail.engine.tokenization.signs import ChatSigns, read_signs
 
 
-def choose_dialect(state: Resolution, model: ChosenModel, chat_template: str | None) -> Component:
-    """The dialect that the config names, or the first that recognizes the model. Call it once the tokenizer's directory
-    is resolved. `chat_template`: the config's, in place of the model's own."""
+def choose_dialect(state: Resolution, model: ChosenModel, chat_template: str | None) -> Component | None:
+    """The dialect that the config names, or the first that recognizes the model; None where the config has null, or
+    none can be used. Call it once the tokenizer's directory is resolved. `chat_template`: the config's, in place of the
+    model's own."""
     section = state.section(DIALECT.path)
-    assert section is not None
+    if section is None:
+        return None
     signs = _signs(state, model)
     need = DialectNeed(
         tools=False,
@@ -31,7 +33,8 @@ def choose_dialect(state: Resolution, model: ChosenModel, chat_template: str | N
         special_tokens=signs.added_tokens,
         architecture=next(iter(architectures_of(model.hf_config)), ""),
     )
-    return choose(state, DIALECT, need).component
+    chosen = Question(state, DIALECT, need).choose_or_none("no installed plugin can be used: chats are refused")
+    return None if chosen is None else chosen.component
 
 
 def _signs(state: Resolution, model: ChosenModel) -> ChatSigns:

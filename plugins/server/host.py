@@ -48,7 +48,11 @@ class ServerHost:
         if self._dialect is None:
             self._dialect = create_dialect(self.engine.facts)
         if self._dialect is None:
-            raise APIError(501, "chat needs a tokenizer, and this engine has none (model.tokenizer_mode is none)")
+            raise APIError(
+                501,
+                "chat needs a tokenizer and a dialect, and this engine lacks one of them "
+                "(model.tokenizer_mode is none, or dialect is null)",
+            )
         return self._dialect
 
     def outage(self) -> str | None:

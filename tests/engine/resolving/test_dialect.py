@@ -19,6 +19,7 @@ from dovetail.engine.facts import engine_facts
 from dovetail.engine.tokenization.load import load_tokenizer_of
 from dovetail.plugins.dialects.mistral import MistralDialect
 from dovetail.plugins.weight_formats.safetensors import SafetensorsFormat
+from dovetail.registry.registry import Registry
 from dovetail.schedulers.fcfs import FCFSScheduler
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -101,6 +102,22 @@ def test_clients_create_the_dialect_from_plain_data(
 
 def test_an_engine_without_a_tokenizer_has_no_dialect(resolve_tiny: Callable[..., ResolvedConfig]) -> None:
     assert create_dialect(engine_facts(resolve_tiny(), FCFSScheduler, None, None, GrammarFacts())) is None
+
+
+@pytest.mark.parametrize("asked", [None, {"name": "auto"}], ids=["null", "none can be used"])
+def test_an_engine_does_without_a_dialect(
+    asked: Any, resolve_tiny: Callable[..., ResolvedConfig], decision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if asked is not None:
+        refuse = classmethod(lambda cls, need, options, environment: ["it is not wanted"])
+        for entry in (registry := Registry.scan()).entries("dialect"):
+            monkeypatch.setattr(registry.load_entry(entry), "check", refuse)
+    resolved = resolve_tiny(dialect=asked)
+    assert resolved.dialect is None
+    assert resolved.values["dialect"] is None
+    assert "dialect" not in resolved.components_by_path()
+    if asked is not None:
+        assert dict(decision(resolved, "dialect.name").candidates)["plain"] == ("it is not wanted",)
 
 
 def test_messages_call_a_dialect_by_its_name_in_the_config(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.dialect import AssistantMessage, ToolCall
 from dovetail.engine.dialects import create_dialect
+from dovetail.testing.chat_models import FAMILIES
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -206,3 +207,11 @@ def test_a_conversation_is_tokenized_as_it_is_rendered(hermes: Any) -> None:
     assert "".join(tokens["token_strs"]) == rendered["prompt"]
     assert hermes.post("/tokenize", {**body, "prompt": "x"}, 400)["error"]["param"] == "prompt"
     assert hermes.post("/tokenize", {"prompt": "x", "tools": TOOLS}, 400)["error"]["param"] == "tools"
+
+
+def test_an_engine_without_a_dialect_refuses_chats_and_serves_the_rest(serve_family: Callable[..., Any]) -> None:
+    served = serve_family("without dialect", FAMILIES["hermes"], dialect=None)
+    refusal = served.post(PATH, {"messages": HELLO}, status=501)
+    assert "dialect is null" in refusal["error"]["message"]
+    answer = served.post("/v1/completions", {"prompt": "One", "max_tokens": 2, **served.says("so")})
+    assert answer["choices"][0]["text"] == "so"
