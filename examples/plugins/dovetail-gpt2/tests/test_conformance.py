@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import pytest
 import torch
 from dovetail_gpt2.family import GPT2Family
 
@@ -26,5 +27,6 @@ class TestScaledByLayer(TestGPT2):
     overrides: ClassVar = {"n_inner": 96, "activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}
 
 
+@pytest.mark.slow
 class TestUnscaled(TestGPT2):
     overrides: ClassVar = {"scale_attn_weights": False, "n_layer": 3}
