@@ -124,7 +124,7 @@ class ResolvedConfig:
     speculation: ResolvedSpeculation | None
     worker_memory_bytes: int
     reproducibility: str
-    dialect: Component
+    dialect: Component | None
     grammar: ResolvedGrammar | None
     logits_processors: Mapping[str, Component]
     telemetry: tuple[Component, ...]
