@@ -3,7 +3,6 @@ generates, with a random model made on the spot, and shows its documentation."""
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ def read_docs(page: str) -> str:
         assert address.startswith("http://127.0.0.1:"), address + served.communicate()[1]
         with urlopen(address, timeout=60) as answer:
             text: str = answer.read().decode()
-        served.send_signal(signal.SIGINT)
+        served.terminate()
         assert served.communicate(timeout=60)[1] == ""
     return text
 

@@ -75,7 +75,15 @@ def test_nothing_else_is_served(address: str, path: str) -> None:
 
 def test_ctrl_c_ends_it(site: Path) -> None:
     arguments = [sys.executable, "-c", SERVE, str(site), "contracts/scheduler", "--no-browser"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as served:
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        # As at a terminal: what a shell starts in the background ignores the signal, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as served:
         assert served.stdout is not None
         address = served.stdout.readline().split()[0]
         assert httpx.get(address).text == "this is contracts/scheduler.html"
