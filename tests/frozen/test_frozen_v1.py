@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dovetail import SamplingParams
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
 from dovetail.plugins.server.live import live_server
 from dovetail.testing import (
@@ -170,6 +170,14 @@ def npz(tiny_llama, tmp_path) -> Path:
 
 def test_a_weight_format_reads_a_checkpoint(run, expected, npz):
     assert tokens_of(run(model={"path": str(npz)})) == expected
+
+
+@pytest.mark.parametrize("call", ["config", "open"])
+def test_what_a_weight_format_does_not_turn_into_a_model_error_is_its_fault(run, frozen, npz, monkeypatch, call):
+    weight_format = frozen.load("weight_format", "frozen")
+    monkeypatch.setattr(weight_format, call, lambda self, files: np.load(files.path / "no-file"))
+    with pytest.raises(PluginError, match=f"weight_format 'frozen': its {call} failed with NotADirectoryError"):
+        run(model={"path": str(npz)})
 
 
 def test_one_engine_of_all_of_them_generates_what_transformers_does(run, expected, npz, tmp_path):
