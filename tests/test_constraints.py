@@ -10,7 +10,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DEVELOPMENT = [Requirement(line) for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]]
+EXTRAS = PROJECT["optional-dependencies"]
+DEVELOPMENT = [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["docs"]]]
 
 
 def pins() -> dict[str, Requirement]:
