@@ -67,11 +67,19 @@ BUILT_ON = {
         "dovetail.attention_backends.flash_prefill",
         "dovetail.attention_backends.triton_mla.backend",
     ),
+    "dovetail.plugins.routes.chat": tuple(
+        f"dovetail.plugins.routes.{name}" for name in ("explain", "responses", "tokenize")
+    ),
+    "dovetail.plugins.routes.completions": tuple(
+        f"dovetail.plugins.routes.{name}" for name in ("chat", "explain", "responses")
+    ),
+    "dovetail.plugins.routes.messages": ("dovetail.plugins.routes.explain",),
+    "dovetail.plugins.routes.responses": ("dovetail.plugins.routes.explain",),
     "dovetail.plugins.server": (
         "dovetail.plugins.commands.serve",
         *(
-            f"dovetail.plugins.routes.{name}"
-            for name in ("chat", "completions", "explain", "messages", "responses", "tokenize")
+            f"dovetail.plugins.routes.{n}"
+            for n in ("chat", "completions", "explain", "messages", "responses", "tokenize")
         ),
     ),
 }
