@@ -112,6 +112,23 @@ def test_what_drafts_wrote_changes_no_token(tmp_path: Path, drafter: dict[str, A
             assert sum(output.metrics.num_drafted for output in outputs) > 40
 
 
+def test_it_drafts_as_a_stage_of_another_drafter(tmp_path: Path) -> None:
+    """The slots that it writes to are there, and what the stage before it guessed does no harm."""
+    model = save(tmp_path)
+    own = {"name": "self_speculation", "num_tokens": 4, "length": "fixed", "skip_layers": [1]}
+    lookup = {"name": "recycling", "num_tokens": 4, "length": "fixed", "tree": False, "share": False}
+    cascade = {"name": "cascade", "num_tokens": 4, "length": "fixed", "stages": ["lookup", "own"]}
+    with LLM(
+        model={"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 64},
+        cache={"block_size": 4, "num_blocks": 24},
+        speculative={"drafters": {"own": own, "lookup": lookup, "it": cascade}, "default": "it"},
+    ) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [greedy(model, prompt, 20) for prompt in PROMPTS]
+    assert all(output.metrics.drafter_error is None for output in outputs)
+    assert sum(output.metrics.num_drafted for output in outputs) > 40
+
+
 def test_pages_that_the_target_filled_are_out_of_reach(tmp_path: Path) -> None:
     model = save(tmp_path)
     (tmp_path / "far.py").write_text(ROUNDABOUT)
