@@ -172,7 +172,9 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         values["speculative.default"] = resolved.speculation.default
         values["speculative.disable_by_batch_size"] = resolved.speculation.disable_by_batch_size
         values["speculative.disable_logprobs"] = resolved.speculation.disable_logprobs
+        values["speculative.rules"] = {}
         chosen["speculative.acceptance"] = resolved.speculation.acceptance
+        chosen |= {f"speculative.rules.{name}": rule for name, rule in resolved.speculation.rules.items()}
         for name, drafter in resolved.speculation.drafters.items():
             values[f"speculative.drafters.{name}.num_tokens"] = drafter.num_tokens
             values[f"speculative.drafters.{name}.length"] = drafter.length.name
