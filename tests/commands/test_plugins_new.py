@@ -21,6 +21,7 @@ from dovetail.commands.installed import HOOKS_KIND
 from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.kinds import KINDS, TEMPLATES_GROUP
 from dovetail.plugins.commands.plugins import PluginsCommand
+from dovetail.testing.chat_models import FAMILIES, save_chat_model
 from dovetail.testing.local_plugins import write_distribution
 
 if TYPE_CHECKING:
@@ -316,10 +317,9 @@ def test_nothing_is_asked_where_nothing_is_missing(plain_terminal: Callable[...,
 
 
 @pytest.mark.nightly
-def test_wheels_are_found_loaded_and_chosen_by_their_configs(
-    projects: dict[str, Path], tmp_path: Path, chat_model: Path
-) -> None:
+def test_wheels_are_found_loaded_and_chosen_by_their_configs(projects: dict[str, Path], tmp_path: Path) -> None:
     """All kinds as wheels of one environment: the doctor finds nothing, and each engine.yaml is resolved."""
+    save_chat_model(tmp_path / "model", FAMILIES["hermes"])  # with an end of sequence, for grammars
     site = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site)]
     folders = [str(projects[kind]) for kind in ALL_KINDS]
@@ -335,7 +335,7 @@ def test_wheels_are_found_loaded_and_chosen_by_their_configs(
         assert f"acme_{kind}" in listed
         if (projects[kind] / "engine.yaml").is_file():
             config = str(projects[kind] / "engine.yaml")
-            done = dovetail("explain", config, "-o", f"model.path={chat_model}", "-o", "device=cpu")
+            done = dovetail("explain", config, "-o", f"model.path={tmp_path / 'model'}", "-o", "device=cpu")
             assert done.returncode == 0, (kind, done.stdout + done.stderr)
             assert f"acme_{kind}" in done.stdout
     done = dovetail("plugins", "doctor")
