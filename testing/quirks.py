@@ -68,7 +68,8 @@ def expect_failures(suite: type) -> None:
     """Wraps the tests of a new subclass of a suite that its `quirks` name, so that they must fail."""
     quirks: Mapping[str, Quirk] = vars(suite).get("quirks") or _inherited(suite)
     wrapped = {_test_of(name) for name in _inherited(suite)}
-    for test in {_test_of(name) for name in quirks}:
+    # In order: processes of pytest-xdist must find the tests in the same one.
+    for test in dict.fromkeys(_test_of(name) for name in quirks):
         if test in vars(suite) or test not in wrapped:
             function = next(vars(base)[test] for base in suite.__mro__ if test in vars(base))
             setattr(suite, test, _expecting_failure(function))
