@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ class Prompt:
     """What the user says after the answer to `text`, after the answer to that, and so on."""
     sub_category: str | None = None
     """Of SPEED-Bench, which alone has them."""
+    prediction: str | tuple[int, ...] | None = None
+    """What the answer will be for the most part, as text or token ids (`SamplingParams.prediction`)."""
 
 
 def read_prompts(option: str, path: Path, shape: Shape | Literal["auto"] = "auto") -> tuple[Shape, list[Prompt]]:
@@ -44,8 +46,8 @@ def read_prompts(option: str, path: Path, shape: Shape | Literal["auto"] = "auto
 
     Shape "auto" depends on the keys of the first line: "turns" (Spec-Bench, MT-Bench, SPEED-Bench; or "messages" with
     "sub_category", as SPEED-Bench is prepared), "task_id" and "entry_point" (HumanEval), "question" (GSM8K), else
-    plain: "prompt" or "prompt_token_ids", with "category" and "output_tokens" where a line has them. Raises
-    `ConfigError` with the line that cannot be used.
+    plain: "prompt" or "prompt_token_ids", with "category" and "output_tokens" where a line has them. Lines of any shape
+    may have a "prediction". Raises `ConfigError` with the line that cannot be used.
     """
     try:
         raw = path.read_bytes()
@@ -67,7 +69,10 @@ def parse_prompts(text: str, origin: str, shape: Shape | Literal["auto"] = "auto
     require(bool(records), f"{origin} has no prompts: give one JSON object per line")
     found = _shape_of(records[0][1]) if shape == "auto" else shape
     parse = _SHAPES[found]
-    return found, [parse(index, record, f"{origin}:{line}") for index, (line, record) in enumerate(records)]
+    return found, [
+        replace(parse(index, record, f"{origin}:{line}"), prediction=_prediction(record, f"{origin}:{line}"))
+        for index, (line, record) in enumerate(records)
+    ]
 
 
 def _records(text: str, origin: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -104,6 +109,18 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def _are_token_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_count(token, 0) for token in value)
+
+
+def _prediction(record: Mapping[str, Any], origin: str) -> str | tuple[int, ...] | None:
+    value = record.get("prediction")
+    if value is None or (isinstance(value, str) and value):
+        return value
+    require(_are_token_ids(value), f"{origin}: prediction must be a text or a list of token ids, got {value!r:.40}")
+    return tuple(value)
+
+
 def _plain(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
     category, count = record.get("category", "all"), record.get("output_tokens")
     require(isinstance(category, str), f"{origin}: category must be a text, got {category!r}")
@@ -113,8 +130,7 @@ def _plain(index: int, record: Mapping[str, Any], origin: str) -> Prompt:
         text = _text(record, "prompt", origin)
         return Prompt(index=index, origin=origin, category=category, text=text, output_tokens=count)
     require(record.get("prompt") is None, f"{origin}: give either prompt or prompt_token_ids")
-    is_list = isinstance(ids, list) and bool(ids) and all(_is_count(token, 0) for token in ids)
-    require(is_list, f"{origin}: prompt_token_ids must be a list of token ids")
+    require(_are_token_ids(ids), f"{origin}: prompt_token_ids must be a list of token ids")
     return Prompt(index=index, origin=origin, category=category, token_ids=tuple(ids), output_tokens=count)
 
 

@@ -273,6 +273,13 @@ def drafter_name(variant: Variant) -> str:
     return OFF if variant.length is None else f"{variant.arm}-at-{variant.length}"
 
 
+def reads_prediction(resolved: ResolvedConfig, variant: Variant) -> bool:
+    """Whether a variant's drafter, or a stage of it, guesses from predictions; `resolved`: of its engine."""
+    if variant.length is None or resolved.speculation is None:
+        return False
+    return resolved.speculation.drafters[drafter_name(variant)].abilities.reads_prediction
+
+
 def effective_values(arm: Arm) -> dict[str, Any]:
     """The arm's resolved config as flat plain data, its drafter under `speculative.drafter`."""
     tree = dict(arm.resolved.values)

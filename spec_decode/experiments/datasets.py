@@ -51,7 +51,7 @@ class DataSet:
     format: str
     prompts: Sequence[Prompt]
     sha256: str
-    """Of the chosen prompts: categories and texts, in order."""
+    """Of the chosen prompts: categories, texts and predictions, in order."""
 
     @property
     def num_requests(self) -> int:
@@ -101,5 +101,13 @@ def _choose(prompts: Sequence[Prompt], workload: WorkloadSection) -> list[Prompt
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    plain = [[prompt.category, prompt.text, prompt.token_ids, *prompt.later_turns] for prompt in prompts]
+    plain = [
+        [prompt.category, prompt.text, prompt.token_ids, *prompt.later_turns, *_digested_prediction(prompt)]
+        for prompt in prompts
+    ]
     return hashlib.sha256(json.dumps(plain, ensure_ascii=False).encode()).hexdigest()
+
+
+def _digested_prediction(prompt: Prompt) -> list[dict[str, str | tuple[int, ...]]]:
+    """Nothing where there is none: sets without predictions keep the digest of older reports."""
+    return [] if prompt.prediction is None else [{"prediction": prompt.prediction}]

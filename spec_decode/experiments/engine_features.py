@@ -28,13 +28,17 @@ _LONGEST_OF_CROWD = 192
 """Requests that are to fill the KV memory at most, and tokens of their prompts."""
 
 
+_Predictions = Sequence[Sequence[int]]
+"""What the baseline answered, which drafters that read predictions are told."""
+
+
 @dataclass(frozen=True)
 class _Case:
     """One feature of an engine."""
 
     obstacle: Callable[[LLMEngine], str | None]
     """Why the feature cannot be tried in an arm; None: it can."""
-    run: Callable[[Bench, Variant, Workload], tuple[Asked, str | None]]
+    run: Callable[[Bench, Variant, Workload, _Predictions], tuple[Asked, str | None]]
     """What came, and why nothing was seen of it; None: the engine did it."""
 
 
@@ -63,7 +67,7 @@ def _try_case(name: str, case: _Case, bench: Bench, workload: Workload, variants
         if why_not is not None:
             yield Trial(variant.arm, name, "not tried", why_not)
             continue
-        asked, idle = case.run(bench, variant, workload)
+        asked, idle = case.run(bench, variant, workload, [answer.tokens for answer in expected.answers])
         if variant.arm == BASELINE:
             expected = asked
         yield judge(variant, name, asked, expected, is_promised=True, idle=idle, tolerance=0.0)
@@ -77,10 +81,10 @@ def _uncached(engine: LLMEngine) -> str | None:
     return None if engine.config.cache.prefix_caching else "cache.prefix_caching is off"
 
 
-def _repeat(bench: Bench, variant: Variant, workload: Workload) -> tuple[Asked, str | None]:
+def _repeat(bench: Bench, variant: Variant, workload: Workload, told: _Predictions) -> tuple[Asked, str | None]:
     prompt = repeating_prompt(workload.token_ids[0], _room(bench.engine_of(variant)))
     ask(bench, variant, [prompt], {})
-    asked = ask(bench, variant, [prompt], {}, keeps_cache=True)
+    asked = ask(bench, variant, [prompt], {}, predictions=told, keeps_cache=True)
     return asked, None if asked.cached_tokens else "no token of the repeated prompt came from the cache"
 
 
@@ -98,10 +102,11 @@ def _uncut(engine: LLMEngine) -> str | None:
     return None
 
 
-def _long_prompt(bench: Bench, variant: Variant, workload: Workload) -> tuple[Asked, str | None]:
+def _long_prompt(bench: Bench, variant: Variant, workload: Workload, told: _Predictions) -> tuple[Asked, str | None]:
     engine = bench.engine_of(variant)
     length = engine.config.limits.max_num_batched_tokens + _BEYOND
-    asked = ask(bench, variant, [repeating_prompt(workload.token_ids[0], _room(engine), length)], {})
+    prompt = repeating_prompt(workload.token_ids[0], _room(engine), length)
+    asked = ask(bench, variant, [prompt], {}, predictions=told)
     parts = sum(step.num_prompt_tokens > 0 for step in bench.take_steps(variant))
     return asked, None if parts > 1 else "the prompt was computed in one step"
 
@@ -122,9 +127,10 @@ def _roomy(engine: LLMEngine) -> str | None:
     return f"{needed}; a lower cache.num_blocks takes less"
 
 
-def _crowd(bench: Bench, variant: Variant, workload: Workload) -> tuple[Asked, str | None]:
+def _crowd(bench: Bench, variant: Variant, workload: Workload, told: _Predictions) -> tuple[Asked, str | None]:
     count, tokens = _crowd_size(bench.engine_of(variant))
-    asked = ask(bench, variant, [_own_prompt(workload, index, tokens) for index in range(count)], {})
+    prompts = [_own_prompt(workload, index, tokens) for index in range(count)]
+    asked = ask(bench, variant, prompts, {}, predictions=told)
     return asked, None if asked.preemptions else "no request was preempted"
 
 

@@ -3,8 +3,9 @@
 A feature that is ignored is the worst answer, so "ran" alone says little: a request with the feature must bring the
 tokens (and log probabilities) that the baseline brings with it, and the baseline must bring others without it, or
 nothing was shown. That holds for greedy requests, and for seeded ones as long as drafts are not drawn
-(docs/speculation.md, "Seeds"). The prompt repeats itself, so that lookups find something to guess; where nothing was
-drafted all the same, the answer says so, since then nothing was tried.
+(docs/speculation.md, "Seeds"). The prompt repeats itself, so that lookups find something to guess, and drafters that
+read predictions are told the baseline's greedy answer; where nothing was drafted all the same, the answer says so,
+since then nothing was tried.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def try_features(setup: Setup, bench: Bench, workload: Workload) -> list[Trial]:
                 judge(
                     variant,
                     feature.name,
-                    expected if is_baseline else ask(bench, variant, [prompt], feature.changes),
+                    expected if is_baseline else ask(bench, variant, [prompt], feature.changes, predictions=[tokens]),
                     expected,
                     is_promised=is_greedy or not setup.arms[variant.arm].draws_seeded,
                     idle=None if has_effect else "",

@@ -162,6 +162,8 @@ def _describe_workload(experiment: Experiment, data: DataSet, workload: Workload
         "template": workload.template,
         "prompt_tokens": {"min": lengths[0], "median": lengths[len(lengths) // 2], "max": lengths[-1]},
         "left_out": workload.left_out,
+        # Reports of sets without any stay comparable with older ones.
+        **({"predictions": len(workload.predictions)} if workload.predictions else {}),
     }
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail import LLMEngine, SamplingParams
+from dovetail.commands.checks import require
 from dovetail.commands.datasets import Prompt
 from dovetail.commands.machine import Watch
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.telemetry import StepStats
 from dovetail.spec_decode.experiments.admission import check_count, fits
-from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name
+from dovetail.spec_decode.experiments.arms import Setup, Variant, drafter_name, reads_prediction
 from dovetail.spec_decode.experiments.datasets import DataSet, LaterTurn
 from dovetail.spec_decode.experiments.journal import FinishedTurn
 from dovetail.spec_decode.experiments.plan import Turn
@@ -35,6 +36,8 @@ class Workload:
     """"chat" or "raw"."""
     left_out: int
     """Prompts that were too long."""
+    predictions: Mapping[int, TokenIds] = field(default_factory=dict)
+    """What the answers to some prompts are expected to be, by the place of the prompt."""
 
 
 class Bench:
@@ -70,12 +73,15 @@ class Bench:
         """The engine in which a variant runs."""
         return self.engines[self._of[variant]]
 
-    def params(self, variant: Variant, **changes: Any) -> SamplingParams:
-        """Sampling parameters of the experiment for requests of a variant."""
+    def params(self, variant: Variant, *, prediction: Sequence[int] | None = None, **changes: Any) -> SamplingParams:
+        """Sampling parameters of the experiment for requests of a variant. `prediction`: of the answer, which requests
+        bring where the variant's drafter reads it, since engines refuse it elsewhere."""
         engine, sampling = self.engine_of(variant), self.experiment.sampling
         given: dict[str, Any] = sampling.model_dump(exclude={"seed"})
         if engine.config.speculation is not None:
             given |= {"speculation": drafter_name(variant), "acceptance": variant.acceptance}
+        if prediction is not None and reads_prediction(engine.config, variant):
+            given["prediction"] = tuple(prediction)
         return SamplingParams(**given | {"detokenize": False, "output_kind": "delta"} | changes)
 
     def run(
@@ -129,16 +135,41 @@ def read_prompts(data: DataSet, engine: LLMEngine, experiment: Experiment) -> Wo
         raise ConfigError("workload.template is chat, but the model has no chat template: write raw")
     if section.system is not None and template != "chat":
         raise ConfigError("workload.system needs a chat template: leave it out, or write template: chat")
-    kept, token_ids, left_out = [], [], 0
+    kept: list[Prompt] = []
+    token_ids: list[TokenIds] = []
+    left_out = 0
+    predictions: dict[int, TokenIds] = {}
     for prompt in data.prompts:
         ids = _tokens(prompt, engine, template, section.system)
         if fits(prompt, len(ids), data.name, experiment, engine.config.model.max_model_len):
+            if prompt.prediction is not None:
+                predictions[len(kept)] = _predicted_tokens(prompt, prompt.prediction, engine)
             kept.append(prompt)
             token_ids.append(ids)
         else:
             left_out += 1
     check_count(len(kept), experiment)
-    return Workload(kept, token_ids, template, left_out)
+    return Workload(kept, token_ids, template, left_out, predictions)
+
+
+def _predicted_tokens(prompt: Prompt, prediction: str | Sequence[int], engine: LLMEngine) -> TokenIds:
+    """As an engine reads a prediction. Raises `ConfigError` for one that engines would refuse."""
+    model = engine.config.model
+    if not isinstance(prediction, str):
+        ids = list(prediction)
+    elif engine.tokenizer is not None:
+        ids = engine.tokenizer.encode(prediction, add_special_tokens=False)
+    else:
+        raise ConfigError(f"{prompt.origin}: prediction is text, and this engine has no tokenizer: give token ids")
+    require(
+        len(ids) <= model.max_model_len,
+        f"{prompt.origin}: prediction has {len(ids)} tokens, and max_model_len is {model.max_model_len}: shorten it",
+    )
+    require(
+        all(token < model.vocab_size for token in ids),
+        f"{prompt.origin}: prediction has tokens that the model lacks: its token ids are 0 to {model.vocab_size - 1}",
+    )
+    return ids
 
 
 def _tokens(prompt: Prompt, engine: LLMEngine, template: str, system: str | None) -> TokenIds:
@@ -160,18 +191,29 @@ def request_seeds(sampling: SamplingSection, prompts: Sequence[int], repetition:
     return [sampling.seed + prompt + 1_000_003 * repetition for prompt in prompts]
 
 
+def request_params(
+    bench: Bench, workload: Workload, variant: Variant, places: Sequence[int], seeds: Sequence[int]
+) -> list[SamplingParams]:
+    """Sampling parameters of a variant's requests for some prompts, each with its seed and what is predicted of it."""
+    return [
+        bench.params(variant, prediction=workload.predictions.get(place), seed=seed)
+        for place, seed in zip(places, seeds, strict=True)
+    ]
+
+
 def warm_up(bench: Bench, workload: Workload, batch: int, variant: Variant) -> None:
     """Runs a group of prompts read backwards: of the right lengths, and none that a drafter with a memory will meet
     again."""
-    prompts = [workload.token_ids[index % len(workload.token_ids)][::-1] for index in range(batch)]
-    bench.run(variant, prompts, [bench.params(variant, seed=index) for index in range(batch)])
+    places = [index % len(workload.token_ids) for index in range(batch)]
+    prompts = [workload.token_ids[place][::-1] for place in places]
+    bench.run(variant, prompts, request_params(bench, workload, variant, places, range(batch)))
 
 
 def run_turn(bench: Bench, workload: Workload, batch: int, turn: Turn[Variant], attempt: int) -> FinishedTurn:
     """One group in one arm, timed. Raises `DovetailError` where a request is refused or fails."""
     variant = turn.what
     seeds = request_seeds(bench.experiment.sampling, turn.prompts, turn.repetition)
-    params = [bench.params(variant, seed=seed) for seed in seeds]
+    params = request_params(bench, workload, variant, turn.prompts, seeds)
     watch = Watch(f"{variant.label} batch {batch}", turn.repetition)
     finished = bench.run(variant, [workload.token_ids[place] for place in turn.prompts], params)
     span = watch.stop()

@@ -20,7 +20,7 @@ from dovetail.spec_decode.experiments.bootstrap import holm
 from dovetail.spec_decode.experiments.equality import DECLARED_LOSSY, DraftedTokens, Equality
 from dovetail.spec_decode.experiments.judging import LOSSY_BELOW, SIGNIFICANT, Verdict
 from dovetail.spec_decode.experiments.martingale import Evidence
-from dovetail.spec_decode.experiments.run import Bench, Workload, request_seeds
+from dovetail.spec_decode.experiments.run import Bench, Workload, request_params, request_seeds
 from dovetail.spec_decode.experiments.schema import Experiment
 from dovetail.spec_decode.experiments.witness import Witness, read_evidence
 
@@ -77,7 +77,7 @@ def _watch(
             # equal request.
             places = range(start, min(start + batch, len(workload.prompts)))
             seeds = request_seeds(experiment.sampling, places, experiment.repetitions + number)
-            params = [bench.params(variant, seed=seed) for seed in seeds]
+            params = request_params(bench, workload, variant, places, seeds)
             try:
                 bench.run(variant, [workload.token_ids[place] for place in places], params)
             except DovetailError as error:

@@ -59,8 +59,8 @@ def provenance_section(report: Report) -> Section:
         f" {machine['device']}",
         "clocks": _pairs({"MHz when described": machine["cpu_mhz"], **machine["clocks"]}),
         "versions": ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
-        "workload": f"{workload['data']} ({workload['format']}, {workload['template']}), {workload['prompts']} prompts,"
-        f" sha256 {workload['sha256'][:16]}; tokens {workload['prompt_tokens']['min']} to"
+        "workload": f"{workload['data']} ({workload['format']}, {workload['template']}), {workload['prompts']} prompts"
+        f"{_predictions(workload)}, sha256 {workload['sha256'][:16]}; tokens {workload['prompt_tokens']['min']} to"
         f" {workload['prompt_tokens']['max']}",
         "categories": ", ".join(f"{name} {count}" for name, count in workload["categories"].items()),
         "sampling": _pairs(found.experiment["sampling"]),
@@ -85,6 +85,11 @@ def provenance_section(report: Report) -> Section:
     undeclared = [f"Allowed, though not declared: arms differ in {key}." for key in found.undeclared]
     notes = [*undeclared, *found.notes]
     return Section("Provenance", notes, [TableData(["", ""], [list(row) for row in facts.items()]), differences])
+
+
+def _predictions(workload: Mapping[str, Any]) -> str:
+    """For those who know whether drafters had any to read."""
+    return f" ({workload['predictions']} with a prediction)" if "predictions" in workload else ""
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

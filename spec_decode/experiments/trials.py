@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from typing import Any, Literal
 
 from dovetail import RequestOutput
@@ -87,12 +88,15 @@ def ask(
     prompts: Sequence[TokenIds],
     changes: Mapping[str, Any],
     *,
+    predictions: Sequence[Sequence[int]] = (),
     keeps_cache: bool = False,
 ) -> Asked:
-    """Sends greedy requests with `changes`, all at once."""
+    """Sends greedy requests with `changes`, all at once. `predictions`: of the answers to the first prompts, for
+    drafters that read them."""
     params = dict(_PLAIN) | dict(changes)
     try:
-        sampling = [bench.params(variant, **params) for _ in prompts]
+        told = islice(chain(predictions, repeat(None)), len(prompts))
+        sampling = [bench.params(variant, prediction=prediction, **params) for prediction in told]
         finished = bench.run(variant, prompts, sampling, keeps_cache=keeps_cache)
     except RequestError as error:
         return Asked("refused", reason=str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dovetail.contracts.errors import DovetailError
 from dovetail.spec_decode.experiments.arms import Variant
@@ -11,7 +12,7 @@ from dovetail.spec_decode.experiments.load.plan import Arrival, LoadPoint
 from dovetail.spec_decode.experiments.load.records import FinishedSegment, LoadKey, LoadRecord
 from dovetail.spec_decode.experiments.measuring import OnTurn, TimeLimit, failure_of
 from dovetail.spec_decode.experiments.plan import Turn, make_turns
-from dovetail.spec_decode.experiments.run import Bench, Workload, request_seeds
+from dovetail.spec_decode.experiments.run import Bench, Workload, request_params, request_seeds
 from dovetail.spec_decode.experiments.serving import Finished
 
 
@@ -90,11 +91,10 @@ class LoadCourse:
 
     def _serve(self, variant: Variant, turn: Turn[Variant], arrivals: Sequence[Arrival]) -> list[Finished]:
         seeds = request_seeds(self._bench.experiment.sampling, turn.prompts, turn.repetition)
+        given = request_params(self._bench, self._workload, variant, [arrival.place for arrival in arrivals], seeds)
         params = [
-            self._bench.params(variant, seed=seed)
-            if arrival.max_tokens is None
-            else self._bench.params(variant, seed=seed, max_tokens=arrival.max_tokens, ignore_eos=True)
-            for arrival, seed in zip(arrivals, seeds, strict=True)
+            own if arrival.max_tokens is None else replace(own, max_tokens=arrival.max_tokens, ignore_eos=True)
+            for arrival, own in zip(arrivals, given, strict=True)
         ]
         prompts, times = [arrival.token_ids for arrival in arrivals], [arrival.time for arrival in arrivals]
         return self._bench.run(variant, prompts, params, arrivals=times)
