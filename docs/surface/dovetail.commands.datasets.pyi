@@ -19,6 +19,7 @@ class Prompt:
     output_tokens: int | None = None
     later_turns: tuple[str, ...] = ()
     sub_category: str | None = None
+    prediction: str | tuple[int, ...] | None = None
 
 Shape = Literal['prompts', 'spec_bench', 'humaneval', 'gsm8k']
 def parse_prompts(
