@@ -8,11 +8,13 @@ from dovetail.engine.locking import (
     LockedCode,
     LockedModel,
     LockedPart,
+    check_target,
     compare_locks,
     compare_with_machine,
     not_as_installed,
     read_lock,
     take_lock,
+    uncompared_parts,
     write_lock,
 )
 
@@ -22,10 +24,12 @@ __all__ = [
     "LockedCode",
     "LockedModel",
     "LockedPart",
+    "check_target",
     "compare_locks",
     "compare_with_machine",
     "not_as_installed",
     "read_lock",
     "take_lock",
+    "uncompared_parts",
     "write_lock",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from dovetail.config.resolved import ResolvedConfig
-from dovetail.config.tree import dotted, flatten
+from dovetail.config.resolved import Component, ResolvedConfig
+from dovetail.config.tree import dotted, flatten, get
 from dovetail.engine.locking.lock import (
     Lock,
     LockedCode,
@@ -18,7 +19,9 @@ from dovetail.engine.locking.lock import (
     machine_facts,
     take_lock,
 )
+from dovetail.registry.bootstrap import component_contents
 from dovetail.registry.entries import HOOKS_KIND
+from dovetail.registry.loading import is_file_reference
 from dovetail.registry.registry import Registry
 
 _SHOWN = 5
@@ -49,15 +52,17 @@ def compare_with_machine(
     lock: Lock, resolved: ResolvedConfig | None = None, registry: Registry | None = None
 ) -> list[Difference]:
     """In what this machine differs from a lock. With a resolved config its parts and models are compared too; without
-    one the distributions of the lock and the installed hooks are. Large files of models are read where the lock has
+    one the distributions of the lock and the installed hooks are, and the code of parts without a distribution where it
+    is found (`uncompared_parts` are those where it is not). Large files of models are read where the lock has
     their content.
 
     Raises what `take_lock` raises.
     """
     registry = registry if registry is not None else Registry.scan()
     if resolved is None:
+        chosen = {path: part for path, part in lock.parts.items() if part.kind != HOOKS_KIND}
         here = Lock(
-            parts={path: part for path, part in lock.parts.items() if part.kind != HOOKS_KIND} | hook_parts(registry),
+            parts={path: _as_here(lock, path, part) for path, part in chosen.items()} | hook_parts(registry),
             distributions={name: code_of(name) for name in lock.distributions},
             models=lock.models,
             informative=machine_facts(lock.informative.get("device", "")),
@@ -66,6 +71,33 @@ def compare_with_machine(
         here = take_lock(resolved, registry, whole_weights=_has_all_content(lock))
     both = _Comparison("the lock", "this machine")
     return [*both.locks(lock, here), *both.facts(lock, here)]
+
+
+def uncompared_parts(lock: Lock) -> list[str]:
+    """Paths of the parts that `compare_with_machine` does not compare without a resolved config: their code is of no
+    distribution, and not at the place on this machine that the lock's config has."""
+    return [path for path, part in lock.parts.items() if part.local is not None and _local_code(lock, path) is None]
+
+
+def _as_here(lock: Lock, path: str, part: LockedPart) -> LockedPart:
+    """A part of the lock with its code as it is on this machine, where it is found."""
+    code = _local_code(lock, path) if part.local is not None else None
+    return part if code is None else replace(part, local=code)
+
+
+def _local_code(lock: Lock, path: str) -> LockedCode | None:
+    """The code behind a part without a distribution as it is here: that of a file where the lock's config has it, that
+    of a module on the path. None where it is not found."""
+    part = lock.parts[path]
+    reference = part.reference
+    if is_file_reference(reference):
+        # The part has no folder; the resolved config has one.
+        section = get(lock.values, tuple(path.split(".")))
+        reference = str(section.get("name")) if isinstance(section, Mapping) else ""
+        if Path(reference).name != part.reference:
+            return None
+    contents = component_contents(Component(part.kind, part.name, reference))
+    return LockedCode.of(contents, None) if contents.files else None
 
 
 @dataclass(frozen=True)

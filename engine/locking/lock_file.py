@@ -17,8 +17,24 @@ MARK = "dovetail_lock"
 VERSION = 1
 
 
+def check_target(path: str | Path) -> None:
+    """Raises `ConfigError` where a file exists that a lock would overwrite and that is none: a config, most likely. An
+    empty file and an older lock are overwritten."""
+    target = Path(path)
+    if not target.is_file() or target.stat().st_size == 0:
+        return
+    try:
+        data: Any = json.loads(target.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        data = None
+    if not isinstance(data, Mapping) or MARK not in data:
+        raise ConfigError(f"{path} exists and is no lock: name another file with --out, or delete this one")
+
+
 def write_lock(lock: Lock, path: str | Path) -> None:
-    """Writes a lock file. Equal locks give equal bytes. Raises `ConfigError` where it cannot be written."""
+    """Writes a lock file. Equal locks give equal bytes. Raises `ConfigError` where it cannot be written, and for a file
+    that exists and is no lock."""
+    check_target(path)
     text = json.dumps({MARK: VERSION, **asdict(lock)}, indent=1, sort_keys=True, ensure_ascii=False)
     try:
         Path(path).write_text(text + "\n", encoding="utf-8", newline="\n")

@@ -13,11 +13,14 @@ import typer
 from dovetail.commands import LayeredConfig, ResolvedConfig, create_console, explain, print_warning, takes_config
 from dovetail.commands.locks import (
     Difference,
+    Lock,
+    check_target,
     compare_locks,
     compare_with_machine,
     not_as_installed,
     read_lock,
     take_lock,
+    uncompared_parts,
     write_lock,
 )
 from dovetail.contracts.command import Command
@@ -39,14 +42,16 @@ class LockCommand(Command):
 @takes_config
 def lock_run(
     layered: LayeredConfig,
-    out: Annotated[Path, typer.Option("--out", help="The file that is written.")] = Path("dovetail.lock"),
+    out: Annotated[Path, typer.Option("--out", help="The file that is written, anew where it is a lock.")] = Path(
+        "dovetail.lock"
+    ),
     check: Annotated[
         Path | None,
         typer.Option(
             "--check",
             metavar="LOCK",
             help="Compare this machine with a lock instead: with CONFIG its parts and models too, without it the "
-            "distributions.",
+            "distributions, and the code of local parts.",
         ),
     ] = None,
     diff: Annotated[
@@ -74,8 +79,10 @@ def lock_run(
     if check is not None:
         lock = read_lock(check)
         resolved = _resolve(unlocked) if layered.origins else None
-        _tell(compare_with_machine(lock, resolved), as_json=as_json)
+        limits = _limits(lock) if resolved is None else ""
+        _tell(compare_with_machine(lock, resolved), as_json=as_json, limits=limits)
         return
+    check_target(out)
     lock = take_lock(_resolve(unlocked), whole_weights=whole_weights)
     for warning in not_as_installed(lock):
         print_warning(warning)
@@ -91,16 +98,25 @@ def _resolve(layered: LayeredConfig) -> ResolvedConfig:
     return explanation.resolved
 
 
-def _tell(differences: Sequence[Difference], *, as_json: bool) -> None:
-    """Prints what differs. Exits with 1 where it matters."""
+def _limits(lock: Lock) -> str:
+    """How far an answer goes that was found without a config."""
+    counts = [(len(uncompared_parts(lock)), "part"), (len(lock.models), "model")]
+    left = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
+    return f"as far as distributions and hooks go; {left} not compared: name the config"
+
+
+def _tell(differences: Sequence[Difference], *, as_json: bool, limits: str = "") -> None:
+    """Prints what differs, and how far the answer goes where it has limits. Exits with 1 where it matters."""
     matters = any(not one.is_informative for one in differences)
     if as_json:
         data = {"equal": not matters, "differences": [asdict(one) for one in differences]}
+        data |= {"limits": limits} if limits else {}
         typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
         console = create_console()
         for one in differences:
             console.print(f"{'(informative) ' if one.is_informative else ''}{one}", markup=False, soft_wrap=True)
-        console.print("not equal" if matters else "equal")
+        answer = "not equal" if matters else "equal"
+        console.print(f"{answer}, {limits}" if limits and not matters else answer, soft_wrap=True)
     if matters:
         raise typer.Exit(1)

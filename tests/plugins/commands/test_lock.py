@@ -44,7 +44,9 @@ def test_a_lock_is_written_checked_compared_and_kept_to(folder):
     written = run(folder, "lock", "engine.json")
     assert written.returncode == 0, written.stderr
     assert (folder / "dovetail.lock").is_file()
-    assert run(folder, "lock", "--check", "dovetail.lock").stdout == "equal\n"
+    limited = "equal, as far as distributions and hooks go; 1 model not compared: name the config\n"
+    assert run(folder, "lock", "--check", "dovetail.lock").stdout == limited
+    assert run(folder, "lock", "--check", "dovetail.lock", "engine.json").stdout == "equal\n"
 
     (folder / "acme_sink.py").write_text(f"{SINK}# edited\n")
     checked = run(folder, "lock", "--check", "dovetail.lock", "--json")
@@ -69,3 +71,32 @@ def test_two_questions_at_once_and_a_lock_that_is_not_there_are_refused(folder):
     assert (both.returncode, "ask one" in both.stderr) == (2, True)
     absent = run(folder, "lock", "--check", "a.lock")
     assert (absent.returncode, "a.lock does not exist" in absent.stderr) == (2, True)
+
+
+def test_a_config_is_not_overwritten_and_an_older_lock_is(folder):
+    before = (folder / "engine.json").read_bytes()
+    refused = run(folder, "lock", "engine.json", "--out", "engine.json")
+    assert (refused.returncode, "exists and is no lock" in refused.stderr) == (2, True)
+    assert (folder / "engine.json").read_bytes() == before
+    assert [run(folder, "lock", "engine.json").returncode for _ in range(2)] == [0, 0]
+
+
+def test_local_parts_are_compared_without_a_config_where_they_are_found(folder):
+    (folder / "parts").mkdir()
+    (folder / "parts" / "near.py").write_text(SINK)
+    (folder / "far.py").write_text(SINK)
+    config = json.loads((folder / "engine.json").read_text()) | {"telemetry": ["./parts/near.py:Sink", "far:Sink"]}
+    (folder / "engine.json").write_text(json.dumps(config))
+    assert run(folder, "lock", "engine.json").returncode == 0
+    equal = run(folder, "lock", "--check", "dovetail.lock")
+    assert (equal.returncode, "; 1 model not compared" in equal.stdout) == (0, True)
+
+    for index, name in enumerate(["parts/near.py", "far.py"]):
+        (folder / name).write_text(f"{SINK}# edited\n")
+        edited = run(folder, "lock", "--check", "dovetail.lock")
+        expected = f"part telemetry.{index}: other files: {Path(name).name}\nnot equal\n"
+        assert (edited.returncode, edited.stdout) == (1, expected)
+        (folder / name).unlink()
+        gone = run(folder, "lock", "--check", "dovetail.lock")
+        parts = "1 part" if index == 0 else "2 parts"
+        assert (gone.returncode, f"; {parts} and 1 model not compared: name the config" in gone.stdout) == (0, True)
