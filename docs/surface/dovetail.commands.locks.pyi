@@ -12,11 +12,13 @@ __all__ = [
     "LockedCode",
     "LockedModel",
     "LockedPart",
+    "check_target",
     "compare_locks",
     "compare_with_machine",
     "not_as_installed",
     "read_lock",
     "take_lock",
+    "uncompared_parts",
     "write_lock",
 ]
 
@@ -61,6 +63,7 @@ class LockedPart:
     distribution: str | None = None
     local: LockedCode | None = None
 
+def check_target(path: str | Path) -> None: ...
 def compare_locks(
     first: Lock,
     second: Lock,
@@ -79,4 +82,5 @@ def take_lock(
     *,
     whole_weights: bool = False,
 ) -> Lock: ...
+def uncompared_parts(lock: Lock) -> list[str]: ...
 def write_lock(lock: Lock, path: str | Path) -> None: ...
