@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -25,18 +26,22 @@ _START_S = 120.0
 """Time for the process itself to start, in seconds."""
 
 
-def examine_apart(entries: Sequence[Entry], timeout_s: float) -> Iterator[tuple[Entry, list[Finding]]]:
-    """Examines each entry's class, those of one distribution in one process. One that takes longer than `timeout_s`
-    seconds, or ends its process, is reported as such; the others go on in a new one. Returned entries have the kind
-    that their class has, where theirs is `UNKNOWN_KIND`."""
+def examine_apart(entries: Sequence[Entry], timeout_s: float) -> Iterator[tuple[Entry, Entry, list[Finding]]]:
+    """Examines each entry's class, those of one distribution, file or module in one process. One that takes longer than
+    `timeout_s` seconds, or ends its process, is reported as such; the others go on in a new one.
+
+    Yields the entry that was given, the same with the kind that its class has (where its own is `UNKNOWN_KIND`), and
+    what was found; in another order than given.
+    """
     by_owner: dict[str, list[Entry]] = {}
     for entry in entries:
-        by_owner.setdefault(entry.distribution or entry.reference, []).append(entry)
+        by_owner.setdefault(entry.distribution or entry.reference.rpartition(":")[0], []).append(entry)
     for group in by_owner.values():
         left = group
         while left:
             answers = list(_examine(left, timeout_s))
-            yield from answers
+            for given, (entry, found) in zip(left, answers, strict=False):
+                yield given, entry, found
             left = left[len(answers) :]
 
 
@@ -59,31 +64,36 @@ def _examine(entries: Sequence[Entry], timeout_s: float) -> Iterator[tuple[Entry
         try:
             _write(process.stdin, [dataclasses.asdict(entry) for entry in entries])
             for entry in entries:
-                answer = _answer(lines, timeout_s)
+                answer, is_imported = _answer(lines, timeout_s)
                 if answer is None:
                     yield entry, [_end(process, entry, printed)]
                     return
                 if not answer:
-                    message = f"{entry.label} was not examined within {timeout_s:g} s: its import or its check hangs"
-                    yield entry, [finding("hangs-in-import", entry.label, message)]
+                    code, what = ("hangs-in-check", "check") if is_imported else ("hangs-in-import", "import")
+                    message = f"{entry.label} was not examined within {timeout_s:g} s: its {what} hangs"
+                    yield entry, [finding(code, entry.label, message)]
                     return
-                yield Entry(**answer["done"]), [Finding(**facts) for facts in answer["findings"]]
+                yield Entry(**answer["done"]), [Finding(**facts | {"others": ()}) for facts in answer["findings"]]
         finally:
             _kill(process)
 
 
-def _answer(lines: queue.Queue[str | None], timeout_s: float) -> dict[str, Any] | None:
-    """The answer about the next entry; an empty one where it does not come in time, None where the process ended."""
-    limit = _START_S + timeout_s
+def _answer(lines: queue.Queue[str | None], timeout_s: float) -> tuple[dict[str, Any] | None, bool]:
+    """The answer about the next entry, and whether its import was done; an empty answer where it does not come in
+    time, None where the process ended."""
+    is_imported = False
+    end = time.monotonic() + _START_S + timeout_s
     while True:
         try:
-            line = lines.get(timeout=limit)
+            line = lines.get(timeout=max(end - time.monotonic(), 0.0))
         except queue.Empty:
-            return {}
+            return {}, is_imported
         answer: dict[str, Any] | None = json.loads(line) if line is not None else None
         if answer is None or "done" in answer:
-            return answer
-        limit = timeout_s
+            return answer, is_imported
+        if "begun" in answer:
+            end = time.monotonic() + timeout_s
+        is_imported = "imported" in answer
 
 
 def _end(process: subprocess.Popen[str], entry: Entry, printed: IO[str]) -> Finding:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.commands.diagnosis.apart import UNKNOWN_KIND, examine_apart
-from dovetail.commands.diagnosis.finding import Finding, finding, from_problem, in_order
+from dovetail.commands.diagnosis.finding import Finding, finding, from_problem, in_order, once_per_place
 from dovetail.commands.diagnosis.installation import examine_distribution, examine_names
 from dovetail.commands.diagnosis.sources import examine_source
 from dovetail.contracts.errors import PluginError
 from dovetail.registry.entries import Entry, host_major, normalize_name
-from dovetail.registry.loading import infer_kind
+from dovetail.registry.loading import infer_kind, is_file_reference
 from dovetail.registry.registry import Registry, direct_entry
 
 TIMEOUT_S = 60.0
@@ -31,7 +31,7 @@ class Diagnosis:
 
     def of(self, entry: Entry) -> list[Finding]:
         """The findings about one plugin."""
-        return [one for one in self.findings if one.subject == entry.label]
+        return [one for one in self.findings if entry.label in (one.subject, *one.others)]
 
     @property
     def errors(self) -> list[Finding]:
@@ -64,12 +64,12 @@ def diagnose(
         findings += found
         if (names or loads) and not any(one.code in _NOT_LOADED for one in found):
             to_load.append(entry)
-    for given, (entry, found) in zip(to_load, examine_apart(to_load, timeout_s), strict=True):
+    for given, entry, found in examine_apart(to_load, timeout_s):
         if entry != given:
             entries[entries.index(given)] = entry
             findings = [_relabelled(one, given.label, entry.label) for one in findings]
         findings += found
-    return Diagnosis(tuple(entries), tuple(in_order(findings)))
+    return Diagnosis(tuple(entries), tuple(in_order(once_per_place(findings))))
 
 
 def reference_entry(reference: str) -> Entry:
@@ -95,9 +95,17 @@ def _chosen(registry: Registry, names: Sequence[str]) -> tuple[list[Entry], list
         try:
             entries += installed or [_direct(name)]
         except PluginError as error:
-            message = str(error) if ":" in name or name.endswith(".py") else f"there is no plugin '{name}'"
-            findings.append(finding("unknown-name", name, message))
+            is_reference = ":" in name or name.endswith(".py")
+            message = str(error) if is_reference else f"there is no plugin '{name}'"
+            findings.append(finding("unknown-name", name, message, _file_remedy(name)))
     return list(dict.fromkeys(entries)), findings
+
+
+def _file_remedy(name: str) -> str | None:
+    """What to do about an argument that means a file which gives no plugin; None for another one."""
+    if name.endswith((".py", ".py:")):
+        return f"Write '{name.rstrip(':')}:Class'."
+    return "Correct the path: it counts from the working folder." if is_file_reference(name) else None
 
 
 def _names(name: str, entry: Entry) -> bool:

@@ -1,7 +1,8 @@
 """Imports plugins and examines their classes, in a process of its own.
 
-`python -m dovetail.commands.diagnosis.examined` reads a list of entries as JSON from stdin, and writes a line of JSON
-before and after each on the standard output that it was started with: what plugins print goes to stderr.
+`python -m dovetail.commands.diagnosis.examined` reads a list of entries as JSON from stdin. Before and after each, and
+after its import, it writes a line of JSON on the standard output that it was started with: what plugins print goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any, get_type_hints
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from dovetail.commands.diagnosis.asking import examine_answers
-from dovetail.commands.diagnosis.finding import Finding, finding
+from dovetail.commands.diagnosis.finding import Finding, finding, reference_remedy
 from dovetail.commands.diagnosis.members import examine_members
 from dovetail.commands.diagnosis.sources import reached
+from dovetail.commands.diagnosis.values import examine_capabilities, examine_variables
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
@@ -24,14 +28,11 @@ from dovetail.registry.entries import HOOKS_KIND, Entry
 from dovetail.registry.hooks import HookCaller
 from dovetail.registry.loading import base_class, class_problems, import_object, infer_kind
 
+_LATER = "Upgrade the older of the two, or declare in `contract` the version that the class was written for."
 
-def examine_class(entry: Entry) -> Iterator[Finding]:
-    """Findings about the plugin of an entry that its import shows. Ends at what makes the rest meaningless."""
-    try:
-        found = import_object(entry)
-    except PluginError as error:
-        yield finding(_code_of(error), entry.label, str(error))
-        return
+
+def examine_object(entry: Entry, found: object) -> Iterator[Finding]:
+    """Findings about what the import of an entry gave. Ends at what makes the rest meaningless."""
     if entry.kind == HOOKS_KIND:
         try:
             HookCaller().register(found, entry.qualified_name)
@@ -48,15 +49,37 @@ def examine_class(entry: Entry) -> Iterator[Finding]:
         return
     problems = list(class_problems(entry, found))
     for problem in problems:
-        yield finding(problem.code, problem.subject, f"{entry.label}: {problem.message}")
+        remedy = _LATER if problem.code == "other-contract" else None
+        yield finding(problem.code, problem.subject, f"{entry.label}: {problem.message}", remedy)
     codes = {problem.code for problem in problems}
     members = list(examine_members(entry, found, reached(entry.reference.rpartition(":")[0])))
     yield from members
-    if "capabilities-record" not in codes:
-        yield from _value_types(entry, found)
+    yield from examine_variables(entry, found)
+    mistyped = list(examine_capabilities(entry, found)) if "capabilities-record" not in codes else []
+    yield from mistyped
     cannot_be_asked = any(one.code == "incompatible-override" and ".check`" in one.message for one in members)
-    if not (codes & {"capabilities-record", "options-model"} or cannot_be_asked):
+    if not (codes & {"capabilities-record", "options-model"} or mistyped or cannot_be_asked):
         yield from examine_answers(entry, found)
+
+
+def examine(entry: Entry, imported: Callable[[], None]) -> list[Finding]:
+    """Findings about the plugin of an entry that its import shows. `imported` is called once that is done. An
+    examination that fails is a finding beside those that came before."""
+    try:
+        found = import_object(entry)
+    except PluginError as error:
+        code = _code_of(error)
+        return [finding(code, entry.label, str(error), reference_remedy(code, entry))]
+    imported()
+    findings: list[Finding] = []
+    try:
+        for one in examine_object(entry, found):
+            findings.append(one)  # one by one: those before a failure are kept
+    except Exception as error:
+        first = f"{entry.label} could not be examined: {type(error).__name__}: {error}"
+        text = "".join(traceback.format_exception(error)).rstrip()
+        findings.append(finding("examination-failed", entry.label, f"{first}\n\n{text}"))
+    return findings
 
 
 def _with_kind(entry: Entry) -> Entry:
@@ -78,33 +101,20 @@ def _code_of(error: PluginError) -> str:
     return "cannot-import"
 
 
-def _value_types(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding]:
-    """Capabilities whose values have another type than their fields, as far as plain types tell."""
-    record: Any = plugin.capabilities
-    if not dataclasses.is_dataclass(record):
-        return
-    hints = get_type_hints(type(record))
-    for one in dataclasses.fields(record):
-        value = getattr(record, one.name)
-        allowed = [getattr(each, "__origin__", each) for each in getattr(hints[one.name], "__args__", ())]
-        allowed = allowed if getattr(hints[one.name], "__origin__", None) is None and allowed else []
-        wanted = allowed or [getattr(hints[one.name], "__origin__", hints[one.name])]
-        if all(isinstance(each, type) for each in wanted) and not isinstance(value, tuple(wanted)):
-            names = " or ".join(each.__name__ for each in wanted)
-            message = f"{entry.label}: its capability {one.name} is {value!r}, no {names}"
-            yield finding("capability-type", entry.label, message)
-
-
 def main() -> None:
     """Examines what stdin names."""
     entries = [Entry(**facts) for facts in json.load(sys.stdin)]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+
+    def say(line: dict[str, Any]) -> None:
+        print(json.dumps(line), file=answers, flush=True)
+
     for given in entries:
-        print(json.dumps({"begun": given.label}), file=answers, flush=True)
+        say({"begun": given.label})
         entry = _with_kind(given)
-        found = [dataclasses.asdict(one) for one in examine_class(entry)]
-        print(json.dumps({"done": dataclasses.asdict(entry), "findings": found}), file=answers, flush=True)
+        found = examine(entry, partial(say, {"imported": given.label}))
+        say({"done": dataclasses.asdict(entry), "findings": [dataclasses.asdict(one) for one in found]})
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from dovetail.registry.entries import Problem
+from dovetail.registry.entries import Entry, Problem
 
 Severity = Literal["error", "warning", "note"]
 """Error: the plugin cannot be used, or its code does not do what its author meant. Warning: it works, and something
@@ -37,6 +37,8 @@ class Finding:
     """What is wrong here; the first line is the summary, a traceback may follow."""
     remedy: str
     """What to do."""
+    others: tuple[str, ...] = ()
+    """Further plugins of which it is found, at the same place of a file that they share."""
 
 
 _REINSTALL = "Install the distribution again."
@@ -78,9 +80,7 @@ CODES: dict[str, Code] = {
     "bad-entry-point": Code(
         "error", "the entry point's value is no reference", "Write 'package.module:Class' in pyproject.toml."
     ),
-    "other-contract": Code(
-        "error", "written for another major version of the contract", "Upgrade the plugin, or dovetail."
-    ),
+    "other-contract": Code("error", "written for another version of the contract", "Upgrade the plugin, or dovetail."),
     "unknown-name": Code("error", "there is no such plugin", "Look at `dovetail plugins list`."),
     "module-gone": Code(
         "error",
@@ -95,7 +95,17 @@ CODES: dict[str, Code] = {
     # The import.
     "cannot-import": Code("error", "the import raises", "Mend what the traceback shows."),
     "hangs-in-import": Code(
-        "error", "the import or the examination does not end", "Do no work in the module's body and in `check`."
+        "error", "the import does not end", "Do no work in the module's body: read and load in `__init__`, or later."
+    ),
+    "hangs-in-check": Code(
+        "error",
+        "`check`, or the creation of `Options`, does not end",
+        "Answer from what `check` is given: it must not read models, wait or use the network.",
+    ),
+    "examination-failed": Code(
+        "warning",
+        "the examination itself failed on the plugin",
+        "Mend the other findings first; where none is left, report the traceback to Dovetail.",
     ),
     "ends-process": Code(
         "error", "the import or the examination ends the process", "Do no work in the module's body and in `check`."
@@ -106,7 +116,7 @@ CODES: dict[str, Code] = {
         "error", "hooks that match no hook, or take other arguments", "Compare with dovetail.contracts.hooks."
     ),
     "contract-version": Code(
-        "error", "the class does not say its contract version, or a later one", "Declare `contract = (major, minor)`."
+        "error", "the class does not say its contract version", "Declare `contract = (major, minor)`."
     ),
     "newer-member": Code(
         "error",
@@ -137,6 +147,11 @@ CODES: dict[str, Code] = {
     "capability-type": Code(
         "error", "a capability's value has another type than the record's field", "Write a value of the field's type."
     ),
+    "variable-type": Code(
+        "error",
+        "a class variable of the contract has a value of another type",
+        "Write a value of the type that the contract has.",
+    ),
     "unknown-stability": Code(
         "error", "`stability` is none of the known", "Write 'experimental', 'provisional' or 'stable'."
     ),
@@ -164,9 +179,33 @@ def finding(code: str, subject: str, message: str, remedy: str | None = None) ->
     return Finding(code, known.severity, subject, message, remedy or known.remedy)
 
 
+def reference_remedy(code: str, entry: Entry) -> str | None:
+    """What to do about a module or class that is gone where no entry point named it; else None, the code's own."""
+    if entry.distribution is not None:
+        return None
+    return {
+        "module-gone": "Correct the reference, or put the module's folder on PYTHONPATH.",
+        "class-gone": "Correct the reference: name a class that is in it.",
+    }.get(code)
+
+
 def from_problem(problem: Problem) -> Finding:
     """A problem of the registry's as a finding."""
     return finding(problem.code, problem.subject, problem.message)
+
+
+def once_per_place(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that say the same of one line of a file for several plugins as one, which names the first of them."""
+    merged: dict[object, Finding] = {}
+    for one in findings:
+        said = one.message.removeprefix(one.subject)
+        key = (one.code, said) if one.code == "private-import" else one
+        first = merged.setdefault(key, one)
+        if one.subject not in (first.subject, *first.others):
+            others = (*first.others, one.subject)
+            message = f"{first.subject} and {len(others)} more{said}"
+            merged[key] = replace(first, message=message, others=others)
+    return list(merged.values())
 
 
 def in_order(findings: Iterator[Finding] | list[Finding]) -> list[Finding]:

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import dovetail
-from dovetail.commands.diagnosis.finding import Finding, finding
+from dovetail.commands.diagnosis.finding import Finding, finding, reference_remedy
 from dovetail.commands.diagnosis.installation import extra_of
 from dovetail.commands.diagnosis.surface import is_ours, is_public
 from dovetail.commands.summary import find_module
@@ -50,7 +50,8 @@ def examine_source(entry: Entry, *, is_brief: bool = False) -> Iterator[Finding]
             yield finding("module-gone", entry.label, f"{entry.label}: there is no file {module}")
             return
     elif find_module(module) is None:
-        yield finding("module-gone", entry.label, f"{entry.label}: there is no module '{module}'")
+        remedy = reference_remedy("module-gone", entry)
+        yield finding("module-gone", entry.label, f"{entry.label}: there is no module '{module}'", remedy)
         return
     if is_brief:
         return
@@ -150,7 +151,7 @@ def _private_imports(entry: Entry, sources: tuple[Source, ...]) -> Iterator[Find
             if not is_ours(one.module) or _unit(one.module) == _unit(source.module) or _is_public(one):
                 continue
             what = one.module if one.name is None else f"{one.name} from {one.module}"
-            message = f"{entry.label} imports {what}, which is not public ({source.path}, line {one.line})"
+            message = f"{entry.label}: {what} is imported, which is not public ({source.path}, line {one.line})"
             yield finding("private-import", entry.label, message)
 
 

@@ -56,9 +56,8 @@ def load_entry(entry: Entry) -> type[Plugin]:
 def class_problems(entry: Entry, plugin: type[Plugin]) -> Iterator[Problem]:
     """Why the host cannot use a class of the entry's kind: nothing for one that it can."""
     base = base_class(entry.kind)
-    problem = _contract_problem(entry, plugin)
-    if problem is not None:
-        yield Problem("contract-version", entry.label, problem)
+    for code, problem in _contract_problems(entry, plugin):
+        yield Problem(code, entry.label, problem)
     for code, problem in _shape_problems(plugin, base):
         yield Problem(code, entry.label, problem)
 
@@ -179,18 +178,20 @@ def _extra_hint(entry: Entry, module: str) -> str:
     return ""
 
 
-def _contract_problem(entry: Entry, plugin: type[Plugin]) -> str | None:
+def _contract_problems(entry: Entry, plugin: type[Plugin]) -> Iterator[tuple[str, str]]:
     host = KINDS[entry.kind].version
     declares = f"contract = ({host.major}, {host.minor})"
+    name, undeclared = plugin.__qualname__, "contract-version"
     try:
         major, minor = plugin.contract
     except AttributeError:
-        return f"{plugin.__qualname__} does not say which contract it was written for: add `{declares}` to the class"
+        yield undeclared, f"{name} does not say which contract it was written for: add `{declares}` to the class"
+        return
     except (TypeError, ValueError):
-        return f"{plugin.__qualname__}.contract is {plugin.contract!r}, not (major, minor): write `{declares}`"
+        yield undeclared, f"{name}.contract is {plugin.contract!r}, not (major, minor): write `{declares}`"
+        return
     if major != host.major or minor > host.minor:
-        return version_refusal(entry.kind, f"{major}.{minor}", major, entry.distribution)
-    return None
+        yield "other-contract", version_refusal(entry.kind, f"{major}.{minor}", major, entry.distribution)
 
 
 def _shape_problems(plugin: type[Plugin], base: type[Plugin]) -> Iterator[tuple[str, str]]:

@@ -84,6 +84,27 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "capability-type",
         "no frozenset",
     ),
+    "two": (
+        "draft_worker",
+        "capabilities = DraftCapabilities(tensor_parallel='two')",
+        "capability-type",
+        "no int",
+    ),
+    "bool_for_int": (
+        "draft_worker",
+        "capabilities = DraftCapabilities(tensor_parallel=True)",
+        "capability-type",
+        "no int",
+    ),
+    "unprintable": (
+        "attention_backend",
+        "capabilities = AttentionCapabilities(\n"
+        "        device_types=None, dtypes=type('Odd', (), {'__repr__': lambda self: 1 / 0})())",
+        "examination-failed",
+        "ZeroDivisionError",
+    ),
+    "high": ("draft_worker", "preference = 'high'", "variable-type", "no int"),
+    "from_the_future": ("draft_worker", "contract = (1, 99)", "other-contract", "version that the class was written"),
     "beta": ("draft_worker", "stability = 'beta'", "unknown-stability", "'experimental'"),
     "raises": (
         "draft_worker",
@@ -175,3 +196,25 @@ def test_a_reference_is_examined_and_gets_the_kind_of_its_class(examine, tmp_pat
     [finding] = diagnosis.of(entry)
     assert finding.code == "misspelt-override"
     assert finding.message.startswith("draft_worker '")
+
+
+def test_a_private_import_of_a_shared_file_is_told_once_and_of_each_plugin(examine, tmp_path: Path):
+    source = f"{HEAD}\nfrom dovetail.engine.core import EngineCore\nclass First(Good): ...\nclass Second(Good): ...\n"
+    (tmp_path / "mine.py").write_text(source)
+    diagnosis = examine(f"{tmp_path}/mine.py:First", f"{tmp_path}/mine.py:Second")
+    [finding] = diagnosis.findings
+    assert (finding.code, " and 1 more: EngineCore from" in finding.message) == ("private-import", True)
+    assert [entry.kind for entry in diagnosis.entries] == ["draft_worker", "draft_worker"]
+    assert [diagnosis.of(entry) for entry in diagnosis.entries] == [[finding], [finding]]
+
+
+def test_findings_are_of_their_own_plugin_whatever_the_order(examine, tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(
+            f"{HEAD}\nclass Beta(Good):\n    stability = 'beta'\nclass Fine(Good): ...\n"
+        )
+    names = [f"{tmp_path}/{file}:{name}" for file, name in (("a.py", "Beta"), ("b.py", "Fine"), ("a.py", "Fine"))]
+    diagnosis = examine(*names)
+    found = {entry.name: [one.code for one in diagnosis.of(entry)] for entry in diagnosis.entries}
+    assert found == dict(zip(names, (["unknown-stability"], [], []), strict=True))
+    assert {entry.kind for entry in diagnosis.entries} == {"draft_worker"}

@@ -35,6 +35,8 @@ def test_faults_of_an_import_cost_the_plugin_alone(examine, tmp_path):
         "hangs": "import threading\nthreading.Event().wait()\n",
         "exits": "import os\nos._exit(7)\n",
         "raises": "print('noise on stdout')\n1 / 0\n",
+        "checks": f"{SINK}    @classmethod\n    def check(cls, need, options, environment):\n"
+        "        import threading\n        threading.Event().wait()\n",
         "sound": f"print('noise on stdout')\n{SINK}",
     }
     points = {GROUP: {name: f"acme_{name}:Sink" for name in sources}}
@@ -44,6 +46,7 @@ def test_faults_of_an_import_cost_the_plugin_alone(examine, tmp_path):
     found = {entry.name: [one.code for one in diagnosis.of(entry)] for entry in diagnosis.entries}
     assert found == {
         "hangs": ["hangs-in-import"],
+        "checks": ["hangs-in-check"],
         "exits": ["ends-process"],
         "raises": ["cannot-import"],
         "sound": [],
@@ -152,6 +155,19 @@ def test_an_entry_point_without_a_class_and_one_of_another_contract(examine, tmp
     assert codes(findings, "formless") == ["bad-entry-point"]
     assert codes(findings, "later") == ["other-contract"]
     assert codes(findings, "nowhere") == ["unknown-name"]
+
+
+def test_what_to_do_about_a_reference_speaks_of_the_reference(examine, tmp_path):
+    (tmp_path / "mine.py").write_text(SINK)
+    expected = {
+        f"{tmp_path}/mine.py:Nope": ("class-gone", "name a class that is in it"),
+        "no_such_module:Sink": ("module-gone", "PYTHONPATH"),
+        f"{tmp_path}/gone.py:Sink": ("unknown-name", "Correct the path"),
+        f"{tmp_path}/mine.py": ("unknown-name", f"Write '{tmp_path}/mine.py:Class'"),
+    }
+    for name, (code, remedy) in expected.items():
+        [finding] = examine(name).findings
+        assert (finding.code, remedy in finding.remedy) == (code, True), finding
 
 
 def test_hooks_that_match_none_are_told(examine, tmp_path):
