@@ -67,6 +67,7 @@ class Finding:
     subject: str
     message: str
     remedy: str
+    others: tuple[str, ...] = ()
 
 HOOKS_KIND = 'hooks'
 
