@@ -57,6 +57,8 @@ class Submit(Message):
     """time.monotonic(), which all processes of a machine share."""
     trace_headers: dict[str, str] | None
     user: str | None
+    prediction: tuple[int, ...]
+    """As in `ProcessedInput`."""
 
 
 class Stop(Message):
@@ -225,6 +227,7 @@ def submit_message(
         arrival_time=arrival_time,
         trace_headers=dict(trace_headers) if trace_headers is not None else None,
         user=user,
+        prediction=processed.prediction,
     )
 
 
@@ -244,6 +247,7 @@ def processed_input(message: Submit) -> ProcessedInput:
         cache_salt=message.cache_salt,
         shows_logprobs=params.logprobs is not None,
         grammar=message.grammar,
+        prediction=message.prediction,
     )
 
 

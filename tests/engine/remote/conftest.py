@@ -26,7 +26,10 @@ def sections(story_model: Path) -> dict[str, Any]:
         "scheduler": {"name": "priority"},
         "executor": {"threads": 1},
         "speculative": {
-            "drafters": {"lookup": {"name": "ngram", "num_tokens": 4, "min_match": 1, "length": "fixed"}},
+            "drafters": {
+                "lookup": {"name": "ngram", "num_tokens": 4, "min_match": 1, "length": "fixed"},
+                "predicted": {"name": "prediction", "num_tokens": 4, "length": "fixed"},
+            },
             "default": None,
         },
     }

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_outputs_are_those_of_an_engine_in_this_process(
     assert outputs[-1].finished
     has_spans = any(completion.accepted_spans for output in outputs for completion in output.outputs)
     assert has_spans == ("speculation" in CASES[case])
+
+
+def test_a_prediction_reaches_the_drafter(with_remote: WithRemote, local_engine: AsyncLLMEngine) -> None:
+    plain = SamplingParams(temperature=0.0, max_tokens=40, output_kind="final_only", ignore_eos=True)
+    (expected,) = asyncio.run(collect(local_engine, plain))
+    params = replace(plain, speculation="predicted", prediction=expected.outputs[0].text)
+    (output,) = with_remote(lambda engine: collect(engine, params))
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert output.metrics.num_accepted_from_prediction > 20
 
 
 def test_several_clients_get_what_is_theirs(engine_process: EngineProcess, local_engine: AsyncLLMEngine) -> None:
