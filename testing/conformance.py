@@ -23,6 +23,7 @@ import yaml
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.registry.entries import HOOKS_KIND, Entry, kind_version
+from dovetail.registry.imports import module_command
 from dovetail.registry.loading import base_class, import_object, infer_kind
 from dovetail.registry.registry import Registry, direct_entry
 from dovetail.testing import VERSION, hints
@@ -217,7 +218,7 @@ def _import_contracts() -> None:
 
 def _answering(given: argparse.Namespace) -> list[str]:
     """The command of a process that tries capabilities."""
-    command = [sys.executable, "-m", "dovetail.testing.conformance", given.reference, "--answer"]
+    command = module_command("dovetail.testing.conformance", given.reference, "--answer")
     command += [] if given.kind is None else ["--kind", given.kind]
     return command + [part for each in given.set for part in ("--set", each)]
 

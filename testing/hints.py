@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dovetail.registry.imports import import_environment
 from dovetail.testing._session import Result, run_class
 from dovetail.testing.capabilities import Capability
 from dovetail.testing.suite import Suite
@@ -76,7 +77,13 @@ def find_hints(command: Sequence[str], wanted: Mapping[Capability, Sequence[str]
         asked = json.dumps([{"capability": asdict(capability), "cases": cases} for capability, cases in left])
         try:
             done = subprocess.run(
-                command, input=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=timeout_s
+                command,
+                input=asked,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                timeout=timeout_s,
+                env=import_environment(),
             )
             output = done.stdout
         except subprocess.TimeoutExpired as expired:

@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from dovetail.commands.diagnosis.finding import Finding, finding
 from dovetail.registry.entries import Entry
+from dovetail.registry.imports import import_environment, module_command
 
 UNKNOWN_KIND = "plugin"
 """Kind of an entry whose class says of which kind it is."""
@@ -47,7 +47,7 @@ def examine_apart(entries: Sequence[Entry], timeout_s: float) -> Iterator[tuple[
 
 def _examine(entries: Sequence[Entry], timeout_s: float) -> Iterator[tuple[Entry, list[Finding]]]:
     """Up to the first entry that does not come to its end."""
-    command = [sys.executable, "-P", "-m", "dovetail.commands.diagnosis.examined"]
+    command = module_command("dovetail.commands.diagnosis.examined")
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
         process = subprocess.Popen(
             command,
@@ -56,7 +56,7 @@ def _examine(entries: Sequence[Entry], timeout_s: float) -> Iterator[tuple[Entry
             stderr=printed,
             text=True,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)},
+            env=import_environment(),
         )
         assert process.stdin is not None
         assert process.stdout is not None

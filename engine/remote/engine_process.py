@@ -27,6 +27,7 @@ from dovetail.engine.remote.engine_server import EngineServer
 from dovetail.engine.remote.messages import Failure, error_of, failure_of
 from dovetail.engine.resolving import resolve
 from dovetail.engine.token_engine import TokenEngine
+from dovetail.registry.imports import import_environment, module_command
 from dovetail.worker.machine.collector import collector_paused
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class EngineProcess:
         self.directory = Path(directory if directory is not None else self._temporary.name)  # type: ignore[union-attr]
         self.address = f"ipc://{self.directory}/engine"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.engine.remote.engine_process", self.address],
+            module_command("dovetail.engine.remote.engine_process", self.address),
+            env=import_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

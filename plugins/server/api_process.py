@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from dovetail import RemoteEngine
 from dovetail.commands import Component, create_class
+from dovetail.commands.installed import import_environment, module_command
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.route import Route
 from dovetail.plugins.server.api import APIServer
@@ -57,7 +58,8 @@ class APIProcess:
         """`listener`: the socket that all API processes accept from."""
         fd = listener.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.plugins.server.api_process", str(fd)],
+            module_command("dovetail.plugins.server.api_process", str(fd)),
+            env=import_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[fd],

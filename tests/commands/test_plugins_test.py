@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from dovetail.contracts.kinds import KINDS
 from dovetail.registry.entries import HOOKS_KIND
+from dovetail.testing.local_plugins import write_distribution
 from dovetail.testing.suite import SUITES, Suite
 
 PROCESSORS = """
@@ -55,9 +57,12 @@ class Shifts(Sound):
 """
 
 
-def plugins_test(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dovetail", "plugins", "test", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def plugins_test(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As the installed command does it: the folder is not on its `sys.path`."""
+    command = [sys.executable, "-P", "-m", "dovetail", "plugins", "test", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture
@@ -129,6 +134,7 @@ def test_a_test_that_hangs_and_one_that_ends_the_process_are_named(folder: Path)
 
 
 def test_what_could_be_declared_is_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise RuntimeError('no file of this folder stands for a library')")
     (tmp_path / "attention.py").write_text(
         "from dataclasses import replace\n"
         "from dovetail.attention_backends.reference import ReferenceBackend\n"
@@ -154,6 +160,19 @@ def test_an_installed_plugin_goes_by_its_name(folder: Path) -> None:
     done = plugins_test(folder, "no_repeat_ngram", "--set", "request_options=[2, 3]", "--set", "refused_options=[0]")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "dovetail:no_repeat_ngram (logits_processor 1.0)" in done.stdout
+
+
+def test_a_wheel_that_lacks_a_module_fails_also_where_its_sources_lie(folder: Path) -> None:
+    (folder / "left_out.py").write_text("")
+    site = folder / "site"
+    points = {"dovetail.logits_processor.v1": {"partial": "partial_processor:Sound"}}
+    modules = {"partial_processor.py": f"import left_out\n{PROCESSORS}"}
+    write_distribution(site, "partial", entry_points=points, modules=modules)
+    done = plugins_test(folder, "partial", "--no-hints", PYTHONPATH=str(site))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "No module named 'left_out'" in done.stderr
+    done = plugins_test(folder, "partial", "--no-hints", PYTHONPATH=f"{site}{os.pathsep}{folder}")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

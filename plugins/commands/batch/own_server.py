@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from dovetail.commands.checks import require
+from dovetail.commands.installed import import_environment, module_command
 from dovetail.contracts.errors import DovetailError
 
 BASE_URL = "http://dovetail"
@@ -38,8 +39,8 @@ def own_server(source: str | None, options: Sequence[str]) -> Iterator[str]:
         path = str(Path(directory) / "socket")
         settings = [f"server.uds={path}", *_SETTINGS]
         given = [part for option in [*options, *settings] for part in ("-o", option)]
-        command = [sys.executable, "-m", "dovetail", "serve", *([source] if source else []), *given]
-        with subprocess.Popen(command) as process:
+        command = module_command("dovetail", "serve", *([source] if source else []), *given)
+        with subprocess.Popen(command, env=import_environment()) as process:
             try:
                 _wait(process, path)
                 yield path

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
+from dovetail.commands.installed import import_environment, module_command
 from dovetail.commands.machine import Span, Watch, describe_machine
 from dovetail.commands.progress import Progress
 from dovetail.contracts.errors import ConfigError, DovetailError
@@ -59,10 +59,12 @@ def run_startup(choice: EngineChoice, procedure: Procedure) -> Result:
 def start_process(choice: EngineChoice) -> tuple[float, dict[str, Any]]:
     """Seconds to the first token of one fresh process, and what that reports. Raises its error."""
     total, report = None, None
-    command = [sys.executable, "-m", _CHILD, json.dumps(choice.keywords())]
+    command = module_command(_CHILD, json.dumps(choice.keywords()))
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         started = time.monotonic()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=import_environment()
+        ) as process:
             assert process.stdout is not None
             # Whatever else prints on standard output does not start with our mark.
             for line in process.stdout:

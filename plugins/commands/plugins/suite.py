@@ -7,14 +7,13 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dovetail.commands.installed import HOOKS_KIND, Registry
+from dovetail.commands.installed import HOOKS_KIND, Registry, import_environment, module_command
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins.commands.plugins.lookup import KindOption, listed_entry, require_kind
 from dovetail.plugins.commands.plugins.suite_page import suite_page
@@ -48,12 +47,12 @@ def run_suite(
         raise PluginError("the suites need pytest: pip install 'dovetail[testing]'")
     with tempfile.TemporaryDirectory(prefix="dovetail-") as directory:
         watched, report = Path(directory) / "task", out or Path(directory) / "report.json"
-        command = [sys.executable, "-m", "dovetail.testing.conformance", *_tested(name, kind)]
+        command = module_command("dovetail.testing.conformance", *_tested(name, kind))
         command += [part for each in attributes or [] for part in ("--set", each)]
         command += ["--hints" if hints else "--no-hints", "--timeout", str(timeout_s)]
         command += ["--out", str(report), "--watch", str(watched)]
         # A process of its own: what a plugin breaks, and where it hangs, ends with it.
-        code = subprocess.run(command, check=False).returncode
+        code = subprocess.run(command, env=import_environment(), check=False).returncode
         if unfinished := watched.read_text(encoding="utf-8") if watched.exists() else "":
             typer.echo(f"error: {_describe_end(unfinished, code, timeout_s)}", err=True)
             raise typer.Exit(NOT_FINISHED)

@@ -260,6 +260,22 @@ def test_the_socket_of_a_server_that_ended_is_removed(story_model: Path, tmp_pat
     assert not path.exists()
 
 
+def test_files_of_the_working_folder_stand_for_no_library(story_model: Path, tmp_path: Path) -> None:
+    file, _ = write_config(story_model, tmp_path)
+    for name in ("http", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the user')")
+    # -P: as the installed command starts.
+    command = [sys.executable, "-P", "-m", "dovetail", "serve", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if line.startswith("serving"):
+                process.terminate()
+    assert process.returncode == 0, said
+
+
 def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: Path) -> None:
     with serving(story_model, tmp_path) as served:
         children = psutil.Process(served.process.pid).children()
