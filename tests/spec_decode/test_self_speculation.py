@@ -23,16 +23,45 @@ from .conftest import greedy
 
 PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 20, 21], [40, 41, 42], [99, 3], [7] * 30]
-ROUNDABOUT = '''
+ASTRAY = '''
 from dovetail.spec_decode.self_speculation import SelfSpeculationDrafter
 
 
-class TooFar(SelfSpeculationDrafter):
-    """Writes where the target computed."""
+class Astray(SelfSpeculationDrafter):
+    """Runs a pass of `count` rows (0: as many as drafts are wanted), `away` positions behind the last known token."""
+
+    away, count, other = 0, 1, 0
 
     def propose(self, batch):
-        known = batch.requests[0].token_ids
-        self.setup.target.run([batch.requests[0].seq_id], [len(known) - 2], [1], known[-2:-1], {1})
+        request = batch.requests[0]
+        start = len(request.token_ids) - 1 + self.away
+        count = self.count or request.max_drafts
+        self.setup.target.run([request.seq_id + self.other], [start], [count], [3] * count, {1})
+        return [None] * len(batch.requests)
+
+
+class Back(Astray):
+    away = -1
+
+
+class Beyond(Astray):
+    count = 5
+
+
+class Gap(Astray):
+    away = 1
+
+
+class Stranger(Astray):
+    other = 1000
+
+
+class Four(Astray):
+    count = 4
+
+
+class Within(Astray):
+    count = 0
 '''
 
 
@@ -129,13 +158,38 @@ def test_it_drafts_as_a_stage_of_another_drafter(tmp_path: Path) -> None:
     assert sum(output.metrics.num_drafted for output in outputs) > 40
 
 
-def test_pages_that_the_target_filled_are_out_of_reach(tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_stage", [False, True])
+@pytest.mark.parametrize(
+    ("name", "max_tokens", "message"),
+    [
+        ("Back", 20, "it may write from 9 to 12"),
+        ("Beyond", 20, "positions 9 to 13 of a request of which 10 tokens are known; it may write from 9 to 12"),
+        # Two more tokens fit behind the first, and a round yields one by itself: one draft is asked for.
+        ("Four", 3, "it may write from 9 to 9"),
+        ("Gap", 20, "has written none from 9 on"),
+        ("Stranger", 20, "none of its batch"),
+        ("Within", 20, None),
+    ],
+)
+def test_positions_that_are_not_the_drafters_are_refused(
+    tmp_path: Path, name: str, max_tokens: int, message: str | None, as_stage: bool
+) -> None:
     model = save(tmp_path)
-    (tmp_path / "far.py").write_text(ROUNDABOUT)
-    with create(tmp_path, f"{tmp_path}/far.py:TooFar", drafter={"skip_layers": [1]}) as llm:
-        (output,) = llm.generate([PROMPTS[0]], PARAMS, use_tqdm=False)
-    assert "it may write from 9 to 12" in output.metrics.drafter_error
-    assert output.outputs[0].token_ids == greedy(model, PROMPTS[0], 20)
+    (tmp_path / "astray.py").write_text(ASTRAY)
+    fixed = {"num_tokens": 4, "length": "fixed"}
+    drafters: dict[str, Any] = {"own": {"name": f"{tmp_path}/astray.py:{name}", "skip_layers": [1], **fixed}}
+    if as_stage:
+        drafters |= {"lookup": {"name": "ngram", "min_match": 30, "max_match": 30, **fixed}}
+        drafters |= {"it": {"name": "cascade", "stages": ["lookup", "own"], **fixed}}
+    with LLM(
+        model={"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 64},
+        cache={"block_size": 4, "num_blocks": 24},
+        speculative={"drafters": drafters},
+    ) as llm:
+        (output,) = llm.generate([PROMPTS[0]], replace(PARAMS, max_tokens=max_tokens), use_tqdm=False)
+    error = output.metrics.drafter_error
+    assert error is None if message is None else message in str(error)
+    assert output.outputs[0].token_ids == greedy(model, PROMPTS[0], max_tokens)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,7 +94,8 @@ class LoadedDrafter:
         for stage in self.stages:
             stage.begin(batch)
         try:
-            drafts = self.worker.propose(batch)
+            with nullcontext() if self.passes is None else self.passes.proposing(batch.requests):
+                drafts = self.worker.propose(batch)
             for stage in self.stages:
                 stage.complete()
         finally:
@@ -120,7 +122,8 @@ def load_drafters(
     loaded: dict[str, LoadedDrafter] = {}
     for drafter in sorted(drafters.values(), key=lambda one: bool(one.stages)):
         stages = tuple(
-            HostStage(drafters[label], loaded[label].worker, drafter.hidden_layers) for label in drafter.stages
+            HostStage(drafters[label], loaded[label].worker, drafter.hidden_layers, loaded[label].passes)
+            for label in drafter.stages
         )
         loaded[drafter.name] = _load_drafter(config, section, plugins, drafter, stages, model, context, tokenizers)
     return {name: loaded[name] for name in drafters}
@@ -156,7 +159,7 @@ def _load_drafter(
         own_model = _load_model(config, plugins, drafter.model, create_context())
         own_model = replace(own_model, tokenizer_json=tokenizers.own.get(drafter.name))
     plugin, _ = plugins.get(drafter.component)
-    passes = BatchPasses(model, context.device, drafter.num_tokens) if drafter.runs_target else None
+    passes = BatchPasses(model, context.device) if drafter.runs_target else None
     simple = DraftSetup(
         vocab_size=config.model.vocab_size,
         hidden_size=section.hidden_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -13,17 +14,21 @@ from dovetail.contracts.draft_target import ReadsTopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest, DraftWorker
 from dovetail.nn.host_copies import on_device
+from dovetail.worker.speculation.target_passes import BatchPasses
 
 
 class HostStage(DraftStage):
     """A drafter of the config as the stage of another one, whose batches it shares."""
 
-    def __init__(self, config: ResolvedDrafter, worker: DraftWorker, batch_layers: Sequence[int]):
-        """`batch_layers`: whose states between layers the batches hold."""
+    def __init__(
+        self, config: ResolvedDrafter, worker: DraftWorker, batch_layers: Sequence[int], passes: BatchPasses | None
+    ):
+        """`batch_layers`: whose states between layers the batches hold. `passes`: the stage's over the target."""
         self.name = config.name
         self.capabilities = config.abilities
         self.num_tokens = config.num_tokens
         self._worker = worker
+        self._passes = passes
         self._columns = [batch_layers.index(layer) for layer in config.hidden_layers]
         self._num_layers = len(batch_layers)
         self._num_top = worker.num_top_tokens(worker.options) if isinstance(worker, ReadsTopTokens) else 0
@@ -60,7 +65,9 @@ class HostStage(DraftStage):
         chosen = [i for i, one in enumerate(requests) if one.max_drafts or not self.capabilities.stateless]
         drafts: list[Draft | None] = [None] * len(requests)
         if chosen:
-            given = list(self._worker.propose(self._of(batch, [requests[i] for i in chosen])))
+            shown = self._of(batch, [requests[i] for i in chosen])
+            with nullcontext() if self._passes is None else self._passes.proposing(shown.requests):
+                given = list(self._worker.propose(shown))
             if len(given) != len(chosen):
                 raise PluginError(f"stage {self.name!r} gave {len(given)} drafts for {len(chosen)} requests")
             for i, draft in zip(chosen, given, strict=True):

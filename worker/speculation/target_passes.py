@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.draft_target import TargetPasses
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.model import CausalLM, ModelInputs
+from dovetail.contracts.speculation import DraftRequest
 from dovetail.nn.host_copies import on_device
 from dovetail.worker.input_batch import InputBatch
 
@@ -51,18 +53,30 @@ def pages_batch(
 class BatchPasses(TargetPasses):
     """Made with the drafter, of use once the KV memory is there."""
 
-    def __init__(self, model: CausalLM, device: torch.device, num_tokens: int):
-        """`num_tokens`: most drafts of a request."""
+    def __init__(self, model: CausalLM, device: torch.device):
         self._model = model
         self._device = device
-        self._num_tokens = num_tokens
         self._batch: InputBatch | None = None
         self._block_size = 0
         self._backends: Mapping[int, AttentionBackend] = {}
+        self._max_drafts: dict[int, int] = {}
+        """By seq_id, of the requests of the `propose` that runs."""
+        self._ends: dict[int, int] = {}
+        """By seq_id, the position behind the last that was written since that `propose` began."""
 
     def bind(self, batch: InputBatch, block_size: int, backends: Mapping[int, AttentionBackend]) -> None:
         """Uses the target's `backends`, by KV group, over the block tables of `batch` from now on."""
         self._batch, self._block_size, self._backends = batch, block_size, backends
+
+    @contextmanager
+    def proposing(self, requests: Sequence[DraftRequest]) -> Iterator[None]:
+        """Inside, `propose` runs with these requests: passes are for them alone."""
+        self._max_drafts = {request.seq_id: request.max_drafts for request in requests}
+        self._ends = {request.seq_id: len(request.token_ids) - 1 for request in requests}
+        try:
+            yield
+        finally:
+            self._max_drafts, self._ends = {}, {}
 
     @torch.inference_mode()
     def run(
@@ -72,6 +86,8 @@ class BatchPasses(TargetPasses):
         if self._batch is None:
             raise RuntimeError("the target's pages are there from the first `propose` on")
         self._check(self._batch, seq_ids, starts, counts)
+        for seq_id, start, count in zip(seq_ids, starts, counts, strict=True):
+            self._ends[seq_id] = max(self._ends[seq_id], int(start + count))
         slots = np.empty(0, dtype=np.int64)
         for group_id, backend in self._backends.items():
             slots, planned = pages_batch(self._batch, group_id, self._block_size, seq_ids, starts, counts, {})
@@ -86,9 +102,19 @@ class BatchPasses(TargetPasses):
     def _check(self, batch: InputBatch, seq_ids: Sequence[int], starts: np.ndarray, counts: np.ndarray) -> None:
         """What the target computed must stay as it is: other requests may share it."""
         for seq_id, start, count in zip(seq_ids, starts, counts, strict=True):
+            most = self._max_drafts.get(seq_id, 0)
+            if not most:
+                raise PluginError(
+                    f"a drafter asks for a pass over request {seq_id}, which is none of its batch or wants no drafts"
+                )
             known = int(batch.num_tokens[batch.requests[seq_id].row])
-            if not known - 1 <= start < start + count <= known - 1 + self._num_tokens:
+            if not known - 1 <= start < start + count <= known - 1 + most:
                 raise PluginError(
                     f"a drafter asks for positions {start} to {start + count - 1} of a request of which {known} tokens "
-                    f"are known; it may write from {known - 1} to {known - 2 + self._num_tokens}"
+                    f"are known; it may write from {known - 1} to {known - 2 + most}"
+                )
+            if start > self._ends[seq_id]:
+                raise PluginError(
+                    f"a drafter asks for positions {start} to {start + count - 1} of a request, and has written none "
+                    f"from {self._ends[seq_id]} on: nothing may be left out before the first"
                 )
