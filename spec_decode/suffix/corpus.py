@@ -147,7 +147,12 @@ def _index(documents: Iterator[NDArray[np.int32]], path: Path, max_tokens: int, 
     make_private_folder(folder)
     for name, array in ((_TEXT, text), (_PLACES, places[order].astype(np.uint32)), (_KEYS, keys[-1][order])):
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            _save(file, array)
+            try:
+                _save(file, array)
+                file.flush()
+            except BaseException:
+                os.unlink(file.name)
+                raise
         os.replace(file.name, folder / name)
 
 

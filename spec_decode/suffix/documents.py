@@ -33,13 +33,26 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def needs_tokenizer(files: Sequence[Path]) -> bool:
-    """Whether some of the files hold text. Lines of JSON may: their first line tells."""
-    return any(file.suffix in TEXTS or (file.suffix == ".jsonl" and _begins_with_text(file)) for file in files)
+    """Whether some of the files hold text. Lines of JSON are looked at up to the first that is one."""
+    return any(file.suffix in TEXTS or (file.suffix == ".jsonl" and _has_text(file)) for file in files)
 
 
-def _begins_with_text(file: Path) -> bool:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return '"token_ids"' not in next(lines, "")
+def _has_text(file: Path) -> bool:
+    with file.open("rb") as lines:
+        return any(_is_text(line.lstrip()) for line in lines)
+
+
+def _is_text(line: bytes) -> bool:
+    """Of a line that is no document, what reading it will say: that is not told here."""
+    if line.startswith(b'"'):
+        return True
+    if not line.startswith(b"{") or line.startswith(b'{"token_ids"'):
+        return False
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return False
+    return "token_ids" not in document and isinstance(document.get("text"), str)
 
 
 def read_documents(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError
 from dovetail.spec_decode.suffix import corpus as corpora
 from dovetail.spec_decode.suffix.corpus import open_corpus
+from dovetail.spec_decode.suffix.documents import needs_tokenizer
 from dovetail.spec_decode.suffix.drafter import SuffixDrafter
 from dovetail.spec_decode.suffix.matching import MAX_MATCHES, match_lengths
 from dovetail.testing.draft_suite import DraftWorkerSuite
@@ -159,6 +161,36 @@ def test_a_corpus_speeds_up_what_it_holds_and_changes_nothing(tmp_path: Path) ->
     assert len({tuple(output.outputs[0].token_ids) for output in outputs.values()}) == 1
     accepted = {name: output.metrics.num_accepted for name, output in outputs.items()}
     assert accepted["corpus"] > 30 > accepted["alone"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["[1, 2]", '{"token_ids": [3]}', '{"text": "a", "token_ids": [3]}'], False),
+        (['{"name": "a", "token_ids": [1]}', "", "{", '{"words": 3}'], False),
+        (["[1, 2]", '"a text"'], True),
+        (['{"token_ids": [1]}', '  {"text": "a text"}'], True),
+        (['{"text": "the key \\"token_ids\\"", "of": {"token_ids": 1}}'], True),
+    ],
+)
+def test_lines_hold_text_where_one_of_them_does(tmp_path: Path, lines: list[str], expected: bool) -> None:
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    assert needs_tokenizer([tmp_path / "corpus.jsonl"]) == expected
+
+
+def test_an_index_that_the_disk_does_not_take_leaves_no_file(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(cache.rglob("*"))
+
+    def fill(file: IO[bytes], array: Any) -> None:
+        file.write(b"some of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(corpora, "_save", fill)
+    with pytest.raises(OSError, match="No space left"):
+        open_corpus(write(tmp_path, [[9, 8, 7, 6]]), None, VOCAB, MOST)
+    assert not [path for path in set(cache.rglob("*")) - before if path.is_file()]
 
 
 def test_text_without_a_tokenizer_is_refused_before_weights_are_read(tmp_path: Path) -> None:
