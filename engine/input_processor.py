@@ -126,6 +126,8 @@ class InputProcessor:
         self._check_prompt(token_ids)
         self._check_params(params)
         drafter = self._drafter(params)
+        if params.acceptance is not None and params.acceptance not in self._facts.rules:
+            params = replace(params, acceptance=None)  # the default rule's own name
         self._check_min_tokens(params.min_tokens, len(token_ids))
         if params.best_of is not None and params.best_of > params.n and params.logprobs is None:
             params = replace(params, logprobs=0)  # ranking needs the cumulative log probability
@@ -299,8 +301,11 @@ class InputProcessor:
                 " drafter (speculation)"
             )
         if asked not in facts.rules:
+            if asked == facts.acceptance:
+                return
+            known = nearest(asked, [*facts.rules, str(facts.acceptance)])
             raise RequestError(
-                f"acceptance {asked!r} is no acceptance rule that requests may name; {nearest(asked, [*facts.rules])}."
+                f"acceptance {asked!r} is no acceptance rule that requests may name; {known}."
                 f" Such rules are in speculative.rules; left out, {facts.acceptance!r} judges"
             )
         if drafter in facts.tree_drafters and not facts.rules[asked].trees:

@@ -100,7 +100,8 @@ class SamplingParams:
     speculation: str | None = None
     """Name of a configured drafter, "off", or None for the config's default."""
     acceptance: str | None = None
-    """Name of a configured acceptance rule (`speculative.rules`), or None for the config's `speculative.acceptance`."""
+    """Name of a configured acceptance rule (`speculative.rules`), or None, or its name, for the config's
+    `speculative.acceptance`."""
     prediction: str | list[int] | tuple[int, ...] | None = None
     """What much of the output is expected to be, as text or token ids: the file that an edit changes little. It makes
     the output faster and never changes it. Wants a drafter that reads predictions."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from dovetail.config.layers import DEFAULT
 from dovetail.config.resolved import Component, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
 from dovetail.config.schema import AUTO, OFF, ComponentSection, DrafterSection, SpeculativeSection
 from dovetail.config.tree import KeyPath, dotted, nearest
@@ -126,7 +127,7 @@ class _Drafters:
             dtype = target.dtype if scope.info is None else scope.info.dtype
             return replace(
                 self._need,
-                num_tokens=drafter.num_tokens,
+                num_tokens=self._num_tokens(name, stages.values()),
                 kv_dtype=dtype if state.config.cache.dtype == AUTO else self._need.kv_dtype,
                 model=scope.info,
                 stages={label: StageAbilities(stage.abilities, stage.num_tokens) for label, stage in stages.items()},
@@ -141,11 +142,33 @@ class _Drafters:
 
         chosen = Question(state, DRAFTER.at(name), self._need, ask=against).choose()
         scope.apply()
+        _note_num_tokens(state, name, drafter, self._num_tokens(name, stages.values()), stages.values())
         return _resolved_drafter(state, drafter, name, chosen, own_need(), scope.model, stages)
+
+    def _num_tokens(self, name: str, stages: Collection[ResolvedDrafter]) -> int:
+        """Of a drafter with stages whose section says nothing, as many as the stage with the most."""
+        asked = self._section.drafters[name].num_tokens
+        if not stages or self._state.layered.origin(f"{_key(name)}.num_tokens") != DEFAULT:
+            return asked
+        return max(stage.num_tokens for stage in stages)
 
 
 def _key(name: str) -> str:
     return f"speculative.drafters.{name}"
+
+
+def _note_num_tokens(
+    state: Resolution, name: str, section: DrafterSection, num_tokens: int, stages: Iterable[ResolvedDrafter]
+) -> None:
+    """Tells of the number that the stages gave, and of stages that another number cuts short."""
+    if num_tokens != section.num_tokens:
+        state.decide(f"{_key(name)}.num_tokens", num_tokens, "the most of its stages")
+    for stage in stages:
+        if stage.num_tokens > num_tokens:
+            state.warn(
+                f"drafter {name!r} drafts {num_tokens} tokens at most, and its stage {stage.name!r} up to"
+                f" {stage.num_tokens}, which are cut: raise {_key(name)}.num_tokens, or leave it out"
+            )
 
 
 def _resolved_drafter(
@@ -167,8 +190,8 @@ def _resolved_drafter(
     return ResolvedDrafter(
         name,
         chosen.component,
-        section.num_tokens,
-        choose_length(state, name, section, _length_need(abilities, section.num_tokens)),
+        need.num_tokens,
+        choose_length(state, name, section, _length_need(abilities, need.num_tokens)),
         attention=_choose_draft_attention(state, path, specs, dtype, trees=own.trees) if specs else None,
         kv_dtype=need.kv_dtype,
         model=model,

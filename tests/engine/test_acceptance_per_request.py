@@ -135,6 +135,25 @@ def test_what_cannot_be_is_refused(llm: LLM, changes: dict[str, Any], message: s
         llm.generate(PROMPTS, replace(PARAMS, **changes), use_tqdm=False)
 
 
+def test_the_default_rule_goes_by_its_name_too(directory: Path) -> None:
+    with LLM(**config(directory, acceptance="rejection", rules={"rejecting": "greedy"})) as llm:
+        params = [replace(PARAMS, seed=7, acceptance=rule) for rule in (None, "rejection")]
+        unnamed, named = llm.generate([PROMPTS[0]] * 2, params, use_tqdm=False)
+        assert named.outputs[0].token_ids == unnamed.outputs[0].token_ids
+        assert named.metrics.num_drafted > 0
+        with pytest.raises(RequestError, match="did you mean 'rejection'"):
+            llm.generate(PROMPTS, replace(PARAMS, acceptance="rejectio"), use_tqdm=False)
+        with pytest.raises(RequestError, match="no drafter guesses"):
+            llm.generate(PROMPTS, replace(PARAMS, acceptance="rejection", speculation="off"), use_tqdm=False)
+
+
+def test_a_label_of_the_config_comes_before_the_default_rules_name(directory: Path) -> None:
+    rules = {"rejection": f"{directory}/plugins.py:Every"}
+    with LLM(**config(directory, acceptance="rejection", rules=rules)) as llm:
+        (output,) = llm.generate([PROMPTS[0]], replace(PARAMS, seed=7, acceptance="rejection"), use_tqdm=False)
+    assert output.metrics.num_accepted == output.metrics.num_drafted > 0
+
+
 def test_a_rule_is_refused_where_none_is_configured(directory: Path) -> None:
     explanation = explain(load_config(config(directory, rules={})))
     assert "acceptance rules by name (speculative.rules is empty)" in explanation.refused_requests

@@ -229,6 +229,25 @@ def test_what_a_cascade_asks_of_others_follows_from_its_stages(drafter_paths: di
     assert not both.abilities.stateless
 
 
+@pytest.mark.parametrize(
+    ("given", "most", "cut"), [(None, 12, []), (12, 12, []), (6, 6, ["head"]), (2, 2, ["lookup", "head"])]
+)
+def test_a_cascade_drafts_as_much_as_its_stages_or_says_whom_it_cuts(
+    drafter_paths: dict[str, Path], given: int | None, most: int, cut: list[str]
+) -> None:
+    stages = {"lookup": {"name": "ngram", "num_tokens": 4}, "head": {"name": "recycling", "num_tokens": 12}}
+    own = {"name": "cascade", "stages": [*stages]} | ({} if given is None else {"num_tokens": given})
+    config = {"model": {"path": str(drafter_paths["target"])}, "speculative": {"drafters": {"both": own, **stages}}}
+    explanation = explain(load_config(config))
+    assert explanation.resolved is not None
+    assert explanation.resolved.speculation is not None
+    assert explanation.resolved.speculation.drafters["both"].num_tokens == most
+    decided = [one.got for one in explanation.resolved.decisions if one.key == "speculative.drafters.both.num_tokens"]
+    assert decided == ([most] if given is None else [])
+    warned = [label for label in stages if any(f"its stage {label!r} up to" in one for one in explanation.warnings)]
+    assert warned == cut
+
+
 def test_stages_that_cannot_be_are_refused(drafter_paths: dict[str, Path]) -> None:
     lookup = {"name": "ngram"}
     draft = {"name": "draft_model", "path": str(drafter_paths["draft_model"])}
