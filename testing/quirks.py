@@ -6,8 +6,8 @@ the reason counts no more::
     class TestMyDrafter(DraftWorkerSuite):
         plugin = MyDrafter
         quirks = {
-            "test_forgets_ended_requests": Quirk(reason="the index of all texts is kept on purpose", expires="2.0"),
-            "test_takes_batches[64]": Quirk(reason="at most 32 requests; https://example.org/9", expires="1.4"),
+            "test_forgets_finished_requests": Quirk(reason="the index of all texts is kept on purpose", expires="2.0"),
+            "test_serves_short_requests": Quirk(reason="three tokens at least; https://example.org/9", expires="1.4"),
         }
 
 Such a test must fail: one that passes says to delete its quirk. What fails before the test, in its fixtures, is a

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import dovetail.testing
 from dovetail import LLM, SamplingParams, StructuredOutputs
 from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError
@@ -36,6 +37,18 @@ def printed_config(page: str) -> str:
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (block,) = [block for block in blocks if any(f'"./mine.py:{name}"' in block for name in names)]
     return block
+
+
+@pytest.mark.parametrize("file", ["docs/writing/testing.md", "testing/quirks.py"])
+def test_printed_quirks_are_of_tests_that_there_are(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    printed = re.findall(r"class \w+\((\w+)\):\n\s+plugin = \w+\n\s+quirks = \{\n(.*?)\n\s*\}", text, re.DOTALL)
+    assert printed
+    for suite, quirks in printed:
+        names = re.findall(r'"(test_\w+)(?:\[.*?\])?": Quirk', quirks)
+        assert names
+        for name in names:
+            assert callable(getattr(getattr(dovetail.testing, suite), name, None)), f"{suite} has no {name}"
 
 
 @pytest.fixture
