@@ -40,6 +40,7 @@ from dovetail.contracts.speculation import (
     ReadsHiddenLayers,
     ReadsTokenizer,
     SpeculationNeed,
+    TreesByOption,
 )
 from dovetail.nn.context import BuildContext
 from dovetail.testing.acceptance_suite import SIGNIFICANCE, uniform_pair_p
@@ -410,13 +411,54 @@ class DraftWorkerSuite(PluginSuite):
         assert [as_lists(draft) for draft in drafts] == [as_lists(draft) for draft in expected]
 
     def test_drafts_are_drawn_from_the_distributions_that_come_with_them(self) -> None:
-        """Each node with a uniform of its own. By a chi-square test; `DRAWS` says what it finds."""
+        """Each node with a uniform of its own. By a chi-square test; `DRAWS` says what it finds. One that
+        declares `probabilities` and never gives a distribution fails."""
         self.require("probabilities")
+        self._require_distributions()
         places = self.drawn_places(self.num_draws)
         for one in range(places.shape[1]):
             for other in range(one):
                 p_value = uniform_pair_p(places[:, other], places[:, one])
                 assert p_value > SIGNIFICANCE, f"nodes {other} and {one}: p = {p_value:.2g}"
+
+    def _require_distributions(self) -> None:
+        """Of sampled requests, whose texts repeat themselves or do not."""
+        texts = [text[:20] for seed in range(4) for text in (self.text(7, seed), self.text(seed=seed))]
+        steps = [
+            RequestStep(seq_id, tokens, 0, 19, self.num_tokens, is_sampled=True) for seq_id, tokens in enumerate(texts)
+        ]
+        proposed = self.create().propose(self.batch_of(steps).batch)
+        drafts = [draft for draft in proposed if draft is not None and len(draft.token_ids)]
+        if any(draft.probs is not None for draft in drafts):
+            return
+        if not drafts or self._proposes_trees_by_option():
+            pytest.skip(f"{self.plugin.__name__} draws no drafts of the suite's texts")
+        pytest.fail("`probabilities` is declared, and no draft of sampled requests has `probs`")
+
+    def _proposes_trees_by_option(self) -> bool | None:
+        """None where options do not decide."""
+        plugin = self.plugin
+        return plugin.proposes_trees(self._options()) if issubclass(plugin, TreesByOption) else None
+
+    def test_proposes_trees_where_it_declares_them(self) -> None:
+        """Some draft is a tree, of requests in which most tokens were followed by several others before. Where options
+        decide (`TreesByOption`), those that propose trees."""
+        self.require("trees")
+        if self._proposes_trees_by_option() is False:
+            pytest.skip(f"{self.plugin.__name__} proposes no trees with these options")
+        worker, random, drafts = self.create(), np.random.default_rng(6), []
+        texts = random.integers(0, min(4, self.vocab_size), (4, 120)).tolist()
+        talks = [Talk(seq_id, tokens, 60) for seq_id, tokens in enumerate(texts)]
+        for _ in range(6):
+            for talk in talks:
+                talk.advance(worker)
+            batch = self.batch_of([talk.step(self.num_tokens) for talk in talks]).batch
+            for talk, draft in zip(talks, worker.propose(batch), strict=True):
+                talk.take(draft)
+                drafts += [draft] if draft is not None and len(draft.token_ids) > 1 else []
+        if not drafts:
+            pytest.skip(f"{self.plugin.__name__} guesses no two tokens of the suite's texts")
+        assert any(draft.is_tree for draft in drafts), "`trees` is declared, and every draft is a chain"
 
     def drawn_places(self, num_draws: int, num_nodes: int = 3) -> NDArray[np.float64]:
         """[num_draws, num_nodes]: where each of a request's first drafts lies in its distribution, likely tokens first,

@@ -19,8 +19,10 @@ from dovetail.contracts.speculation import (
     DraftWorker,
     LearnsFromRequests,
 )
+from dovetail.testing.capabilities import Capability
 from dovetail.testing.draft_suite import DraftWorkerSuite
 from dovetail.testing.faults import Fault, check_fault
+from dovetail.testing.hints import try_capability
 
 
 @dataclass
@@ -335,12 +337,23 @@ class ReportsWeights(Drawn):
         return 2 * probs
 
 
+class SaysThatItDraws(Lookup):
+    capabilities = DraftCapabilities(tensor_parallel=None, probabilities=True)
+
+
+class SaysThatItBranches(Lookup):
+    capabilities = DraftCapabilities(tensor_parallel=None, trees=True)
+
+
+TREES = "test_proposes_trees_where_it_declares_them"
 FROM_ITS_DISTRIBUTION = "test_drafts_are_drawn_from_the_distributions_that_come_with_them"
 DRAWN_FAULTS = [
     Fault("draws from q and reports the uniform distribution", ReportsUniform, FROM_ITS_DISTRIBUTION),
     Fault("takes the most likely token and reports q", TakesTheBest, FROM_ITS_DISTRIBUTION),
     Fault("draws from q and reports its square", ReportsSquares, FROM_ITS_DISTRIBUTION),
     Fault("draws all nodes with one uniform", OneUniform, FROM_ITS_DISTRIBUTION),
+    Fault("declares probabilities and gives none", SaysThatItDraws, FROM_ITS_DISTRIBUTION),
+    Fault("declares trees and gives chains", SaysThatItBranches, TREES),
     Fault("draws with random numbers of its own", OwnRandomNumbers, "test_repeats_itself"),
     Fault("reports what does not sum to 1", ReportsWeights, "test_answers_every_request_with_a_well_formed_draft"),
 ]
@@ -349,6 +362,13 @@ DRAWN_FAULTS = [
 @pytest.mark.parametrize("fault", LOOKUP_FAULTS + DRAWN_FAULTS, ids=str)
 def test_the_suite_finds_a_drafter_that(fault: Fault) -> None:
     check_fault(fault, DraftWorkerSuite, plugin=fault.plugin, num_draws=800)
+
+
+@pytest.mark.parametrize(
+    ("capability", "case"), [("probabilities", FROM_ITS_DISTRIBUTION), ("trees", TREES)], ids=lambda value: value
+)
+def test_what_a_drafter_never_gives_is_no_hint(capability: str, case: str) -> None:
+    assert try_capability(DraftWorkerSuite, {"plugin": Lookup}, Capability(capability), [case]) is None
 
 
 class TestLookup(DraftWorkerSuite):
