@@ -10,7 +10,7 @@ from dovetail.commands.json_schema import config_schema
 from dovetail.commands.summary import written_text
 from dovetail.registry.entries import HOOKS_KIND, Entry, kind_version
 from dovetail.registry.imports import import_environment, module_command
-from dovetail.registry.loading import base_class, class_facts
+from dovetail.registry.loading import base_class, class_facts, import_object
 from dovetail.registry.registry import Registry
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "config_schema",
     "diagnose",
     "import_environment",
+    "import_object",
     "kind_version",
     "module_command",
     "reference_entry",

@@ -179,6 +179,20 @@ def test_info_shows_capabilities_of_a_local_file_of_any_kind(dovetail, tmp_path)
     assert "takes no options" in output
 
 
+def test_info_shows_what_hooks_listen_to(dovetail, tmp_path):
+    source = (
+        '"""Says good bye."""\n'
+        "from dovetail.contracts.hooks import hookimpl\n"
+        "@hookimpl\n"
+        "def dovetail_engine_stopped(): pass\n"
+    )
+    points = {"dovetail.hooks.v1": {"bye": "bye_hooks"}}
+    write_distribution(tmp_path, "bye", entry_points=points, modules={"bye_hooks.py": source})
+    output = dovetail("plugins", "info", "bye").stdout
+    for text in ("Says good bye.", "bye 1.0", "listens to", "dovetail_engine_stopped"):
+        assert text in output
+
+
 def test_a_local_file_imports_the_file_beside_it(dovetail, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.py").write_text(f"from beside import EVERY\n{SINK.replace('Field(10', 'Field(EVERY')}")

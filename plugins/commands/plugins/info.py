@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from typing import Annotated, Any
 
+import pluggy
 import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
@@ -13,7 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.commands import create_console
-from dovetail.commands.installed import Entry, Registry, base_class, class_facts, kind_version
+from dovetail.commands.installed import (
+    HOOKS_KIND,
+    Entry,
+    Registry,
+    base_class,
+    class_facts,
+    import_object,
+    kind_version,
+)
+from dovetail.contracts import hooks as specs
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
 from dovetail.plugins.commands.plugins.cells import cells
@@ -30,14 +41,40 @@ def show_plugin(
     registry = Registry.scan()
     require_kind(kind)
     entry = find_entry(registry, name, kind)
-    plugin = registry.load_entry(entry)
     console = create_console()
+    if entry.kind == HOOKS_KIND:
+        hooks = import_object(entry)
+        _print_facts(console, _describe_hooks(entry, hooks), hooks)
+        return
+    plugin = registry.load_entry(entry)
+    _print_facts(console, _describe(entry, plugin), plugin)
+    _print_options(console, plugin)
+
+
+def _print_facts(console: Console, rows: list[tuple[str, str]], plugin: object) -> None:
     facts = Table(box=None, show_header=False)
-    for label, value in _describe(entry, plugin):
+    for label, value in rows:
         facts.add_row(*cells(label, value))
     console.print(facts)
     console.print(Text(f"\n{inspect.getdoc(plugin) or '(no docstring)'}\n"))
-    _print_options(console, plugin)
+
+
+def _describe_hooks(entry: Entry, hooks: object) -> list[tuple[str, str]]:
+    manager = pluggy.PluginManager(specs.PROJECT)
+    manager.add_hookspecs(specs)
+    try:
+        manager.register(hooks)
+    except (pluggy.PluginValidationError, ValueError) as error:
+        raise PluginError(f"{entry.label}: {error}") from error
+    called = sorted(caller.name for caller in manager.get_hookcallers(hooks) or ())
+    return [
+        ("kind", f"{HOOKS_KIND}: for what happens to an engine"),
+        ("name", entry.name),
+        ("distribution", entry.origin if entry.distribution else "none (direct reference)"),
+        ("reference", entry.reference),
+        ("contract", f"{entry.major} (this Dovetail speaks {kind_version(HOOKS_KIND)})"),
+        ("listens to", ", ".join(called) or "none"),
+    ]
 
 
 def _describe(entry: Entry, plugin: type[Plugin]) -> list[tuple[str, str]]:

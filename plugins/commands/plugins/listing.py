@@ -21,8 +21,7 @@ def list_plugins(
 ) -> None:
     """List installed plugins from their metadata, without importing any, by the names that a config writes."""
     registry = Registry.scan()
-    if kind != HOOKS_KIND:
-        require_kind(kind)
+    require_kind(kind)
     entries = [entry for entry in registry.metadata.entries if kind in (None, entry.kind)]
     if as_json:
         facts = [

@@ -6,17 +6,19 @@ import difflib
 from typing import Annotated
 
 import typer
+from packaging.utils import canonicalize_name
 
-from dovetail.commands.installed import Entry, Registry, reference_entry
+from dovetail.commands.installed import HOOKS_KIND, Entry, Registry, reference_entry
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 
 KindOption = Annotated[str | None, typer.Option("--kind", help="Only plugins of this kind.")]
+_KINDS = (*KINDS, HOOKS_KIND)
 
 
 def require_kind(kind: str | None) -> None:
-    if kind is not None and kind not in KINDS:
-        raise PluginError(f"there is no plugin kind '{kind}'; kinds: {', '.join(KINDS)}")
+    if kind is not None and kind not in _KINDS:
+        raise PluginError(f"there is no plugin kind '{kind}'; kinds: {', '.join(_KINDS)}")
 
 
 def find_entry(registry: Registry, name: str, kind: str | None) -> Entry:
@@ -26,10 +28,12 @@ def find_entry(registry: Registry, name: str, kind: str | None) -> Entry:
 
 def listed_entry(registry: Registry, name: str, kind: str | None) -> Entry | None:
     """The entry of `name`, without importing anything; None for a reference whose kind only its class tells."""
+    if kind == HOOKS_KIND and ":" in name and not _hooks_of(registry, name):
+        return None
     if kind is not None:
-        return registry.find(kind, name)
+        return _find(registry, kind, name)
     bare = name.rpartition(":")[2]
-    kinds = {entry.kind for entry in registry.metadata.entries if bare == entry.name and entry.kind in KINDS}
+    kinds = {entry.kind for entry in registry.metadata.entries if bare == entry.name}
     found = [entry for entry in (_attempt(registry, each, name) for each in sorted(kinds)) if entry is not None]
     if len(found) == 1:
         return found[0]
@@ -38,18 +42,45 @@ def listed_entry(registry: Registry, name: str, kind: str | None) -> Entry | Non
             f"'{name}' is a name of several kinds: add --kind {' or --kind '.join(e.kind for e in found)}"
         )
     if len(kinds) == 1:
-        return registry.find(kinds.pop(), name)
+        return _find(registry, kinds.pop(), name)
     if ":" in name:
         return None
-    known = sorted({entry.name for entry in registry.metadata.entries if entry.kind in KINDS})
+    known = sorted({entry.name for entry in registry.metadata.entries})
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     raise PluginError(f"there is no plugin '{name}'.{hint} Known: {', '.join(known)}")
 
 
+def _find(registry: Registry, kind: str, name: str) -> Entry:
+    """As `Registry.find`, for hooks too."""
+    if kind != HOOKS_KIND:
+        return registry.find(kind, name)
+    found = _hooks_of(registry, name)
+    usable = [entry for entry in found if entry.refusal is None]
+    if len(usable) == 1:
+        return usable[0]
+    if usable:
+        choices = " or ".join(f"'{entry.qualified_name}'" for entry in usable)
+        raise PluginError(f"hooks '{name}' are brought by several distributions: write {choices}")
+    if found:
+        raise PluginError(f"{found[0].label}: {found[0].refusal}")
+    known = ", ".join(sorted(entry.name for entry in registry.hook_entries()))
+    raise PluginError(f"there are no hooks '{name}'. Known: {known or 'none'}")
+
+
+def _hooks_of(registry: Registry, name: str) -> list[Entry]:
+    """Installed hooks that are called "name" or "dist:name"."""
+    owner, _, bare = name.rpartition(":")
+    return [
+        entry
+        for entry in registry.hook_entries()
+        if entry.name == bare and (not owner or canonicalize_name(owner) == canonicalize_name(entry.distribution or ""))
+    ]
+
+
 def _attempt(registry: Registry, kind: str, name: str) -> Entry | None:
     try:
-        entry = registry.find(kind, name)
+        entry = _find(registry, kind, name)
     except PluginError:
         return None
     return entry if entry.distribution is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from dovetail.commands.installed import HOOKS_KIND, Registry, import_environment, module_command
-from dovetail.contracts.errors import PluginError
+from dovetail.commands.installed import Registry, import_environment, module_command
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.plugins.commands.plugins.lookup import KindOption, listed_entry, require_kind
 from dovetail.plugins.commands.plugins.suite_page import suite_page
 
@@ -44,10 +45,13 @@ def run_suite(
     The exit code is 0 if all tests pass, 1 if one fails, 2 if the suite cannot run, and 3 if it hangs or dies.
     """
     if importlib.util.find_spec("pytest") is None:
-        raise PluginError("the suites need pytest: pip install 'dovetail[testing]'")
+        raise ConfigError("the suites need pytest: pip install 'dovetail[testing]'")
+    for option, path in (("--out", out), ("--page", page)):
+        _require_writable(option, path)
+    tested = _tested(name, kind)
     with tempfile.TemporaryDirectory(prefix="dovetail-") as directory:
         watched, report = Path(directory) / "task", out or Path(directory) / "report.json"
-        command = module_command("dovetail.testing.conformance", *_tested(name, kind))
+        command = module_command("dovetail.testing.conformance", *tested)
         command += [part for each in attributes or [] for part in ("--set", each)]
         command += ["--hints" if hints else "--no-hints", "--timeout", str(timeout_s)]
         command += ["--out", str(report), "--watch", str(watched)]
@@ -65,14 +69,27 @@ def run_suite(
         raise typer.Exit(code)
 
 
+def _require_writable(option: str, path: Path | None) -> None:
+    """Refuses a file that could not be written when the suite has run."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path} is a folder: name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {path}: it may not be written")
+
+
 def _tested(name: str, kind: str | None) -> list[str]:
     """The plugin as the suite's process takes it. Nothing is imported here, as that may hang."""
-    if kind == HOOKS_KIND:
-        return [name, "--kind", HOOKS_KIND]
-    require_kind(kind)
-    entry = listed_entry(Registry.scan(), name, kind)
+    try:
+        require_kind(kind)
+        entry = listed_entry(Registry.scan(), name, kind)
+    except PluginError as error:  # exit code 2: nothing was tested
+        raise ConfigError(str(error)) from error
     if entry is None:
-        return [name]
+        return [name] if kind is None else [name, "--kind", kind]
     return [entry.qualified_name if entry.distribution else entry.reference, "--kind", entry.kind]
 
 
