@@ -88,6 +88,7 @@ def test_a_text_that_the_corpus_has_not_gets_no_draft(story: Path, tmp_path: Pat
         ("lines.jsonl", b'{"text": "yes"}\n{"body": "no"}\n', "line 2: a document is an object with `text`"),
         ("number.jsonl", b'{"text": 7}\n', "line 1: `text` is no string"),
         ("ids.npy", b"not numpy's", "holds no token ids"),
+        ("latin.txt", b"caf\xe9", "is no text in UTF-8"),
     ],
 )
 def test_a_corpus_that_is_none_is_refused(
@@ -97,6 +98,13 @@ def test_a_corpus_that_is_none_is_refused(
         (tmp_path / file).write_bytes(content)
     with pytest.raises(DovetailError, match=reason):
         LLM(model={"path": str(story)}, **sections(corpus(tmp_path / file)))
+
+
+@pytest.mark.parametrize("ids", [[5, 2**32 + 5], [5, -2]])
+def test_numbers_that_are_no_ids_are_refused(story: Path, tmp_path: Path, ids: list[int]) -> None:
+    np.save(tmp_path / "ids.npy", np.array(ids))
+    with pytest.raises(DovetailError, match="token ids are 0 to 2"):
+        LLM(model={"path": str(story)}, **sections(corpus(tmp_path / "ids.npy")))
 
 
 def test_ids_of_another_model_are_refused(story: Path, tmp_path: Path) -> None:

@@ -36,9 +36,16 @@ def read_documents(path: Path, tokenizer_json: str | None) -> list[NDArray[np.in
     if path.suffix == IDS:
         return _read_ids(path)
     assert tokenizer_json is not None, "`against` was asked before"
-    texts = _read_lines(path) if path.suffix == LINES else [path.read_text(encoding="utf-8")]
+    texts = _read_lines(path) if path.suffix == LINES else [_text(path)]
     encoded = Tokenizer.from_str(tokenizer_json).encode_batch(texts, add_special_tokens=False)
     return [np.array(one.ids, dtype=np.int32) for one in encoded]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8: {error}") from error
 
 
 def _read_ids(path: Path) -> list[NDArray[np.int32]]:
@@ -48,13 +55,18 @@ def _read_ids(path: Path) -> list[NDArray[np.int32]]:
         raise ConfigError(f"{path} holds no token ids: {error}") from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ConfigError(f"{path} holds {ids.dtype} {list(ids.shape)}; a corpus is integers in one dimension")
+    most = np.iinfo(np.int32).max
+    if len(ids) and (int(ids.min()) < -1 or int(ids.max()) > most):
+        raise ConfigError(
+            f"{path} has {int(ids.min())} to {int(ids.max())}; token ids are 0 to {most}, and -1 ends one"
+        )
     ends = np.flatnonzero(ids == -1)
     return [part[part != -1].astype(np.int32) for part in np.split(ids, ends)]
 
 
 def _read_lines(path: Path) -> Sequence[str]:
     texts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
