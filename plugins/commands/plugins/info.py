@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import dovetail.contracts.hooks as specs
 from dovetail.commands import create_console
 from dovetail.commands.installed import (
     HOOKS_KIND,
@@ -23,7 +24,6 @@ from dovetail.commands.installed import (
     import_object,
     kind_version,
 )
-from dovetail.contracts import hooks as specs
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
