@@ -25,7 +25,7 @@ from dovetail.worker.speculation.draft_sampling import draft_uniforms
 from dovetail.worker.speculation.drafters import LoadedDrafter, wanted_layers
 from dovetail.worker.speculation.late_reading import LateReading, read_soonest
 from dovetail.worker.speculation.lengths import LengthFault, Lengths, Offer
-from dovetail.worker.speculation.top_tokens import JudgedRows, TopTokenRecords
+from dovetail.worker.speculation.top_tokens import RowsOfRequest, TopTokenRecords
 from dovetail.worker.speculation.verifier import first_nodes
 from dovetail.worker.speculation.waiting_states import States, WaitingStates
 
@@ -151,7 +151,7 @@ class Drafting:
         for seq_id, own in zip(seq_ids, parents, strict=True):
             request = self._requests.get(seq_id)
             if request is not None and request.is_on and request.drafter in self._top_tokens.drafters:
-                rows.append(JudgedRows(seq_id, request.drafter, start, own))
+                rows.append(RowsOfRequest(seq_id, request.drafter, start, own))
             start += len(own)
         self._top_tokens.note(logits, follows, rows)
 

@@ -18,7 +18,7 @@ MOST_STEPS = 64
 
 
 @dataclass(frozen=True)
-class JudgedRows:
+class RowsOfRequest:
     """The rows of logits of one request in one step."""
 
     seq_id: int
@@ -42,7 +42,7 @@ class TopTokenRecords:
         """Drafters that read them."""
         return frozenset(self._counts)
 
-    def note(self, logits: torch.Tensor, follows: np.ndarray, requests: Sequence[JudgedRows]) -> None:
+    def note(self, logits: torch.Tensor, follows: np.ndarray, requests: Sequence[RowsOfRequest]) -> None:
         """Keeps what the rows of `requests` say.
 
         Args:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import DovetailError
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
-from dovetail.worker.speculation.top_tokens import MOST_STEPS, JudgedRows, TopTokenRecords
+from dovetail.worker.speculation.top_tokens import MOST_STEPS, RowsOfRequest, TopTokenRecords
 
 COUNT = 3
 PROMPTS = [[5, 9, 13, 5, 9, 13, 5], [40, 41, 42], [99, 3]]
@@ -127,7 +127,7 @@ def test_rows_that_wait_keep_their_parents(steps: Sequence[Sequence[int]]) -> No
         follows = np.arange(len(parents) + 1) + 10 * number
         logits = torch.eye(8)[torch.arange(len(parents) + 1) % 8]
         # Another request's row comes first.
-        records.note(logits, follows, [JudgedRows(9, "other", 0, [-1]), JudgedRows(3, "one", 1, parents)])
+        records.note(logits, follows, [RowsOfRequest(9, "other", 0, [-1]), RowsOfRequest(3, "one", 1, parents)])
         expected.append((follows[1:], parents))
     found = records.take(3)
     assert found is not None
