@@ -43,7 +43,7 @@ class Contents:
 
 def distribution_contents(name: str) -> Contents:
     """Reads and hashes the files of an installed distribution. Raises `importlib.metadata.PackageNotFoundError`."""
-    distribution = metadata.distribution(name)
+    distribution = _installed(name)
     recorded = _recorded(distribution)
     roots = _roots_in_place(distribution, recorded)
     found: dict[str, str] = {}
@@ -110,6 +110,14 @@ def file_digest(path: Path) -> str:
 def _digest(path: str, size: int, changed_ns: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _installed(name: str) -> metadata.Distribution:
+    """What an installer recorded comes before what is first on the path: an installation in place leaves metadata in
+    its source tree too (`*.egg-info`), found by a process that starts there, and those do not say where all packages
+    are."""
+    alike = metadata.distributions(name=name)
+    return next((one for one in alike if one.read_text("RECORD") is not None), None) or metadata.distribution(name)
 
 
 def _recorded(distribution: metadata.Distribution) -> dict[str, str]:

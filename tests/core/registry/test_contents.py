@@ -64,6 +64,20 @@ def test_a_wheel_and_the_tree_that_it_was_built_of_are_equal(site, tmp_path):
         assert (in_place.files, in_place.digest) == (wheel.files, wheel.digest)
 
 
+def test_metadata_that_the_build_left_in_a_source_tree_do_not_hide_the_installation(site, tmp_path, monkeypatch):
+    """`python -m` puts the tree on the path, before the installation."""
+    install_wheel(site)
+    expected = distribution_contents("acme")
+    (tmp_path / "tree" / "acme").mkdir(parents=True)
+    (tmp_path / "tree" / "acme" / "sink.py").write_text("")
+    info = tmp_path / "tree" / "acme.egg-info"
+    info.mkdir()
+    (info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "SOURCES.txt").write_text("acme/sink.py\n")
+    monkeypatch.syspath_prepend(tmp_path / "tree")
+    assert distribution_contents("acme").files == expected.files
+
+
 def test_what_was_edited_or_is_gone_is_named(site):
     install_wheel(site)
     before = distribution_contents("acme")

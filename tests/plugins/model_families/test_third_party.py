@@ -28,7 +28,7 @@ def load_family() -> type[ModelFamily]:
 
 
 class TestArcee(ModelFamilySuite):
-    family_class = load_family()
+    plugin = load_family()
 
 
 def test_it_imports_what_is_public() -> None:
