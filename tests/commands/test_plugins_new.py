@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from setuptools.config.pyprojecttoml import read_configuration
 from typer.testing import CliRunner
 
 from dovetail.commands.installed import HOOKS_KIND
@@ -209,8 +210,25 @@ class TestRefusals:
         assert "--kind, one of executor" in refusal("acme")
         assert "dovetail plugins new NAME" in refusal("--kind", "scheduler")
 
-    def test_an_address_that_is_none(self) -> None:
-        assert "--author" in refusal("acme", "--kind", "scheduler", "--author", "Ada <ada>")
+    @pytest.mark.parametrize(
+        ("author", "why"),
+        [
+            ("Ada <ada>", "no address that mail can go to ('ada')"),
+            ("Ada <ada@b..org>", "no address that mail can go to"),
+            ("Ada <ada b@example.org>", "no address that mail can go to"),
+            ("Ada <>", "no address between < and >"),
+            ("Ada ada@example.org", "no address that mail can go to"),
+            ("Ada <ada@example.org", "no address between < and >"),
+            ("Ada <a@example.org>, Bob <b@example.org>", "no address between < and >"),
+            ("Lovelace, Ada <ada@example.org>", "comma"),
+            ("Ada\nclassifiers = []", "line breaks"),
+            ("Ada <ada@example.org\n>\udcff", "line breaks"),
+        ],
+    )
+    def test_authors_that_cannot_be_used(self, author: str, why: str) -> None:
+        message = refusal("acme", "--kind", "scheduler", "--author", author)
+        assert why in message
+        assert message.endswith('write "Name <address>", like "Ada Lovelace <ada@example.org>"')
 
     def test_a_folder_that_exists(self, tmp_path: Path) -> None:
         (tmp_path / "acme").mkdir()
@@ -236,6 +254,31 @@ class TestRefusals:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
         assert "acme cannot be written" in done.stderr, done.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("author", "written"),
+    [
+        ("", None),
+        ("  Ada  ", {"name": "Ada"}),
+        ('Ada "Countess" Lovelace \\', {"name": 'Ada "Countess" Lovelace \\'}),
+        ('"Ada O\'Hara" <a.b+c@mail.example.org>', {"name": "Ada O'Hara", "email": "a.b+c@mail.example.org"}),
+        ("Łukasz {{ kind }} <l@exämple.org>", {"name": "Łukasz {{ kind }}", "email": "l@exämple.org"}),
+        ("ada@example.org", {"email": "ada@example.org"}),
+        ("<ada@example.org>", {"email": "ada@example.org"}),
+    ],
+)
+def test_authors_are_written_so_that_a_build_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, author: str, written: dict[str, str] | None
+) -> None:
+    folder = tmp_path / "acme"
+    result = new("acme", "--kind", "hooks", "--folder", str(folder), "--author", author)
+    assert result.exit_code == 0, result.output
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project.get("authors", []) == ([written] if written else [])
+    monkeypatch.chdir(folder)
+    built = read_configuration(folder / "pyproject.toml")  # what setuptools validates before it builds
+    assert built["project"].get("authors", []) == project.get("authors", [])
 
 
 def test_a_class_is_not_called_like_what_it_uses(tmp_path: Path) -> None:
@@ -296,11 +339,17 @@ def test_it_asks_at_a_terminal(plain_terminal: Callable[..., Terminal], tmp_path
     shown.type("scheduling\r")
     shown.wait_for("there is no plugin kind")
     shown.type("scheduler\r")
+    shown.wait_for(r"start from the public base of \(fcfs, priority\) \S*\(none\)")
+    shown.type("lifo\r")
+    shown.wait_for("a scheduler can start from fcfs, priority")
+    shown.type("priority\r")
     shown.wait_for("name of the distribution: ")
     shown.type("no name\r")
     shown.wait_for("cannot be the name")
     shown.type("acme-order\r")
     shown.wait_for("author")
+    shown.type("Ada <ada>\r")
+    shown.wait_for("no address that mail can go to")
     shown.type("Ada\r")
     shown.wait_for(r"folder to make \S*\(acme-order\)")
     shown.type(f"{tmp_path}/made\r")
@@ -308,6 +357,34 @@ def test_it_asks_at_a_terminal(plain_terminal: Callable[..., Terminal], tmp_path
     assert shown.end() == 0
     assert 'name = "acme-order"' in (tmp_path / "made/pyproject.toml").read_text()
     assert "Ada" in (tmp_path / "made/LICENSE").read_text()
+    assert "over the base of priority" in (tmp_path / "made/src/acme_order/plugin.py").read_text()
+
+
+def test_enter_takes_what_is_offered(plain_terminal: Callable[..., Terminal], tmp_path: Path) -> None:
+    shown = plain_terminal("plugins", "new", "acme", "--author", "", "--folder", str(tmp_path / "made"))
+    shown.wait_for("kind: ")
+    shown.type("scheduler\r")
+    shown.wait_for("start from")
+    shown.type("\r")
+    shown.wait_for("Its tests pass as it is")
+    assert shown.end() == 0
+    assert "(Scheduler):" in (tmp_path / "made/src/acme/plugin.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["acme", "--author", "Ada <ada>"], "no address that mail can go to"),
+        (["no name"], "cannot be the name"),
+        (["--kind", "scheduler", "--from", "lifo"], "a scheduler can start from fcfs"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused_before_anything_is_asked(
+    plain_terminal: Callable[..., Terminal], arguments: list[str], why: str
+) -> None:
+    shown = plain_terminal("plugins", "new", *arguments)
+    shown.wait_for(why)
+    assert shown.end() != 0
 
 
 def test_nothing_is_asked_where_nothing_is_missing(plain_terminal: Callable[..., Terminal], tmp_path: Path) -> None:

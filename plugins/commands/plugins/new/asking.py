@@ -13,11 +13,13 @@ from rich.prompt import Prompt
 from rich.table import Table
 
 from dovetail.commands import print_warning
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.plugins.commands.plugins.cells import cells
 from dovetail.plugins.commands.plugins.new.names import SUMMARIES, checked_author, checked_kind, checked_names
 from dovetail.plugins.commands.plugins.new.project import check_folder
-from dovetail.plugins.commands.plugins.new.templates import offered
+from dovetail.plugins.commands.plugins.new.templates import load_template, offered
+
+_NO_START = "none"
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,46 @@ class Answers:
 
     name: str
     kind: str
+    start: str | None
+    """The plugin whose public base to start from; None: the kind's own template."""
     author: str
     folder: Path
 
 
-def ask(console: Console, name: str | None, kind: str | None, author: str | None, folder: Path | None) -> Answers:
+def ask(
+    console: Console, name: str | None, kind: str | None, start: str | None, author: str | None, folder: Path | None
+) -> Answers:
     """Asks for each that is None, again where the answer cannot be used. Raises `ConfigError` for arguments that
-    cannot."""
+    cannot, before it asks anything where that is known by then."""
+    _check_given(name, author, folder)
     if kind is None:
         console.print(_kinds())
         kind = _until_usable(console, "kind", None, checked_kind)
     chosen = checked_kind(kind)
+    if start is not None:
+        load_template(chosen, start)
+    elif offered(chosen):
+        start = _start(console, chosen)
     if name is None:
         name = _until_usable(console, "name of the distribution", None, lambda text: checked_names(text, chosen))
+    else:
+        checked_names(name, chosen)
     if author is None:
         author = _until_usable(console, "author, as Name <address>", _known_author(), checked_author)
     if folder is None:
-        folder = Path(_until_usable(console, "folder to make", name, lambda text: check_folder(Path(text))))
-    return Answers(name.strip(), chosen, author, folder)
+        folder = Path(
+            _until_usable(console, "folder to make", name, lambda text: check_folder(Path(text).expanduser()))
+        )
+    return Answers(name.strip(), chosen, start, author, folder)
+
+
+def _check_given(name: str | None, author: str | None, folder: Path | None) -> None:
+    if name is not None:
+        checked_names(name, None)
+    if author is not None:
+        checked_author(author)
+    if folder is not None:
+        check_folder(folder.expanduser())
 
 
 def _kinds() -> Table:
@@ -53,19 +77,33 @@ def _kinds() -> Table:
     return table
 
 
+def _start(console: Console, kind: str) -> str | None:
+    """The plugin to start from, of those that offer a template of this kind."""
+
+    def check(text: str) -> None:
+        load_template(kind, _as_start(text))
+
+    question = f"start from the public base of ({', '.join(offered(kind))})"
+    return _as_start(_until_usable(console, question, _NO_START, check))
+
+
+def _as_start(text: str) -> str | None:
+    return text if text != _NO_START else None
+
+
 def _until_usable(console: Console, question: str, default: str | None, check: Callable[[str], object]) -> str:
     while True:
         answer = Prompt.ask(question, console=console, default=default or "", show_default=bool(default))
         try:
             check(answer)
-        except ConfigError as error:
+        except (ConfigError, PluginError) as error:
             print_warning(str(error))
         else:
             return answer
 
 
 def _known_author() -> str:
-    """The author that git knows, or nothing."""
+    """The author that git knows, where it can be used, or nothing."""
     if shutil.which("git") is None:
         return ""
     found = [
@@ -73,4 +111,9 @@ def _known_author() -> str:
         for key in ("user.name", "user.email")
     ]
     name, address = found
-    return f"{name} <{address}>" if name and address else name
+    author = f"{name} <{address}>" if name and address else name
+    try:
+        checked_author(author)
+    except ConfigError:
+        return ""
+    return author

@@ -33,8 +33,9 @@ def new_plugin(
             _refuse_missing(name, kind)
         from dovetail.plugins.commands.plugins.new.asking import ask
 
-        answers = ask(console, name, kind, author, folder)
-        name, kind, author, folder = answers.name, answers.kind, answers.author, answers.folder
+        answers = ask(console, name, kind, start, author, folder)
+        name, kind, start = answers.name, answers.kind, answers.start
+        author, folder = answers.author, answers.folder
     kind = names.checked_kind(kind)
     project_names = names.checked_names(name, kind)
     by = names.checked_author(author or "")

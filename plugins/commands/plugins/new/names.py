@@ -8,7 +8,6 @@ import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import parseaddr
 
 import yaml
 
@@ -25,6 +24,10 @@ SUMMARIES: Mapping[str, str] = {
 """A line for each kind, hooks among them."""
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """A name of a distribution, by PEP 508."""
+_AUTHOR = re.compile(r"(?P<name>[^<>]*)<(?P<email>[^<>]*\S[^<>]*)>")
+_ATOM, _LABEL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+", r"\w(?:[\w-]*\w)?"
+_ADDRESS = re.compile(rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+")
+"""What build backends take for an address; rarer forms ("a b"@example.org) are left out."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,27 @@ def _check_free(plugin: str, kind: str) -> None:
 
 
 def checked_author(text: str) -> Author:
-    """Reads "Name", "Name <address>" or nothing. Raises `ConfigError` for what is none of them."""
+    """Reads "Name", "Name <address>", an address or nothing. Raises `ConfigError` for what is none of them, or is not
+    accepted as an author in a pyproject.toml."""
     text = text.strip()
-    if not text.isprintable():
-        raise ConfigError('--author has characters that cannot be printed: write "Name <address>"')
-    if "<" not in text:
-        return Author(name=text)
-    name, email = parseaddr(text)
-    if not re.fullmatch(r"[^@\s]+@[^@\s]+", email):
-        raise ConfigError(f"--author '{text}' has no address between < and >: write \"Name <address>\"")
-    return Author(name=name, email=email)
+    if (found := _AUTHOR.fullmatch(text)) is not None:
+        name, email = found["name"].strip(), found["email"].strip()
+    else:
+        name, email = ("", text) if "@" in text else (text, "")
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        name = name[1:-1].strip()
+    if reason := _reason_against_author(name, email):
+        raise ConfigError(f'--author {text!r} {reason}: write "Name <address>", like "Ada Lovelace <ada@example.org>"')
+    return Author(name, email)
+
+
+def _reason_against_author(name: str, email: str) -> str | None:
+    if not (name + email).isprintable():
+        return "has line breaks or other characters that cannot be printed"
+    if set(name + email) & set("<>"):
+        return "has no address between < and > at its end"
+    if "," in name:
+        return "has a comma, which a name in a pyproject.toml must not have (PEP 621)"
+    if email and not _ADDRESS.fullmatch(email):
+        return f"has no address that mail can go to ({email!r})"
+    return None
