@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dovetail.commands.diagnosis.apart import UNKNOWN_KIND, examine_apart
 from dovetail.commands.diagnosis.finding import Finding, finding, from_problem, in_order, once_per_place
 from dovetail.commands.diagnosis.installation import examine_distribution, examine_names
-from dovetail.commands.diagnosis.sources import examine_source
+from dovetail.commands.diagnosis.sources import examine_imports, examine_source
 from dovetail.contracts.errors import PluginError
 from dovetail.registry.entries import Entry, host_major, normalize_name
 from dovetail.registry.loading import infer_kind, is_file_reference
@@ -54,21 +54,25 @@ def diagnose(
     findings += [one for one in examine_names(registry.metadata.entries) if not names or _concerns(one, entries)]
     for owner in owners:
         findings += examine_distribution(owner)
+    imports = bool(names) or loads
     to_load = []
     for entry in entries:
-        # Dovetail's own sources are examined before a release, and there are many of them.
-        found = list(_before_import(entry, is_brief=entry.is_own and not names and not loads))
-        if names or loads:
-            # The import tells for certain.
+        found = list(_before_import(entry, is_brief=_is_brief(entry, imports)))
+        if imports:
+            # The import shows it for certain.
             found = [one for one in found if one.code != "class-gone"]
         findings += found
-        if (names or loads) and not any(one.code in _NOT_LOADED for one in found):
+        if imports and not any(one.code in _NOT_LOADED for one in found):
             to_load.append(entry)
     for given, entry, found in examine_apart(to_load, timeout_s):
         if entry != given:
             entries[entries.index(given)] = entry
             findings = [_relabelled(one, given.label, entry.label) for one in findings]
         findings += found
+    # Now that the kind is known of each class that could be imported.
+    for entry in entries:
+        if entry.refusal is None and not _is_brief(entry, imports):
+            findings += examine_imports(entry)
     return Diagnosis(tuple(entries), tuple(in_order(once_per_place(findings))))
 
 
@@ -115,6 +119,12 @@ def _names(name: str, entry: Entry) -> bool:
     if not owner:
         return name == entry.name or normalize_name(name) == distribution
     return bare == entry.name and normalize_name(owner) == distribution
+
+
+def _is_brief(entry: Entry, imports: bool) -> bool:
+    """Whether the sources of a plugin are left out. Dovetail's own are examined before a release, and there are many of
+    them."""
+    return entry.is_own and not imports
 
 
 def _before_import(entry: Entry, *, is_brief: bool) -> Iterator[Finding]:

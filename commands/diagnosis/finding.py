@@ -170,7 +170,15 @@ CODES: dict[str, Code] = {
         "an import of something in dovetail that is not public",
         "Import public modules only (docs/surface lists them): others change without notice.",
     ),
+    "foreign-import": Code(
+        "warning",
+        "an import of something in dovetail that is for plugins of another kind",
+        "Use what the contract hands to the plugin; records such as SamplingParams are in dovetail.contracts.",
+    ),
 }
+
+_PLACED = frozenset({"private-import", "foreign-import"})
+"""Codes whose messages name a place in a file."""
 
 
 def finding(code: str, subject: str, message: str, remedy: str | None = None) -> Finding:
@@ -199,7 +207,7 @@ def once_per_place(findings: Iterable[Finding]) -> list[Finding]:
     merged: dict[object, Finding] = {}
     for one in findings:
         said = one.message.removeprefix(one.subject)
-        key = (one.code, said) if one.code == "private-import" else one
+        key = (one.code, said) if one.code in _PLACED else one
         first = merged.setdefault(key, one)
         if one.subject not in (first.subject, *first.others):
             others = (*first.others, one.subject)

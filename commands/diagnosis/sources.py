@@ -13,15 +13,18 @@ from pathlib import Path
 import dovetail
 from dovetail.commands.diagnosis.finding import Finding, finding, reference_remedy
 from dovetail.commands.diagnosis.installation import extra_of
-from dovetail.commands.diagnosis.surface import is_ours, is_public
+from dovetail.commands.diagnosis.surface import ALL_KINDS, is_ours, open_to
 from dovetail.commands.summary import find_module
 from dovetail.registry.contents import siblings
 from dovetail.registry.entries import HOOKS_KIND, Entry
 
+_EXPORTED = frozenset(f"{dovetail.__name__}.{name}" for name in dovetail.__all__)
+"""Names of the package itself, which it imports on first use."""
+
 
 @dataclass(frozen=True)
 class Import:
-    """An import statement, or one name of it."""
+    """An import statement, or one name of it; or the use of a name of `dovetail`, which imports it."""
 
     module: str
     name: str | None
@@ -44,7 +47,7 @@ class Source:
 def examine_source(entry: Entry, *, is_brief: bool = False) -> Iterator[Finding]:
     """Findings about the modules of a plugin, from its source alone. A module without Python source has none.
     `is_brief`: only whether the module is there."""
-    module, _, attribute = entry.reference.rpartition(":") if ":" in entry.reference else (entry.reference, "", "")
+    module, attribute = _parts(entry.reference)
     if module.endswith(".py"):
         if not Path(module).is_file():
             yield finding("module-gone", entry.label, f"{entry.label}: there is no file {module}")
@@ -58,8 +61,31 @@ def examine_source(entry: Entry, *, is_brief: bool = False) -> Iterator[Finding]
     sources = reached(module)
     if sources and attribute and _surely_lacks(sources[0].tree, attribute.partition(".")[0]):
         yield finding("class-gone", entry.label, f"{entry.label}: {module} has no '{attribute}'")
-    yield from _private_imports(entry, sources)
     yield from _missing_modules(entry, sources)
+
+
+def _parts(reference: str) -> tuple[str, str]:
+    """Module or file, and what is meant of it: nothing for hooks that are a module."""
+    module, colon, attribute = reference.rpartition(":")
+    return (module, attribute) if colon else (reference, "")
+
+
+def examine_imports(entry: Entry) -> Iterator[Finding]:
+    """Findings about what a plugin's modules import of Dovetail, from their source alone. Where the entry's kind is
+    not known, only what no plugin may import."""
+    for source in reached(_parts(entry.reference)[0]):
+        for one in source.imports:
+            if not is_ours(one.module) or _unit(one.module) == _unit(source.module):
+                continue
+            kinds = _open_to(one)
+            what = one.module if one.name is None else f"{one.name} from {one.module}"
+            place = f"({source.path}, line {one.line})"
+            if not kinds:
+                message = f"{entry.label}: {what} is imported, which is not public {place}"
+                yield finding("private-import", entry.label, message)
+            elif entry.kind in ALL_KINDS - kinds:
+                message = f"{entry.label}: {what} is imported, which is for plugins of kind {min(kinds)} {place}"
+                yield finding("foreign-import", entry.label, message)
 
 
 @cache
@@ -126,6 +152,8 @@ def _imports(node: ast.AST, module: str, is_package: bool, is_certain: bool) -> 
             target = ".".join([*package, *([target] if target else [])])
         for alias in node.names:
             yield Import(target, alias.name, node.lineno, is_certain)
+    elif isinstance(node, ast.Attribute) and ast.unparse(node) in _EXPORTED:
+        yield Import(dovetail.__name__, node.attr, node.lineno, is_certain=False)
 
 
 def _surely_lacks(tree: ast.Module, name: str) -> bool:
@@ -145,26 +173,19 @@ def _surely_lacks(tree: ast.Module, name: str) -> bool:
     return True
 
 
-def _private_imports(entry: Entry, sources: tuple[Source, ...]) -> Iterator[Finding]:
-    for source in sources:
-        for one in source.imports:
-            if not is_ours(one.module) or _unit(one.module) == _unit(source.module) or _is_public(one):
-                continue
-            what = one.module if one.name is None else f"{one.name} from {one.module}"
-            message = f"{entry.label}: {what} is imported, which is not public ({source.path}, line {one.line})"
-            yield finding("private-import", entry.label, message)
-
-
-def _is_public(one: Import) -> bool:
+def _open_to(one: Import) -> frozenset[str]:
+    """The kinds of plugins that may import this; none where it is not public."""
+    if one.module == dovetail.__name__ and one.name in (None, "__version__"):
+        return ALL_KINDS  # that alone brings no engine
     if one.name is None or one.name == "*":
-        return is_public(one.module)
+        return open_to(one.module)
     inner = f"{one.module}.{one.name}"
-    if is_public(inner):
-        return True
+    if kinds := open_to(inner):
+        return kinds
     if one.module == dovetail.__name__:
-        return one.name in dovetail.__all__
+        return open_to(one.module) if one.name in dovetail.__all__ else frozenset()
     # `from dovetail.nn import loading`: perhaps a module that is not public, within one that is.
-    return is_public(one.module, one.name) and _find(inner) is None
+    return open_to(one.module, one.name) if _find(inner) is None else frozenset()
 
 
 def _missing_modules(entry: Entry, sources: tuple[Source, ...]) -> Iterator[Finding]:

@@ -1,5 +1,5 @@
-"""Which modules of Dovetail are public, and since which version of a contract it has a name: read from tables that the
-package carries."""
+"""Which modules of Dovetail are public, for plugins of which kinds, and since which version of a contract it has a
+name: read from tables that the package carries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,28 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
+from dovetail.contracts.kinds import KINDS
+from dovetail.registry.entries import HOOKS_KIND
+
 _PACKAGE = __name__.partition(".")[0]
 
 
+_FOR_ALL = frozenset({"contracts", "dovetail.nn", "dovetail.testing"})
+"""Surfaces that plugins of all kinds may import."""
+_FOR_COMMANDS = frozenset({"dovetail", "dovetail.commands"})
+"""Surfaces that only commands may import: they start engines. Others run in one, many of them in its workers. A surface
+that is called like a kind is for that kind alone, as only its plugins name its version in `contract`."""
+ALL_KINDS = frozenset({*KINDS, HOOKS_KIND})
+
+
 @cache
-def public_patterns() -> tuple[str, ...]:
-    """Patterns of the public modules."""
-    listed = tomllib.loads(_text("public_modules.toml"))
-    return tuple(dict.fromkeys(pattern for patterns in listed.values() for pattern in patterns))
+def _patterns() -> Mapping[str, frozenset[str]]:
+    """Pattern of public modules -> the kinds of plugins that may import them."""
+    found: dict[str, frozenset[str]] = {}
+    for surface, patterns in tomllib.loads(_text("public_modules.toml")).items():
+        own = frozenset({"command" if surface in _FOR_COMMANDS else surface})
+        found |= dict.fromkeys(patterns, ALL_KINDS if surface in _FOR_ALL else own)
+    return found
 
 
 @cache
@@ -32,13 +46,18 @@ def since(kind: str) -> Mapping[str, tuple[int, int]]:
 
 def is_public(module: str, name: str | None = None) -> bool:
     """Whether a module is public, or a name of it."""
+    return bool(open_to(module, name))
+
+
+def open_to(module: str, name: str | None = None) -> frozenset[str]:
+    """The kinds of plugins that may import a module, or a name of it; none where it is not public."""
     if any(part.startswith("_") for part in [*module.split("."), name or ""] if part != "__init__"):
-        return name is not None and name.startswith("__") and is_public(module)
-    for pattern in public_patterns():
+        return open_to(module) if name is not None and name.startswith("__") else frozenset()
+    for pattern, kinds in _patterns().items():
         path, _, names = pattern.partition(":")
         if fnmatchcase(module, path) and (not names or (name is not None and fnmatchcase(name, names))):
-            return True
-    return False
+            return kinds
+    return frozenset()
 
 
 def is_ours(module: str) -> bool:

@@ -86,6 +86,66 @@ def test_without_names_nothing_is_imported_and_sources_are_read(examine, tmp_pat
     assert not [one for one in findings if "dovetail 0." in one.subject]
 
 
+DRAFTER = """
+from dovetail.contracts.speculation import DraftCapabilities, DraftWorker
+
+class Drafter(DraftWorker):
+    contract = (1, 0)
+    capabilities = DraftCapabilities(tensor_parallel=None, stateless=True)
+
+    def propose(self, batch):
+        return [None for _ in batch.requests]
+"""
+
+
+FOREIGN = {
+    "llm": ("from dovetail import LLM", "LLM from dovetail", "command"),
+    "late": ("def load(): from dovetail import LLMEngine as Engine", "LLMEngine from dovetail", "command"),
+    "dotted": ("import dovetail; load = lambda: dovetail.AsyncLLMEngine", "AsyncLLMEngine from dovetail", "command"),
+    "command": ("from dovetail.commands import explain", "explain from dovetail.commands", "command"),
+    "scheduler": ("from dovetail.schedulers import batching", "batching from dovetail.schedulers", "scheduler"),
+    "executor": ("import dovetail.executors.processes", "dovetail.executors.processes", "executor"),
+}
+
+
+def test_an_import_for_another_kind_is_reported_with_that_kind(examine, tmp_path):
+    points = {"dovetail.draft_worker.v1": {name: f"acme_{name}:Drafter" for name in FOREIGN}}
+    modules = {f"acme_{name}.py": f"{line}\n{DRAFTER}" for name, (line, *_) in FOREIGN.items()}
+    write_distribution(tmp_path, "acme", entry_points=points, modules=modules)
+    found = {one.subject: one for one in examine().findings}
+    assert len(found) == len(FOREIGN)
+    for name, (_, what, kind) in FOREIGN.items():
+        one = found[f"draft_worker '{name}' (acme 1.0)"]
+        assert (one.code, one.severity) == ("foreign-import", "warning")
+        assert f"{what} is imported, which is for plugins of kind {kind} (" in one.message
+        assert f"acme_{name}.py, line 1)" in one.message
+
+
+def test_imports_of_a_file_are_judged_by_the_kind_of_its_class(examine, tmp_path):
+    (tmp_path / "mine.py").write_text(f"from dovetail import LLM\n{DRAFTER}")
+    [found] = examine(f"{tmp_path}/mine.py:Drafter").findings
+    assert (found.code, found.subject.partition(" ")[0]) == ("foreign-import", "draft_worker")
+
+
+def test_imports_for_all_kinds_or_its_own_are_not_reported(examine, tmp_path):
+    common = (
+        "import dovetail\nfrom dovetail import __version__\nfrom dovetail.nn import RMSNorm\n"
+        "assert dovetail.__version__ == __version__\n"
+    )
+    points = {
+        "dovetail.draft_worker.v1": {"mine": "acme_both.drafter:Drafter"},
+        "dovetail.command.v1": {"mine": "acme_both.commands:Mine"},
+    }
+    modules = {
+        "acme_both/__init__.py": "",
+        "acme_both/drafter.py": f"{common}{DRAFTER}",
+        "acme_both/commands.py": f"{common}import dovetail.commands\nfrom dovetail import LLM\n"
+        "from dovetail.contracts.command import Command\nclass Mine(Command): ...\n",
+    }
+    write_distribution(tmp_path, "acme", entry_points=points, modules=modules)
+    assert examine().findings == ()
+
+
 def test_a_missing_extra_is_named_with_its_installation(examine, tmp_path):
     write_distribution(
         tmp_path,
