@@ -17,6 +17,7 @@ from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.contracts.telemetry import TelemetrySink
 from dovetail.engine.grammar_host import GrammarHost, create_grammar_host
+from dovetail.engine.hooks import HookCaller, create_hook_caller
 from dovetail.engine.kv.hashing import PagesIdentity
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.logits_setup import logits_setup
@@ -25,7 +26,6 @@ from dovetail.engine.tokenization.load import load_tokenizer_of
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.engine.workers import Workers
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
-from dovetail.registry.hooks import HookCaller, create_hook_caller
 from dovetail.registry.registry import Registry
 from dovetail.worker.activity import activity
 from dovetail.worker.draft_tokenizers import DraftTokenizers

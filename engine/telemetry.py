@@ -30,11 +30,11 @@ from dovetail.contracts.telemetry import (
 )
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exposition import joined
+from dovetail.engine.hooks import HookCaller
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.request_reports import EndedRequests, request_stats
 from dovetail.engine.request_table import RequestEntry
 from dovetail.engine.step import Step
-from dovetail.registry.hooks import HookCaller
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
-"""Runs plugins of examples/plugins beside the bundled ones of their kinds, in the environment where both are installed.
-Run by scripts/example_wheels.py.
+"""Compares plugins of examples/plugins with the bundled ones of their kinds, in the environment where both are
+installed. Run by scripts/example_wheels.py.
 
 python compare_examples.py FOLDER...    the compare.yaml of each folder: one folder alone, several together
 
@@ -61,14 +61,14 @@ def merged(*parts: Mapping[str, Any]) -> Config:
 
 
 def requests() -> tuple[list[Any], list[SamplingParams]]:
-    """24 requests of two tenants for eight places: prompts of 20 to 200 tokens that repeat themselves, some with a
+    """24 requests of two tenants for eight places: prompts of 20 to 180 tokens that repeat themselves, some with a
     common beginning."""
     draw = Random(0)
     common = [draw.randrange(3, 2000) for _ in range(64)]
     prompts, params = [], []
     for number in range(24):
         phrase = [draw.randrange(3, 2000) for _ in range(draw.randrange(5, 30))]
-        prompts.append({"prompt_token_ids": (common if number % 3 == 0 else []) + phrase * draw.randrange(4, 5)})
+        prompts.append({"prompt_token_ids": (common if number % 3 == 0 else []) + phrase * 4})
         extra = {"tenant": "few" if number % 6 == 5 else "many"}
         params.append(SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, extra=extra))
     return prompts, params

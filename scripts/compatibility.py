@@ -61,7 +61,7 @@ def abilities(plugin: type, base: type) -> list[str]:
 
 def declared(plugin: type[Plugin], base: type) -> dict[str, Any]:
     """What a plugin declares: the fields of its capabilities, and the other facts of its kind."""
-    record = getattr(plugin, "capabilities", None)
+    record = plugin.capabilities
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)} if record else {}
     return fields | {name: getattr(plugin, name) for name in class_facts(base) if name not in NOT_SHOWN}
 

@@ -38,15 +38,15 @@ class Trial:
         self.rows: list[str] = []
 
     def build(self, name: str) -> Path:
-        """The folder with what the author has beside his wheel: tests, pyproject.toml, compare.yaml."""
-        project, beside = self._directory / "src" / name, self._directory / "run" / name
+        """The folder with what the author has besides the wheel: tests, pyproject.toml, compare.yaml."""
+        project, run_folder = self._directory / "src" / name, self._directory / "run" / name
         shutil.copytree(EXAMPLES / name, project, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
         build_wheel(project, self._directory / "dist" / name)
-        beside.mkdir(parents=True)
+        run_folder.mkdir(parents=True)
         for file in ("pyproject.toml", "compare.yaml"):
-            shutil.copy(project / file, beside)
-        shutil.copytree(project / "tests", beside / "tests")
-        return beside
+            shutil.copy(project / file, run_folder)
+        shutil.copytree(project / "tests", run_folder / "tests")
+        return run_folder
 
     def install(self, names: Sequence[str]) -> None:
         """As users do, with what they depend on."""
@@ -58,11 +58,11 @@ class Trial:
         """Also what an earlier run may have left."""
         self._pip("uninstall", "--yes", *names)
 
-    def test(self, beside: Path) -> None:
+    def test(self, run_folder: Path) -> None:
         """Runs the distribution's own tests."""
         options = ["-q", "-c", "pyproject.toml", "--rootdir", ".", "-p", "no:cacheprovider"]
-        if self._run(["-m", "pytest", *options, "tests"], beside).returncode:
-            self.failures.append(f"{beside.name}: its tests fail")
+        if self._run(["-m", "pytest", *options, "tests"], run_folder).returncode:
+            self.failures.append(f"{run_folder.name}: its tests fail")
 
     def compare(self, folders: Sequence[Path], what: str) -> None:
         """Adds to `rows`."""
@@ -108,12 +108,12 @@ def main(python: Path, directory: Path) -> int:
     names = sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
     trial.remove(names)
     folders = [trial.build(name) for name in names]
-    for name, beside in zip(names, folders, strict=True):
+    for name, run_folder in zip(names, folders, strict=True):
         print(f"== {name}", flush=True)
         trial.install([name])
         trial.check_environment([name])
-        trial.test(beside)
-        trial.compare([beside], name)
+        trial.test(run_folder)
+        trial.compare([run_folder], name)
         trial.remove([name])
     print("== all together", flush=True)
     trial.install(names)

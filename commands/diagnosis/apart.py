@@ -106,7 +106,7 @@ def _end(process: subprocess.Popen[str], entry: Entry, printed: IO[str]) -> Find
 
 
 def _write(stream: IO[str], entries: list[dict[str, Any]]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # it ended already, which the answer tells
+    with contextlib.suppress(BrokenPipeError):  # it ended already, which `_answer` notices
         stream.write(json.dumps(entries))
         stream.close()
 

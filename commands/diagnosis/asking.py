@@ -16,7 +16,7 @@ from dovetail.contracts.draft_length import LengthNeed
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.grammar import GrammarNeed
-from dovetail.contracts.model import ModelNeed
+from dovetail.contracts.model import ModelFamily, ModelNeed
 from dovetail.contracts.needs import uncovered
 from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
@@ -89,9 +89,8 @@ def examine_answers(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding]:
 def _need(entry: Entry, plugin: type[Plugin], device: str, dtype: str) -> Any:
     create = NEEDS.get(entry.kind)
     need = create(device, dtype) if create is not None else None
-    architectures = getattr(plugin, "architectures", ())
-    if isinstance(need, ModelNeed) and architectures:
-        return replace(need, config={**_CONFIG, "architectures": [sorted(architectures)[0]]})
+    if isinstance(need, ModelNeed) and issubclass(plugin, ModelFamily) and plugin.architectures:
+        return replace(need, config={**_CONFIG, "architectures": [sorted(plugin.architectures)[0]]})
     return need
 
 

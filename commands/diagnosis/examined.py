@@ -24,8 +24,8 @@ from dovetail.commands.diagnosis.values import examine_capabilities, examine_var
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
+from dovetail.engine.hooks import HookCaller
 from dovetail.registry.entries import HOOKS_KIND, Entry
-from dovetail.registry.hooks import HookCaller
 from dovetail.registry.loading import base_class, class_problems, import_object, infer_kind
 
 _LATER = "Upgrade the older of the two, or declare in `contract` the version that the class was written for."
@@ -64,7 +64,7 @@ def examine_object(entry: Entry, found: object) -> Iterator[Finding]:
 
 def examine(entry: Entry, imported: Callable[[], None]) -> list[Finding]:
     """Findings about the plugin of an entry that its import shows. `imported` is called once that is done. An
-    examination that fails is a finding beside those that came before."""
+    examination that fails is one more finding."""
     try:
         found = import_object(entry)
     except PluginError as error:
@@ -88,7 +88,7 @@ def _with_kind(entry: Entry) -> Entry:
         return entry
     try:
         return dataclasses.replace(entry, kind=infer_kind(entry))
-    except PluginError:  # which the examination will tell
+    except PluginError:  # which the examination reports
         return entry
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -67,7 +67,7 @@ CODES: dict[str, Code] = {
         "error", "made for another Python", "Install a wheel for this Python, or build one from the sources."
     ),
     "missing-dependency": Code(
-        "error", "a distribution that the plugin's requires is not installed, or of another version", "Install it."
+        "error", "a distribution that the plugin's own requires is not installed, or of another version", "Install it."
     ),
     "missing-extra": Code(
         "error", "the plugin imports what only an extra of its distribution brings", "Install the extra."
@@ -216,7 +216,7 @@ def once_per_place(findings: Iterable[Finding]) -> list[Finding]:
     return list(merged.values())
 
 
-def in_order(findings: Iterator[Finding] | list[Finding]) -> list[Finding]:
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Each finding once, errors first; else in the order in which they were found."""
     order = ("error", "warning", "note")
     return sorted(dict.fromkeys(findings), key=lambda one: order.index(one.severity))

@@ -52,7 +52,7 @@ def examine_names(entries: Iterable[Entry]) -> Iterator[Finding]:
 
 
 def extra_of(distribution: str, module: str) -> str | None:
-    """The extra of a distribution that brings a module, as far as names tell."""
+    """The extra of a distribution that brings a module, as far as names show."""
     wanted = normalize_name(module.partition(".")[0])
     for requirement in _requirements(metadata.distribution(distribution)):
         if normalize_name(requirement.name) != wanted or requirement.marker is None:

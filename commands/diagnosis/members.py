@@ -74,7 +74,7 @@ def _names(lineage: _Lineage) -> Iterator[Finding]:
     defined = {name for _, name in lineage.own_members()}
 
     def is_meant(member: str, name: str, owner: type) -> bool:
-        """Whether a class has `name` beside a member of the contract that it or its author's base has as well."""
+        """Whether a class has `name` as well as a member of the contract that it or its author's base has."""
         return member in vars(owner) or (member in defined and (name.startswith(member) or member.startswith(name)))
 
     abilities = {name: ability for ability in lineage.abilities for name in ability.__abstractmethods__ - known}
@@ -101,7 +101,7 @@ def _overrides(lineage: _Lineage) -> Iterator[Finding]:
     for name in dict.fromkeys(["__init__", *(name for _, name in lineage.own_members())]):
         owner = next((c for c in lineage.own if name in vars(c)), None)
         base = lineage.base_of(name)
-        if owner is None or base is None or base.__mro__.index(object) == 0:
+        if owner is None or base is None:
             continue
         problem = _misfit(vars(base)[name], vars(owner)[name], is_init=name == "__init__")
         if problem is not None:

@@ -16,7 +16,7 @@ _EXAMINED_ELSEWHERE = frozenset({"contract", "capabilities", "stability", "Optio
 
 
 def examine_variables(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding]:
-    """Class variables of the contract whose values have another type, as far as plain types tell."""
+    """Class variables of the contract whose values have another type, as far as plain types show."""
     base = base_class(entry.kind)
     hints = get_type_hints(base)
     for name in class_facts(base):
@@ -29,7 +29,7 @@ def examine_variables(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding]:
 
 
 def examine_capabilities(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding]:
-    """Capabilities whose values have another type than their fields, as far as plain types tell."""
+    """Capabilities whose values have another type than their fields, as far as plain types show."""
     record: Any = plugin.capabilities
     if not dataclasses.is_dataclass(record):
         return

@@ -17,7 +17,7 @@ from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.registry.calls import calling
 from dovetail.registry.components import component_entry, create_class, validate_options
-from dovetail.registry.contents import Contents, distribution_contents, local_contents, module_contents
+from dovetail.registry.contents import Contents, installed_contents, local_contents, module_contents
 from dovetail.registry.loading import is_file_reference
 
 
@@ -99,12 +99,7 @@ def component_contents(component: Component) -> Contents:
     module = component.reference.rpartition(":")[0]
     if is_file_reference(component.reference):
         return local_contents(Path(module))
-    if component.distribution is None:
-        return module_contents(module)
-    try:
-        return distribution_contents(component.distribution)
-    except metadata.PackageNotFoundError:
-        return Contents({})
+    return module_contents(module) if component.distribution is None else installed_contents(component.distribution)
 
 
 def _all_facts(components: Sequence[Component]) -> list[list[str | None]]:

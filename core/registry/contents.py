@@ -66,6 +66,14 @@ def distribution_contents(name: str) -> Contents:
     return Contents(dict(sorted(found.items())), edited=tuple(edited), missing=tuple(missing))
 
 
+def installed_contents(name: str) -> Contents:
+    """As `distribution_contents`; no files where it is not installed."""
+    try:
+        return distribution_contents(name)
+    except metadata.PackageNotFoundError:
+        return Contents({})
+
+
 def module_contents(module: str) -> Contents:
     """The top-level package of a module that no entry point names: a module on the path, or a part of a distribution.
     Nothing is imported. Empty where there is no such module."""
@@ -163,10 +171,11 @@ def _roots_in_place(distribution: metadata.Distribution, recorded: Mapping[str, 
 def _mapping(finder: Path) -> dict[str, str]:
     """The table of setuptools' finder of an editable installation: package -> its folder."""
     for node in ast.parse(finder.read_bytes()).body:
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
         if any(isinstance(target, ast.Name) and target.id == "MAPPING" for target in targets):
-            value = ast.literal_eval(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else {}
-            return {str(key): str(place) for key, place in value.items()}
+            return {str(key): str(place) for key, place in ast.literal_eval(node.value).items()}
     return {}
 
 

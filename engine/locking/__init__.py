@@ -1,5 +1,5 @@
-"""The lock of a run: what it is made of, to the last file, so that two machines can be proven equal or told what
-differs."""
+"""The lock of a run: what it is made of, to the last file, so that two machines can be proven equal, or their
+differences named."""
 
 from __future__ import annotations
 

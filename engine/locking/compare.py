@@ -141,10 +141,10 @@ class _Comparison:
             paths = [
                 path for path in _keys(first.files, second.files) if first.files.get(path) != second.files.get(path)
             ]
-            told = [f"{path}{self._only(path, first.files, second.files)}" for path in paths[:_SHOWN]]
+            shown = [f"{path}{self._only(path, first.files, second.files)}" for path in paths[:_SHOWN]]
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             same = f"the same version {first.version}, and " if first.version is not None else ""
-            yield Difference(subject, f"{same}other files: {', '.join(told)}{more}")
+            yield Difference(subject, f"{same}other files: {', '.join(shown)}{more}")
 
     def models(self, subject: str, first: LockedModel | None, second: LockedModel | None) -> Iterator[Difference]:
         if first is None or second is None:

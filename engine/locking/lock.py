@@ -16,7 +16,7 @@ from dovetail.contracts.kinds import HOOKS_VERSION
 from dovetail.contracts.weights import ModelFiles, WeightFormat
 from dovetail.registry.bootstrap import component_contents, installed_version
 from dovetail.registry.components import create_class
-from dovetail.registry.contents import Contents, file_digest
+from dovetail.registry.contents import Contents, file_digest, installed_contents
 from dovetail.registry.entries import OWN_DISTRIBUTION
 from dovetail.registry.loading import is_file_reference
 from dovetail.registry.registry import Registry
@@ -24,7 +24,7 @@ from dovetail.registry.registry import Registry
 SMALL_BYTES = 32 << 20
 """Files of a model up to this size are hashed, larger ones only where that is asked for."""
 
-_TOLD = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton")
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def take_lock(resolved: ResolvedConfig, registry: Registry | None = None, *, who
     registry = registry if registry is not None else Registry.scan()
     chosen = {path: _part(component) for path, component in sorted(resolved.components_by_path().items())}
     parts = chosen | hook_parts(registry)
-    owners = sorted(
-        {part.distribution for part in parts.values() if part.distribution is not None} | {OWN_DISTRIBUTION}
-    )
+    owners = {part.distribution for part in parts.values() if part.distribution is not None} | {OWN_DISTRIBUTION}
     return Lock(
         parts=parts,
         distributions={owner: code_of(owner) for owner in sorted(owners)},
@@ -121,8 +119,7 @@ def hook_parts(registry: Registry) -> dict[str, LockedPart]:
 
 def code_of(distribution: str) -> LockedCode:
     """The files of an installed distribution; none where it is not installed."""
-    component = Component("", "", "", distribution)
-    return LockedCode.of(component_contents(component), installed_version(distribution))
+    return LockedCode.of(installed_contents(distribution), installed_version(distribution))
 
 
 def not_as_installed(lock: Lock) -> list[str]:
@@ -130,7 +127,7 @@ def not_as_installed(lock: Lock) -> list[str]:
     lock is of the files as they are, which no other machine gets from the same wheel."""
     lines = []
     for name in lock.distributions:
-        contents = component_contents(Component("", "", "", name))
+        contents = installed_contents(name)
         for what, paths in (("was edited", contents.edited), ("is gone", contents.missing)):
             if paths:
                 more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
@@ -167,7 +164,7 @@ def lock_model(weight_format: Component, files: ModelFiles, *, whole_weights: bo
 
 def machine_facts(device_type: str) -> dict[str, str]:
     """Versions and the platform."""
-    versions = {name: installed_version(name) for name in _TOLD}
+    versions = {name: installed_version(name) for name in _LIBRARIES}
     facts = {
         "device": device_type,
         "machine": platform.machine(),

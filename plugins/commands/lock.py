@@ -72,7 +72,7 @@ def lock_run(
     if diff is not None:
         first, second = diff
         names = (str(first), str(second))
-        _tell(compare_locks(read_lock(first), read_lock(second), names), as_json=as_json)
+        _print_answer(compare_locks(read_lock(first), read_lock(second), names), as_json=as_json)
         return
     # What a lock says of this run is not asked while one is written.
     unlocked = replace(layered, config=layered.config.model_copy(update={"lock": None}))
@@ -80,7 +80,7 @@ def lock_run(
         lock = read_lock(check)
         resolved = _resolve(unlocked) if layered.origins else None
         limits = _limits(lock) if resolved is None else ""
-        _tell(compare_with_machine(lock, resolved), as_json=as_json, limits=limits)
+        _print_answer(compare_with_machine(lock, resolved), as_json=as_json, limits=limits)
         return
     check_target(out)
     lock = take_lock(_resolve(unlocked), whole_weights=whole_weights)
@@ -105,7 +105,7 @@ def _limits(lock: Lock) -> str:
     return f"as far as distributions and hooks go; {left} not compared: name the config"
 
 
-def _tell(differences: Sequence[Difference], *, as_json: bool, limits: str = "") -> None:
+def _print_answer(differences: Sequence[Difference], *, as_json: bool, limits: str = "") -> None:
     """Prints what differs, and how far the answer goes where it has limits. Exits with 1 where it matters."""
     matters = any(not one.is_informative for one in differences)
     if as_json:

@@ -155,8 +155,8 @@ def test_list_shows_each_plugin_with_its_reference(dovetail, acme):
 
 def test_an_unknown_kind_is_refused_with_the_kinds(dovetail):
     result = dovetail("plugins", "list", "--kind", "sheduler")
-    assert result.returncode == 1
-    assert "scheduler" in result.stderr
+    assert result.returncode == 2
+    assert "there is no plugin kind 'sheduler'. Did you mean scheduler? Kinds: executor," in result.stderr
 
 
 def test_info_shows_what_a_plugin_says_about_itself(dovetail, acme):

@@ -63,8 +63,8 @@ def _print(diagnosis: Diagnosis) -> None:
     for one in diagnosis.findings:
         _print_finding(one)
     count = {severity: sum(one.severity == severity for one in diagnosis.findings) for severity in _STYLES}
-    told = ", ".join(f"{number} {severity}{'s' * (number != 1)}" for severity, number in count.items() if number)
-    console.print(f"{len(diagnosis.entries)} plugins examined: {told or 'nothing wrong was found'}.")
+    counts = ", ".join(f"{number} {severity}{'s' * (number != 1)}" for severity, number in count.items() if number)
+    console.print(f"{len(diagnosis.entries)} plugins examined: {counts or 'nothing wrong was found'}.")
 
 
 def _print_finding(one: Finding) -> None:

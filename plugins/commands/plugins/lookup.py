@@ -9,7 +9,7 @@ import typer
 from packaging.utils import canonicalize_name
 
 from dovetail.commands.installed import HOOKS_KIND, Entry, Registry, reference_entry
-from dovetail.contracts.errors import PluginError
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.kinds import KINDS
 
 KindOption = Annotated[str | None, typer.Option("--kind", help="Only plugins of this kind.")]
@@ -17,8 +17,16 @@ _KINDS = (*KINDS, HOOKS_KIND)
 
 
 def require_kind(kind: str | None) -> None:
+    """Raises `ConfigError` for a kind that does not exist."""
     if kind is not None and kind not in _KINDS:
-        raise PluginError(f"there is no plugin kind '{kind}'; kinds: {', '.join(_KINDS)}")
+        raise unknown_kind(kind)
+
+
+def unknown_kind(kind: str) -> ConfigError:
+    """The error that names the kinds nearest to one that does not exist, and all of them."""
+    near = difflib.get_close_matches(kind, _KINDS, n=2)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return ConfigError(f"there is no plugin kind '{kind}'.{hint} Kinds: {', '.join(_KINDS)}")
 
 
 def find_entry(registry: Registry, name: str, kind: str | None) -> Entry:
@@ -27,7 +35,7 @@ def find_entry(registry: Registry, name: str, kind: str | None) -> Entry:
 
 
 def listed_entry(registry: Registry, name: str, kind: str | None) -> Entry | None:
-    """The entry of `name`, without importing anything; None for a reference whose kind only its class tells."""
+    """The entry of `name`, without importing anything; None for a reference whose kind only its class has."""
     if kind == HOOKS_KIND and ":" in name and not _hooks_of(registry, name):
         return None
     if kind is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import keyword
 import re
@@ -14,6 +13,7 @@ import yaml
 from dovetail.commands.installed import HOOKS_KIND, Registry
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kinds import KINDS
+from dovetail.plugins.commands.plugins.lookup import unknown_kind
 
 MAX_LENGTH = 40
 """Characters of a name: with more, lines of the generated files would be too long."""
@@ -61,9 +61,7 @@ def checked_kind(kind: str) -> str:
     spelled = kind.strip().replace("-", "_")
     if spelled in SUMMARIES:
         return spelled
-    near = difflib.get_close_matches(spelled, SUMMARIES, n=2)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise ConfigError(f"there is no plugin kind '{kind}'.{hint} Kinds: {', '.join(SUMMARIES)}")
+    raise unknown_kind(spelled)
 
 
 def checked_names(name: str, kind: str | None) -> ProjectNames:

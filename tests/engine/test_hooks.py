@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.hooks import hookimpl
-from dovetail.registry import HookCaller, create_hook_caller
+from dovetail.engine.hooks import HookCaller, create_hook_caller
+from dovetail.registry import Registry
+from dovetail.testing.local_plugins import write_distribution
 
 HOOKS = "dovetail.hooks.v1"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
+    """Writes a distribution (arguments of `write_distribution`), and returns a registry that knows it."""
+
+    def write(name: str, **parts: object) -> Registry:
+        write_distribution(tmp_path, name, **parts)
+        monkeypatch.syspath_prepend(tmp_path)
+        return Registry.scan()
+
+    return write
 
 
 class Listener:
