@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup
+from dovetail.contracts.draft_target import ReadsTopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kv import KVLayout, KVSpec, LatentSpec
 from dovetail.contracts.model import CausalLM
@@ -39,7 +40,8 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.reading import read_module
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 from dovetail.worker.speculation.stages import HostStage
-from dovetail.worker.speculation.target_passes import BatchPasses, pages_batch
+from dovetail.worker.speculation.target_passes import BatchPasses, pages_batch, proposing
+from dovetail.worker.speculation.top_tokens import check_count
 
 
 class BatchPages(DraftPages):
@@ -88,13 +90,15 @@ class LoadedDrafter:
     """Other drafters that it asks."""
     passes: BatchPasses | None = None
     """Its passes over the target's layers, where it is a `RunsTarget`."""
+    num_top_tokens: int = 0
+    """How many of the target's most likely tokens it or a stage of it reads of each row."""
 
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
         """As `DraftWorker.propose`; its stages see the batch too."""
         for stage in self.stages:
             stage.begin(batch)
         try:
-            with nullcontext() if self.passes is None else self.passes.proposing(batch.requests):
+            with proposing(self.passes, batch.requests):
                 drafts = self.worker.propose(batch)
             for stage in self.stages:
                 stage.complete()
@@ -122,8 +126,8 @@ def load_drafters(
     loaded: dict[str, LoadedDrafter] = {}
     for drafter in sorted(drafters.values(), key=lambda one: bool(one.stages)):
         stages = tuple(
-            HostStage(drafters[label], loaded[label].worker, drafter.hidden_layers, loaded[label].passes)
-            for label in drafter.stages
+            HostStage(one.config, one.worker, drafter.hidden_layers, one.num_top_tokens, one.passes)
+            for one in (loaded[label] for label in drafter.stages)
         )
         loaded[drafter.name] = _load_drafter(config, section, plugins, drafter, stages, model, context, tokenizers)
     return {name: loaded[name] for name in drafters}
@@ -158,9 +162,35 @@ def _load_drafter(
     if drafter.model is not None:
         own_model = _load_model(config, plugins, drafter.model, create_context())
         own_model = replace(own_model, tokenizer_json=tokenizers.own.get(drafter.name))
-    plugin, _ = plugins.get(drafter.component)
+    plugin, options = plugins.get(drafter.component)
     passes = BatchPasses(model, context.device) if drafter.runs_target else None
-    simple = DraftSetup(
+    setup = replace(
+        _draft_setup(config, section, drafter, model, context),
+        wants_confidence=_wants_confidence(drafter.name, section, plugins),
+        tokenizer_json=tokenizers.target if drafter.reads_tokenizer else None,
+        stages={stage.name: stage for stage in stages},
+        target=passes,
+    )
+    if issubclass(plugin, (BuildsLayers, LoadsModel, KeepsLayers)):
+        setup = LayerSetup(**vars(setup), create_context=create_context, pages=pages, model=own_model)
+    with torch.inference_mode():
+        worker: DraftWorker = plugins.create(drafter.component, setup)
+    layers = tuple(worker.attention_layers()) if isinstance(worker, KeepsLayers) else ()
+    if reasons := against_caches(plugin.__name__, drafter.caches, layers):
+        raise PluginError(f"speculative.drafters.{drafter.name}: {'; '.join(reasons)}")
+    num_top_tokens = max([_num_top_tokens(plugin, options, setup), *(stage.num_top_tokens for stage in stages)])
+    return LoadedDrafter(drafter, worker, layers, pages, dtype, stages, passes, num_top_tokens)
+
+
+def _draft_setup(
+    config: ResolvedConfig,
+    section: ResolvedSpeculation,
+    drafter: ResolvedDrafter,
+    model: CausalLM,
+    context: BuildContext,
+) -> DraftSetup:
+    """What every drafter is given of the target."""
+    return DraftSetup(
         vocab_size=config.model.vocab_size,
         hidden_size=section.hidden_size,
         max_model_len=config.model.max_model_len,
@@ -173,20 +203,14 @@ def _load_drafter(
         num_layers=len(context.attention_layers),
         distributions=draft_distributions,
         draw=draft_draw,
-        wants_confidence=_wants_confidence(drafter.name, section, plugins),
-        tokenizer_json=tokenizers.target if drafter.reads_tokenizer else None,
-        stages={stage.name: stage for stage in stages},
-        target=passes,
     )
-    setup = simple
-    if issubclass(plugin, (BuildsLayers, LoadsModel, KeepsLayers)):
-        setup = LayerSetup(**vars(simple), create_context=create_context, pages=pages, model=own_model)
-    with torch.inference_mode():
-        worker: DraftWorker = plugins.create(drafter.component, setup)
-    layers = tuple(worker.attention_layers()) if isinstance(worker, KeepsLayers) else ()
-    if reasons := against_caches(plugin.__name__, drafter.caches, layers):
-        raise PluginError(f"speculative.drafters.{drafter.name}: {'; '.join(reasons)}")
-    return LoadedDrafter(drafter, worker, layers, pages, dtype, stages, passes)
+
+
+def _num_top_tokens(plugin: type[DraftWorker], options: Any, setup: DraftSetup) -> int:
+    """How many of the target's most likely tokens a drafter reads of each row, its stages left out."""
+    if not issubclass(plugin, ReadsTopTokens):
+        return 0
+    return check_count(plugin.__name__, plugin.num_top_tokens(options), setup.vocab_size)
 
 
 def against_caches(drafter: str, announced: Sequence[KVSpec], layers: Sequence[AttentionModule]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dovetail.contracts.draft_length import DrafterCall, DrafterFacts
 from dovetail.contracts.sampling import SamplingParams
@@ -27,7 +28,7 @@ from dovetail.worker.speculation.late_reading import LateReading, read_soonest
 from dovetail.worker.speculation.lengths import LengthFault, Lengths, Offer
 from dovetail.worker.speculation.top_tokens import RowsOfRequest, TopTokenRecords
 from dovetail.worker.speculation.verifier import first_nodes
-from dovetail.worker.speculation.waiting_states import States, WaitingStates
+from dovetail.worker.speculation.waiting_states import Span, States, WaitingStates
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,16 @@ class DraftedFor:
     """False once its drafter failed it."""
     token_ids: Sequence[int] = ()
     """Known tokens of a request that is out of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDraft:
+    """What became of a draft, as `DraftWorker.on_verified` has it."""
+
+    accepted: list[int]
+    """Nodes from the root down."""
+    num_drafted: int
+    """Nodes that were verified."""
 
 
 class Drafting:
@@ -82,15 +93,15 @@ class Drafting:
         self._most_read = most_read
         self._device = device
         self._excessive: set[str] = set()
-        """Drafters that gave more than anybody asks for, which was told."""
+        """Drafters that gave more than anybody asks for, of which a warning was logged."""
         self._lengths = lengths
         self._strict = strict
         self.hidden_layers = wanted_layers(self._drafters)
         """States between the target's layers that some drafter wants; none on ranks that do not draft."""
         self._requests: dict[int, DraftedFor] = {}
         """By seq_id, those that have or had a drafter."""
-        self._accepted: dict[int, tuple[list[int], int]] = {}
-        """By seq_id, what became of the draft that was just verified, for `on_verified`."""
+        self._judged: dict[int, JudgedDraft] = {}
+        """By seq_id, what became of the draft that was just verified."""
         self._forced: set[int] = set()
         """seq_ids whose waiting drafts are forced tokens in the place of their drafter's."""
 
@@ -124,9 +135,9 @@ class Drafting:
             late.blocks_moved(plan)
 
     def judged(self, seq_id: int, drafted: int, nodes: list[int]) -> str:
-        """Of `drafted` nodes those of `nodes` stood. Returns the drafter's name, or `FORCED`."""
+        """Of `drafted` nodes those of `nodes` were accepted. Returns the drafter's name, or `FORCED`."""
         drafter = self._requests[seq_id].drafter
-        self._accepted[seq_id] = (nodes, drafted)
+        self._judged[seq_id] = JudgedDraft(nodes, drafted)
         if seq_id in self._forced:
             return FORCED
         self._lengths.judged(seq_id, drafter, drafted, nodes)
@@ -139,7 +150,7 @@ class Drafting:
 
     @property
     def reads_logits(self) -> bool:
-        """Whether some drafter reads what `note_logits` is told."""
+        """Whether some drafter reads what `note_logits` notes."""
         return bool(self._top_tokens.drafters)
 
     def note_logits(
@@ -187,7 +198,7 @@ class Drafting:
             drafts = {index: draft for index, draft in cut.items() if draft.token_ids}
         self._switch_off(seq_ids, errors)
         # What was judged in this step is known to whom it concerns.
-        self._accepted.clear()
+        self._judged.clear()
         self._forced.difference_update(seq_ids)
         kept = self._kept(step, drafts, errors)
         if sampler.grammars.wants(seq_ids):
@@ -309,8 +320,9 @@ class Drafting:
             states = self._waiting[name].join_states(states, [request.seq_id for request in requests.values()])
         try:
             for request in requests.values():
-                if request.seq_id in self._accepted and request.seq_id not in self._forced:
-                    worker.on_verified(request.seq_id, *self._accepted[request.seq_id])
+                judged = self._judged.get(request.seq_id)
+                if judged is not None and request.seq_id not in self._forced:
+                    worker.on_verified(request.seq_id, judged.accepted, judged.num_drafted)
             proposed = list(self._drafters[name].propose(DraftBatch(list(requests.values()), *states)))
             if len(proposed) != len(requests):
                 raise ValueError(f"{len(proposed)} drafts for {len(requests)} requests")
@@ -373,14 +385,14 @@ class Drafting:
                 continue
             given = len(draft.token_ids)
             sizes.append(given)
-            self._tell_of_excess(name, given)
+            self._warn_of_excess(name, given)
             if given and request.max_drafts:
                 if draft.probs is not None and request.sampling.is_greedy:
                     draft = replace(draft, probs=None)  # no draws, however certain their distributions are
                 drafts[index] = first_nodes(draft, request.max_drafts)
         return drafts, sizes
 
-    def _tell_of_excess(self, name: str, given: int) -> None:
+    def _warn_of_excess(self, name: str, given: int) -> None:
         """Cutting a draft is part of the contract, but what no request ever asks for is computed for nothing."""
         most = self._facts[name].num_tokens
         if given > most and name not in self._excessive:
@@ -403,63 +415,81 @@ class Drafting:
         that want drafts. Nothing while it can wait, see `WaitingStates`."""
         facts, inputs, batch = self._facts[name], step.inputs, step.batch
         seq_ids = [step.plan.seq_ids[index] for index in indices]
-        known = batch.num_tokens[inputs.rows[indices]].astype(np.int64)
-        limits = np.array([self._requests[seq_id].max_total_tokens for seq_id in seq_ids])
-        # A round yields at least one token, so the last one that fits is never a draft.
-        most = np.clip(limits - known - 1, 0, facts.num_tokens) * (step.counts[indices] > 0)
         unread, behind = self._unread(name, indices, step)
-        if facts.reads_late:  # a first token does not wait until the drafter has read the prompt
-            prompts = [batch.requests[seq_id].request.num_prompt_tokens for seq_id in seq_ids]
-            most *= np.array(_starts(inputs, indices)) >= np.array(prompts)
+        most = self._most_drafts(name, indices, step)
         try:
             wanted = self._lengths.ask(name, seq_ids, most, batch.known_tokens, len(step.plan.seq_ids), behind)
         except LengthFault as fault:
             errors |= dict.fromkeys(indices, str(fault))
             return {}
         if facts.stateless or facts.reads_late:
-            chosen = np.flatnonzero(wanted)
-            if not len(chosen):
-                return {}
-            indices, seq_ids = [indices[i] for i in chosen], [seq_ids[i] for i in chosen]
-            known, wanted = known[chosen], wanted[chosen]
+            chosen = np.flatnonzero(wanted).tolist()
+            indices, seq_ids, wanted = [indices[i] for i in chosen], [seq_ids[i] for i in chosen], wanted[chosen]
+            unread = [unread[i] for i in chosen] if facts.reads_late else []
         elif not wanted.any() and self._can_wait(name, seq_ids, indices, step, states):
             return {}
+        if not indices:
+            return {}
         if facts.reads_late:
-            spans = read_soonest([unread[i] for i in chosen], self._most_read)
-            wanted *= [span.stop == unread[i].stop for span, i in zip(spans, chosen, strict=True)]
-            shown = [(span.start, np.arange(len(span))) for span in spans]
+            read = read_soonest(unread, self._most_read)
+            wanted *= [now.stop == whole.stop for now, whole in zip(read, unread, strict=True)]
+            shown = [Span(now.start, np.arange(len(now))) for now in read]
         else:
             shown = self._states_shown(name, seq_ids, indices, inputs)
+        known = batch.num_tokens[inputs.rows[indices]].astype(np.int64)
         uniforms = draft_uniforms(sampler, seq_ids, known, int(wanted.max()))
-        requests = {}
-        has_grammars = sampler.grammars.wants(seq_ids)
-        for i, (index, seq_id, room) in enumerate(zip(indices, seq_ids, wanted.tolist(), strict=True)):
-            if not len(shown[i][1]):
-                continue
-            requests[index] = DraftRequest(
-                seq_id=seq_id,
-                token_ids=batch.known_tokens(seq_id),
-                num_prompt_tokens=batch.requests[seq_id].request.num_prompt_tokens,
-                max_drafts=room,
-                sampling=self._requests[seq_id].sampling,
-                hidden_rows=shown[i][1],
-                uniforms=uniforms[i, :room],
-                forced=sampler.grammars.forced(seq_id)[:room] if has_grammars else (),
-                first_position=shown[i][0],
-                prediction=self._requests[seq_id].prediction,
-                top_tokens=self._top_tokens.take(seq_id),
-            )
-        return requests
+        grammars = sampler.grammars if sampler.grammars.wants(seq_ids) else None
+        return {
+            index: self._draft_request(seq_id, shown[i], uniforms[i, :count], batch, grammars)
+            for i, (index, seq_id, count) in enumerate(zip(indices, seq_ids, wanted.tolist(), strict=True))
+            if len(shown[i].rows)
+        }
 
-    def _states_shown(
-        self, name: str, seq_ids: list[int], indices: list[int], inputs: StepInputs
-    ) -> list[tuple[int, np.ndarray]]:
-        """By request, the first position that a drafter is to see, and the rows of the states from there on."""
-        spans = list(zip(_starts(inputs, indices), self._standing_rows(seq_ids, indices, inputs), strict=True))
+    def _most_drafts(self, name: str, indices: list[int], step: ComputedStep) -> NDArray[np.int64]:
+        """int64, by request: how many drafts it could use."""
+        facts, inputs, batch = self._facts[name], step.inputs, step.batch
+        seq_ids = [step.plan.seq_ids[index] for index in indices]
+        known = batch.num_tokens[inputs.rows[indices]].astype(np.int64)
+        limits = np.array([self._requests[seq_id].max_total_tokens for seq_id in seq_ids])
+        # A round yields at least one token, so the last one that fits is never a draft.
+        most: NDArray[np.int64] = np.clip(limits - known - 1, 0, facts.num_tokens) * (step.counts[indices] > 0)
+        if facts.reads_late:  # a first token does not wait until the drafter has read the prompt
+            prompts = [batch.requests[seq_id].request.num_prompt_tokens for seq_id in seq_ids]
+            most *= np.array(_starts(inputs, indices)) >= np.array(prompts)
+        return most
+
+    def _draft_request(
+        self,
+        seq_id: int,
+        shown: Span,
+        uniforms: NDArray[np.float64],
+        batch: InputBatch,
+        grammars: GrammarMasks | None,
+    ) -> DraftRequest:
+        """`uniforms`: one for each draft that is wanted."""
+        request, count = self._requests[seq_id], len(uniforms)
+        return DraftRequest(
+            seq_id=seq_id,
+            token_ids=batch.known_tokens(seq_id),
+            num_prompt_tokens=batch.requests[seq_id].request.num_prompt_tokens,
+            max_drafts=count,
+            sampling=request.sampling,
+            hidden_rows=shown.rows,
+            uniforms=uniforms,
+            forced=() if grammars is None else grammars.forced(seq_id)[:count],
+            first_position=shown.first_position,
+            prediction=request.prediction,
+            top_tokens=self._top_tokens.take(seq_id),
+        )
+
+    def _states_shown(self, name: str, seq_ids: list[int], indices: list[int], inputs: StepInputs) -> list[Span]:
+        """By request, what a drafter is to read."""
+        accepted_rows = self._accepted_rows(seq_ids, indices, inputs)
+        spans = [Span(*pair) for pair in zip(_starts(inputs, indices), accepted_rows, strict=True)]
         waiting = self._waiting.get(name)
         if waiting is None:
             return spans
-        return [waiting.join(seq_id, *span) for seq_id, span in zip(seq_ids, spans, strict=True)]
+        return [waiting.join(seq_id, span) for seq_id, span in zip(seq_ids, spans, strict=True)]
 
     def _unread(self, name: str, indices: list[int], step: ComputedStep) -> tuple[list[range], list[int]]:
         """By request, the computed positions that a drafter which reads late has not read, and how many of them are
@@ -487,14 +517,14 @@ class Drafting:
         waiting.keep(seq_ids, rows, positions, states)
         return True
 
-    def _standing_rows(self, seq_ids: list[int], indices: list[int], inputs: StepInputs) -> list[np.ndarray]:
-        """By request, the rows of this step whose tokens stand: all but rejected drafts."""
+    def _accepted_rows(self, seq_ids: list[int], indices: list[int], inputs: StepInputs) -> list[np.ndarray]:
+        """By request, int64: the rows of this step whose tokens were kept: all but rejected drafts."""
         every = np.arange(inputs.query_start[-1], dtype=np.int64)
         ends = inputs.query_start[1:]
         starts, first_drafts = inputs.query_start[indices].tolist(), (ends - inputs.num_drafts)[indices].tolist()
         found = []
         for seq_id, start, first in zip(seq_ids, starts, first_drafts, strict=True):
-            nodes = self._accepted[seq_id][0] if seq_id in self._accepted else []
+            nodes = self._judged[seq_id].accepted if seq_id in self._judged else []
             if nodes and nodes[-1] >= len(nodes):
                 found.append(np.concatenate([every[start:first], first + np.array(nodes)]))
             else:

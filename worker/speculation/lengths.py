@@ -1,4 +1,4 @@
-"""Draft lengths in the worker: what the policies of a config are told, and what they answer, checked."""
+"""Draft lengths in the worker: what the policies of a config are asked and reported, and what they answer, checked."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Lengths:
                 self._adaptive.append(_Adaptive(length, own))
             else:
                 plain.append(_Policy(length, own))
-        # Those that adapt come last: they are told what the others decided.
+        # Those that adapt come last: they are asked with what the others decided.
         self._policies = [*plain, *self._adaptive]
         self._of = {name: policy for policy in self._policies for name in policy.drafters}
         self._most_requests = most_requests
@@ -220,7 +220,7 @@ def create_lengths(
 
 @contextmanager
 def _noted(policy: _Policy) -> Iterator[None]:
-    """Around a call without an answer to check: a fault is told by the next `ask`."""
+    """Around a call without an answer to check: the next `ask` reports a fault."""
     try:
         yield
     except Exception as error:

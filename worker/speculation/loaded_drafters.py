@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.draft_length import AdaptiveDraftLength, DrafterFacts
-from dovetail.contracts.draft_target import ReadsTopTokens
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -28,9 +27,9 @@ from dovetail.worker.speculation.drafting import Drafting
 from dovetail.worker.speculation.late_reading import LateReading
 from dovetail.worker.speculation.lengths import create_lengths
 from dovetail.worker.speculation.loaded import LoadedSpeculation
-from dovetail.worker.speculation.rules import create_rules
+from dovetail.worker.speculation.rules import Rules, create_rules
 from dovetail.worker.speculation.speculation import Speculation
-from dovetail.worker.speculation.top_tokens import TopTokenRecords, check_count
+from dovetail.worker.speculation.top_tokens import TopTokenRecords
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
 from dovetail.worker.speculation.waiting_states import WaitingStates
 
@@ -109,7 +108,7 @@ class LoadedDrafters(LoadedSpeculation):
             lengths,
             waiting,
             late,
-            TopTokenRecords(_top_counts(chosen.values(), plugins, self._config.model.vocab_size)),
+            TopTokenRecords({name: one.num_top_tokens for name, one in self._drafters.items() if one.num_top_tokens}),
             self._config.model.max_model_len,
             self._config.limits.max_num_batched_tokens,
             context.device,
@@ -127,7 +126,7 @@ class LoadedDrafters(LoadedSpeculation):
             requests.append(DraftedRequest(seq_id, 1, draft))
 
         def judge(logits: torch.Tensor, sampler: Sampler) -> None:
-            Verifier(rule, sampler).verify(logits, requests)
+            Verifier(Rules(rule), sampler).verify(logits, requests)
 
         return JudgedRows(drafts.num_rows, len(requests), judge)
 
@@ -147,20 +146,6 @@ def _facts(chosen: ResolvedDrafter, plugins: LoadedPlugins) -> DrafterFacts:
         and not reads_states
         and issubclass(length, AdaptiveDraftLength),
     )
-
-
-def _top_counts(drafters: Collection[ResolvedDrafter], plugins: LoadedPlugins, vocab_size: int) -> dict[str, int]:
-    """By name, how many of the target's most likely tokens those read that read any."""
-    counts = {}
-    for drafter in drafters:
-        plugin, options = plugins.get(drafter.component)
-        if issubclass(plugin, ReadsTopTokens):
-            counts[drafter.name] = check_count(plugin.__name__, plugin.num_top_tokens(options), vocab_size)
-    for drafter in drafters:
-        if any(label in counts for label in drafter.stages):
-            most = [counts[label] for label in (drafter.name, *drafter.stages) if label in counts]
-            counts[drafter.name] = max(most)
-    return counts
 
 
 @dataclass(frozen=True)

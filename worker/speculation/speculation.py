@@ -55,7 +55,7 @@ class Speculation:
         self._answers = answers
         self._device = context.device
         self._waiting: dict[int, Draft] = {}
-        """By seq_id, drafts that wait for verification; their tokens stand in the batch behind the known ones."""
+        """By seq_id, drafts that wait for verification; their tokens lie in the batch behind the known ones."""
         # Of the step that runs, by batch index; as in `StepResult`.
         self._draft_counts: dict[int, DraftCounts] = {}
         self._drafter_errors: dict[int, str] = {}
@@ -177,7 +177,7 @@ class Speculation:
         """Accepted nodes and the next token of each request, -1 for requests that failed; the same on every rank."""
         table = np.full((len(requests), self._max_drafts + 2), -1, dtype=np.int64)
         if self._answers:
-            output = Verifier(self._rules.default, sampler, self._rules.others).verify(logits, requests)
+            output = Verifier(self._rules, sampler).verify(logits, requests)
             for row, index in enumerate(indices):
                 if row in output.faults:
                     self._drafter_errors[index] = output.faults[row]
@@ -206,7 +206,7 @@ class Speculation:
             return
         if nodes != list(range(len(nodes))):
             self._compact(index, request, nodes, step.inputs)
-        # What is computed and stands: the known tokens and the accepted drafts.
+        # What is computed and stays: the known tokens and the accepted drafts.
         step.batch.num_computed[entry.row] = request.position + len(nodes)
         tokens = [request.draft.token_ids[node] for node in nodes] + [token]
         step.batch.extend(entry.row, tokens)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 
 from dovetail.config.resolved import ResolvedDrafter
 from dovetail.contracts.draft_stages import DraftStage
-from dovetail.contracts.draft_target import ReadsTopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftRequest, DraftWorker
 from dovetail.nn.host_copies import on_device
-from dovetail.worker.speculation.target_passes import BatchPasses
+from dovetail.worker.speculation.target_passes import BatchPasses, proposing
 
 
 class HostStage(DraftStage):
     """A drafter of the config as the stage of another one, whose batches it shares."""
 
     def __init__(
-        self, config: ResolvedDrafter, worker: DraftWorker, batch_layers: Sequence[int], passes: BatchPasses | None
+        self,
+        config: ResolvedDrafter,
+        worker: DraftWorker,
+        batch_layers: Sequence[int],
+        num_top_tokens: int,
+        passes: BatchPasses | None,
     ):
-        """`batch_layers`: whose states between layers the batches hold. `passes`: the stage's over the target."""
+        """`batch_layers`: whose states between layers the batches hold. `num_top_tokens`: how many of each row the
+        stage reads. `passes`: the stage's over the target."""
         self.name = config.name
         self.capabilities = config.abilities
         self.num_tokens = config.num_tokens
@@ -31,7 +35,7 @@ class HostStage(DraftStage):
         self._passes = passes
         self._columns = [batch_layers.index(layer) for layer in config.hidden_layers]
         self._num_layers = len(batch_layers)
-        self._num_top = worker.num_top_tokens(worker.options) if isinstance(worker, ReadsTopTokens) else 0
+        self.num_top_tokens = num_top_tokens
         self._batch: DraftBatch | None = None
         self._was_asked = False
 
@@ -66,7 +70,7 @@ class HostStage(DraftStage):
         drafts: list[Draft | None] = [None] * len(requests)
         if chosen:
             shown = self._of(batch, [requests[i] for i in chosen])
-            with nullcontext() if self._passes is None else self._passes.proposing(shown.requests):
+            with proposing(self._passes, shown.requests):
                 given = list(self._worker.propose(shown))
             if len(given) != len(chosen):
                 raise PluginError(f"stage {self.name!r} gave {len(given)} drafts for {len(chosen)} requests")
@@ -82,7 +86,7 @@ class HostStage(DraftStage):
         count = max(0, min(int(wanted), request.max_drafts, self.num_tokens))
         top = request.top_tokens
         if top is not None:
-            top = replace(top, ids=top.ids[:, : self._num_top]) if self._num_top else None
+            top = replace(top, ids=top.ids[:, : self.num_top_tokens]) if self.num_top_tokens else None
         return replace(
             request,
             max_drafts=count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -48,6 +48,11 @@ def pages_batch(
         tree_masks=tree_masks,
     )
     return slots, planned
+
+
+def proposing(passes: BatchPasses | None, requests: Sequence[DraftRequest]) -> AbstractContextManager[None]:
+    """`BatchPasses.proposing` of a drafter that may have none."""
+    return nullcontext() if passes is None else passes.proposing(requests)
 
 
 class BatchPasses(TargetPasses):

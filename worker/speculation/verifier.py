@@ -9,13 +9,13 @@ from itertools import accumulate
 import numpy as np
 from torch import Tensor
 
-from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import AcceptanceRule, Draft, TargetView, Verdict, VerifyRequest
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.worker.sampling.sampler import SampleOutput, Sampler
 from dovetail.worker.sampling.streams import ACCEPT, SAMPLE, uniforms
 from dovetail.worker.speculation.checked import checked_verdict
 from dovetail.worker.speculation.draft_sampling import TargetRows
+from dovetail.worker.speculation.rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class RequestRows(TargetView):
 
 @dataclass(frozen=True)
 class VerifyOutput:
-    """What stands, one entry per request in order; both lists are empty for requests that failed.
+    """What was accepted, one entry per request in order; both lists are empty for requests that failed.
 
-    Where the rule gave no usable verdict no draft stands, and the one token is drawn as if there had been none.
+    Where the rule gave no usable verdict no draft is accepted, and the one token is drawn as if there had been none.
     """
 
     accepted: list[list[int]]
@@ -78,17 +78,12 @@ class Verifier:
     nothing applies to the bonus token alone. Stopping (end tokens, lengths) is left to the engine.
     """
 
-    def __init__(self, rule: AcceptanceRule, sampler: Sampler, others: Mapping[str, AcceptanceRule] | None = None):
-        """`rule` judges requests that name none of `others` (`SamplingParams.acceptance`)."""
-        self._rule = rule
-        self._others = others or {}
+    def __init__(self, rules: Rules, sampler: Sampler):
+        self._rules = rules
         self._sampler = sampler
 
-    def _rule_of(self, sampling: SamplingParams) -> AcceptanceRule:
-        return self._rule if sampling.acceptance is None else self._others[sampling.acceptance]
-
     def verify(self, logits: Tensor, requests: Sequence[DraftedRequest]) -> VerifyOutput:
-        """Decides about the drafts of `requests`, and records the tokens that stand in the sampler.
+        """Decides about the drafts of `requests`, and records the tokens that come of it in the sampler.
 
         Args:
             logits: [M, vocab_size], any float type: the k + 1 rows of each request, one request after the other. Row 0
@@ -102,15 +97,15 @@ class Verifier:
         roots = [request.position for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
         positions = np.array([root + len(path) for root, path in zip(roots, paths, strict=True)], dtype=np.int64)
         target = TargetRows(self._sampler, logits, seq_ids, positions, paths)
-        # What is wrong below a draft concerns the request only if the draft stands.
+        # What is wrong below a draft concerns the request only if the draft is accepted.
         failed = {starts.index(row): text for row, text in target.failed.items() if row in starts}
         faults = {i: reason for i, reason in self._refused(requests).items() if i not in failed}
-        standing = [i for i in range(len(requests)) if i not in failed and i not in faults]
-        views = self._views(target, requests, standing, starts, self._uniforms(seq_ids, roots, sizes))
+        judged = [i for i in range(len(requests)) if i not in failed and i not in faults]
+        views = self._views(target, requests, judged, starts, self._uniforms(seq_ids, roots, sizes))
         accepted: list[list[int]] = [[] for _ in requests]
         token_ids: list[list[int]] = [[] for _ in requests]
         logprobs: dict[int, list[TokenLogprobs]] = {}
-        for i, verdict in zip(standing, self._judge(views, standing, faults), strict=True):
+        for i, verdict in zip(judged, self._judge(views, judged, faults), strict=True):
             if verdict is None:
                 continue
             rows = [starts[i], *(starts[i] + node + 1 for node in verdict.accepted)]
@@ -144,7 +139,7 @@ class Verifier:
         refused = {}
         for i, request in enumerate(requests):
             sampling = self._sampler.sampling(request.seq_id)
-            rule = type(self._rule_of(sampling))
+            rule = type(self._rules.of(sampling))
             if request.draft.is_tree and not rule.capabilities.trees:
                 refused[i] = f"acceptance rule {rule.__name__} judges chains only, and the drafter proposed a tree"
             elif not rule.capabilities.sampling and not sampling.is_greedy:
@@ -164,12 +159,12 @@ class Verifier:
         self,
         target: TargetRows,
         requests: Sequence[DraftedRequest],
-        standing: Sequence[int],
+        judged: Sequence[int],
         starts: Sequence[int],
         draws: np.ndarray,
     ) -> list[VerifyRequest]:
         views = []
-        for i in standing:
+        for i in judged:
             start, end = starts[i], starts[i + 1]
             view = VerifyRequest(
                 draft=requests[i].draft,
@@ -182,22 +177,23 @@ class Verifier:
         return views
 
     def _judge(
-        self, views: Sequence[VerifyRequest], standing: Sequence[int], faults: dict[int, str]
+        self, views: Sequence[VerifyRequest], judged: Sequence[int], faults: dict[int, str]
     ) -> list[Verdict | None]:
-        """Verdicts of the requests that stand; None where the rule gave no usable one, with the reason in `faults`."""
+        """Verdicts on `views`, those of requests `judged`; None where the rule gave no usable one, with the reason in
+        `faults`."""
         by_rule: dict[str | None, list[int]] = {}
         for place, view in enumerate(views):
             by_rule.setdefault(view.sampling.acceptance, []).append(place)
         verdicts: list[Verdict | None] = [None] * len(views)
         for places in by_rule.values():
-            rule = self._rule_of(views[places[0]].sampling)
-            judged = self._judge_with(rule, [views[at] for at in places], [standing[at] for at in places], faults)
-            for place, verdict in zip(places, judged, strict=True):
+            rule = self._rules.of(views[places[0]].sampling)
+            found = self._judge_with(rule, [views[at] for at in places], [judged[at] for at in places], faults)
+            for place, verdict in zip(places, found, strict=True):
                 verdicts[place] = verdict
         return verdicts
 
     def _judge_with(
-        self, rule: AcceptanceRule, views: Sequence[VerifyRequest], standing: Sequence[int], faults: dict[int, str]
+        self, rule: AcceptanceRule, views: Sequence[VerifyRequest], judged: Sequence[int], faults: dict[int, str]
     ) -> list[Verdict | None]:
         """As `_judge`, of requests of one rule."""
         name = type(rule).__name__
@@ -206,10 +202,10 @@ class Verifier:
             if len(verdicts) != len(views):
                 raise ValueError(f"{len(verdicts)} verdicts for {len(views)} requests")
         except Exception as error:  # a rule is a plugin; its fault costs the drafts that it judged, and no more
-            faults |= dict.fromkeys(standing, f"acceptance rule {name} failed: {type(error).__name__}: {error}")
-            return [None] * len(standing)
+            faults |= dict.fromkeys(judged, f"acceptance rule {name} failed: {type(error).__name__}: {error}")
+            return [None] * len(judged)
         checked: list[Verdict | None] = []
-        for i, view, verdict in zip(standing, views, verdicts, strict=True):
+        for i, view, verdict in zip(judged, views, verdicts, strict=True):
             try:
                 checked.append(checked_verdict(verdict, view.draft, self._sampler.vocab_size))
             except Exception as error:  # a sequence of the plugin's own may raise anything

@@ -19,6 +19,15 @@ States = tuple[torch.Tensor | None, torch.Tensor | None]
 """The last states and those between layers, as `DraftBatch` holds them; None where the drafter wants none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions of one request that its drafter is to read."""
+
+    first_position: int
+    rows: np.ndarray
+    """int64 [positions]: the row of each position's state in the `States` that the drafter is handed."""
+
+
 @dataclass(slots=True)
 class _Waiting:
     first_position: int
@@ -55,14 +64,14 @@ class WaitingStates:
             waiting.rows.append(self._num_rows + offset)
         self._num_rows += len(seq_ids)
 
-    def join(self, seq_id: int, first_position: int, rows: np.ndarray) -> tuple[int, np.ndarray]:
-        """Where the positions of a request that its drafter has not seen begin, and their rows in what `join_states`
-        gives, from those of this step alone."""
+    def join(self, seq_id: int, computed: Span) -> Span:
+        """The positions of a request that its drafter has not seen, with rows of what `join_states` returns.
+        `computed`: those of this step, with rows of its states."""
         waiting = self._requests.get(seq_id)
-        rows = rows + self._num_rows
-        if waiting is None or waiting.first_position + len(waiting.rows) != first_position:
-            return first_position, rows
-        return waiting.first_position, np.concatenate([np.array(waiting.rows, dtype=np.int64), rows])
+        rows = computed.rows + self._num_rows
+        if waiting is None or waiting.first_position + len(waiting.rows) != computed.first_position:
+            return Span(computed.first_position, rows)
+        return Span(waiting.first_position, np.concatenate([np.array(waiting.rows, dtype=np.int64), rows]))
 
     def join_states(self, states: States, seq_ids: Sequence[int]) -> States:
         """What waits and this step's states, one behind the other. Nothing waits any longer but states of requests

@@ -25,6 +25,7 @@ from dovetail.worker.sampling.delayed_matcher import DelayedMatcher
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.draft_grammar import cut_to_grammar
+from dovetail.worker.speculation.rules import Rules
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier, draft_paths
 
 VOCABULARY = byte_vocabulary()
@@ -176,7 +177,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(compiler):
     """p = (1/2, 1/2) of two legal tokens, and a drafter that draws half of the time one that is forbidden. A cut in
     front of those would make it (3/4, 1/4), which a thousand draws tell from it with a probability beyond 1 - 1e-12."""
     sampler = Sampler(SIZE, 1, grammars=compiler)
-    verifier = Verifier(RejectionRule(PluginOptions()), sampler)
+    verifier = Verifier(Rules(RejectionRule(PluginOptions())), sampler)
     probs = torch.zeros(1, SIZE)
     probs[0, [ord("a"), ord("x")]] = 0.5
     random = np.random.default_rng(7)

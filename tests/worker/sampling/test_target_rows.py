@@ -26,6 +26,7 @@ from dovetail.worker.sampling import draw as drawing
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.sampling.temperature import normalized, truncated_weights
 from dovetail.worker.speculation.draft_sampling import TargetRows, draft_distributions, draft_draw
+from dovetail.worker.speculation.rules import Rules
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
 
 VOCAB = 300
@@ -144,7 +145,7 @@ def test_verdicts_are_those_of_rows_computed_request_by_request(
     for rule in (RejectionRule(PluginOptions()), ByRequest(PluginOptions())):
         if operators is not None:
             rule.use_operators(operators)
-        output = Verifier(rule, new_sampler(params)).verify(logits, drafted)
+        output = Verifier(Rules(rule), new_sampler(params)).verify(logits, drafted)
         assert not output.faults
         found.append((output.accepted, output.token_ids))
     assert found[0] == found[1]
@@ -171,7 +172,7 @@ def test_rows_of_a_step_are_computed_together(
     num_rows = sum(len(request.draft.token_ids) + 1 for request in drafted)
     sampler = new_sampler([SAMPLING[2]] * 24)
     monkeypatch.setattr(drawing, "truncated_weights", counted)
-    Verifier(rule, sampler).verify(torch.randn(num_rows, VOCAB), drafted)
+    Verifier(Rules(rule), sampler).verify(torch.randn(num_rows, VOCAB), drafted)
     judged_apart = rule_class is RejectionRule and operators is not None and trees
     drawn = rule_class is TypicalRule  # of which the last token is drawn as without drafts
     assert len(calls) == 1 + judged_apart + drawn

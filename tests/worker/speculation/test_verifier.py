@@ -18,6 +18,7 @@ from dovetail.spec_decode.rejection import RejectionRule
 from dovetail.testing.acceptance_suite import SIGNIFICANCE, chi_square_p
 from dovetail.worker.sampling.sampler import Sampler
 from dovetail.worker.speculation.draft_sampling import draft_uniforms
+from dovetail.worker.speculation.rules import Rules
 from dovetail.worker.speculation.verifier import (
     DraftedRequest,
     Verifier,
@@ -62,7 +63,7 @@ def speculative(
     """Tokens committed in rounds, and how many of them were drafts."""
     sampler = Sampler(VOCAB, 1)
     sampler.add(new_request(1, params, seed))
-    verifier = Verifier(rule, sampler)
+    verifier = Verifier(Rules(rule), sampler)
     tokens, accepted = list(PROMPT), 0
     while len(tokens) < 2 + count:
         draft = guess(tokens)
@@ -145,7 +146,7 @@ def test_drawn_drafts_keep_the_joint_distribution_over_rounds(trees: bool) -> No
     for seq_id in range(num_requests):
         request = NewRequest(seq_id, str(seq_id), [0, 0], 2, 0, ([],), SamplingParams(max_tokens=None), seq_id)
         sampler.add(request)
-    verifier = Verifier(RejectionRule(PluginOptions()), sampler)
+    verifier = Verifier(Rules(RejectionRule(PluginOptions())), sampler)
     parents = [-1, -1, 0] if trees else [-1, 0]
     known = [[0, 0] for _ in range(num_requests)]
     while pending := [seq_id for seq_id in range(num_requests) if len(known[seq_id]) < 5]:
@@ -185,7 +186,7 @@ def test_logprobs_belong_to_the_rows_that_gave_the_tokens() -> None:
     best = (logits + 3.0 * torch.eye(VOCAB)[1]).argmax(-1).tolist()
     # Node 2 hangs below node 1, so the tokens come from rows 0, 2 and 3 of the first request.
     draft = Draft([(best[0] + 1) % VOCAB, best[0], best[2]], [-1, -1, 1])
-    output = Verifier(GreedyRule(PluginOptions()), sampler).verify(
+    output = Verifier(Rules(GreedyRule(PluginOptions())), sampler).verify(
         logits, [DraftedRequest(1, 2, draft), DraftedRequest(2, 2, Draft([0, 0]))]
     )
     assert output.accepted[0] == [1, 2]
@@ -206,7 +207,7 @@ def test_a_damaged_row_matters_only_below_an_accepted_draft() -> None:
         logits = torch.zeros(4, VOCAB)
         logits[0, 4] = logits[2, 5] = 1.0
         logits[1] = torch.nan
-        output = Verifier(RejectionRule(PluginOptions()), sampler).verify(
+        output = Verifier(Rules(RejectionRule(PluginOptions())), sampler).verify(
             logits, [DraftedRequest(0, 2, Draft([token])), DraftedRequest(1, 2, Draft([0]))]
         )
         assert (list(output.failed) == [0]) is fails
@@ -250,7 +251,7 @@ def test_a_faulty_rule_costs_the_drafts_and_says_so(answer: Any, message: str) -
     sampler, plain = Sampler(VOCAB, 1), Sampler(VOCAB, 1)
     for either in (sampler, plain):
         either.add(new_request(1, params))
-    output = Verifier(FixedRule(answer), sampler).verify(logits, [DraftedRequest(1, 2, Draft([3, 4]))])
+    output = Verifier(Rules(FixedRule(answer)), sampler).verify(logits, [DraftedRequest(1, 2, Draft([3, 4]))])
     expected = plain.sample(logits[:1], [1], np.array([2]))
     assert output.token_ids == [expected.token_ids.tolist()]
     assert output.logprobs[0] == [expected.logprobs[0]]
@@ -265,12 +266,12 @@ def test_drafts_that_a_rule_does_not_serve_are_dropped_alone() -> None:
     sampler.add(new_request(0, {"temperature": 1.0}))
     sampler.add(new_request(1, {"temperature": 0}))
     drafted = [DraftedRequest(0, 2, Draft([3])), DraftedRequest(1, 2, Draft([0]))]
-    output = Verifier(GreedyRule(PluginOptions()), sampler).verify(torch.zeros(4, VOCAB), drafted)
+    output = Verifier(Rules(GreedyRule(PluginOptions())), sampler).verify(torch.zeros(4, VOCAB), drafted)
     assert output.faults == {0: "acceptance rule GreedyRule serves temperature 0 only"}
     assert len(output.token_ids[0]) == 1
     assert output.token_ids[1] == [0, 0]
     tree = [DraftedRequest(1, 4, Draft([3, 4], [-1, -1]))]
-    output = Verifier(FixedRule([]), sampler).verify(torch.zeros(3, VOCAB), tree)
+    output = Verifier(Rules(FixedRule([])), sampler).verify(torch.zeros(3, VOCAB), tree)
     assert "judges chains only" in output.faults[0]
 
 

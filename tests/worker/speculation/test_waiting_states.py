@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.worker.speculation.waiting_states import WaitingStates
+from dovetail.worker.speculation.waiting_states import Span, WaitingStates
 
 NUM_KEYS = 3
 
@@ -35,14 +35,16 @@ def test_each_position_is_handed_over_once_in_order(steps: list[tuple[set[int], 
         if waits:
             waiting.keep(seq_ids, range(len(seq_ids)), now, (last, None))
         else:
-            joined = [waiting.join(seq_id, now[i], np.array([i])) for i, seq_id in enumerate(seq_ids)]
+            joined = [waiting.join(seq_id, Span(now[i], np.array([i]))) for i, seq_id in enumerate(seq_ids)]
             together, layers = waiting.join_states((last, None), seq_ids)
             assert together is not None
             assert layers is None
-            for seq_id, (first, rows) in zip(seq_ids, joined, strict=True):
+            for seq_id, span in zip(seq_ids, joined, strict=True):
+                first = span.first_position
                 assert first == seen[seq_id]
                 seen[seq_id] = position[seq_id] + 1
-                assert together[torch.from_numpy(rows)].tolist() == [[seq_id, p] for p in range(first, seen[seq_id])]
+                rows = together[torch.from_numpy(span.rows)].tolist()
+                assert rows == [[seq_id, p] for p in range(first, seen[seq_id])]
         for seq_id in seq_ids:
             position[seq_id] += 1
 
