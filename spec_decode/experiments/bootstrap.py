@@ -39,6 +39,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.spec_decode.experiments.simulated_effects import EFFECTS
+
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
@@ -50,7 +52,7 @@ _EXPERIMENTS = 300
 _AT_ONCE = 50
 """Of these, to bound memory."""
 _SIMULATED_DRAWS = 2_000
-_SIMULATED = (5, 6, 7, 8, 9, 10, 12, 16, 24, 48)
+_SIMULATED = tuple(EFFECTS)
 """Numbers of groups that are simulated: effects of those between are interpolated, beyond they shrink with the root."""
 _MOST_NEEDED = 10**9
 _DRAWS = 10_000
@@ -321,9 +323,15 @@ def _scaled_effect(groups: int, alpha: float) -> float:
     return found if share < 1e-6 else found ** (1 - share) * _simulated_effect(groups, below + 1) ** share
 
 
-@lru_cache(maxsize=1024)
 def _simulated_effect(groups: int, halves: int) -> float:
     """`_scaled_effect` at 5% that are halved so often."""
+    known = EFFECTS[groups]
+    return known[halves] if halves < len(known) else simulate_effect(groups, halves)
+
+
+@lru_cache(maxsize=1024)
+def simulate_effect(groups: int, halves: int) -> float:
+    """`_simulated_effect` of any number of groups, which takes up to a second."""
     alpha = (1 - LEVEL) / 2**halves
     values = np.random.default_rng(groups).normal(size=(_EXPERIMENTS, groups))
     draws = min(_MOST_DRAWS, max(_SIMULATED_DRAWS, math.ceil(_DRAWS_BEYOND / alpha)))

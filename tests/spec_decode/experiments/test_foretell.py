@@ -7,9 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.spec_decode.experiments.bootstrap import Resampler, groups_needed, p_values, smallest_effect, studentized
+from dovetail.spec_decode.experiments.bootstrap import (
+    Resampler,
+    groups_needed,
+    p_values,
+    simulate_effect,
+    smallest_effect,
+    studentized,
+)
 from dovetail.spec_decode.experiments.families import Judged, first_alpha, judge_together
 from dovetail.spec_decode.experiments.sequential import Looks, smallest_effect_at_any_look
+from dovetail.spec_decode.experiments.simulated_effects import EFFECTS
 from dovetail.spec_decode.experiments.stopping import AlwaysValid
 
 
@@ -63,3 +71,15 @@ def test_a_report_says_what_the_plan_says(resampler: Resampler) -> None:
 def test_between_simulated_numbers_of_groups_the_effect_falls() -> None:
     found = [smallest_effect(groups, 0.01) for groups in range(5, 60)]
     assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "halves"),
+    [
+        pytest.param(groups, halves, marks=() if (groups, halves) == (8, 1) else pytest.mark.nightly)
+        for groups, known in EFFECTS.items()
+        for halves in range(len(known))
+    ],
+)
+def test_effects_that_are_known_are_those_that_simulating_gives(groups: int, halves: int) -> None:
+    assert EFFECTS[groups][halves] == pytest.approx(simulate_effect(groups, halves), rel=1e-5)
