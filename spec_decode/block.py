@@ -11,8 +11,8 @@ letters, X_1 .. X_gamma are the draft tokens, M_s the draft's distributions, M_b
 X^tau is accepted, where tau is the largest i whose own draw succeeds with probability h_i, and 0 where none does. The
 token after it comes from max(0, p_tau M_b - M_s), scaled to 1, or from M_b where tau = gamma. A token that the target
 overrates thus makes up for one before it that it underrates: rejection forgets such a surplus, since min(1, p / q) is
-taken token by token. Whatever the draft, a prefix X^i stands with probability p_i (the paper's Lemma 4), which is at
-least the product that rejection accepts it with.
+taken token by token. Whatever the draft, a prefix X^i is accepted with probability p_i (the paper's Lemma 4), which is
+at least the product that rejection accepts it with.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dovetail.contracts.speculation import (
     targets_of,
 )
 from dovetail.nn.host_copies import on_device
-from dovetail.spec_decode.rejection import draw, is_drawn, matching_path
+from dovetail.spec_decode.rejection import draw, is_drawn, matching_path, residual
 
 
 class BlockRule(AcceptanceRule):
@@ -67,11 +67,11 @@ def _judge(requests: Sequence[VerifyRequest]) -> list[Verdict]:
     surplus, chances = acceptance_chances(targets, drafts, tokens)
     verdicts: list[tuple[int, Tensor, float]] = []
     for i, request in enumerate(requests):
-        stands = np.flatnonzero(request.accept_uniforms < chances[i][1:])
-        last = int(stands[-1]) + 1 if len(stands) else 0
+        succeeded = np.flatnonzero(request.accept_uniforms < chances[i][1:])
+        last = int(succeeded[-1]) + 1 if len(succeeded) else 0
         rest = targets[i][last]
         if last < sizes[i]:
-            rest = remainder(rest, drafts[i][last], surplus[i][last])
+            rest = residual(rest * float(surplus[i][last]), drafts[i][last])
         verdicts.append((last, rest, float(request.recover_uniforms[last])))
     uniforms = np.array([uniform for _, _, uniform in verdicts])
     following: list[int] = draw(torch.stack([rest for _, rest, _ in verdicts]), uniforms).tolist()
@@ -106,17 +106,8 @@ def acceptance_chances(
     return surplus, [_chances(p, s) for p, s in zip(surplus, found, strict=True)]
 
 
-def remainder(target: Tensor, draft: Tensor, scale: float) -> Tensor:
-    """Returns max(0, scale * target - draft), scaled to 1: what the draft's distribution has not covered, float32
-    [vocab_size] as both are."""
-    rest = (target * scale - draft).clamp_(min=0)
-    mass = rest.sum()
-    # Nothing is left only where the draft always stands, but for rounding.
-    return torch.where(mass > 0, rest / mass, target)
-
-
 def _surplus(ratios: np.ndarray) -> np.ndarray:
-    """p_0 .. p_gamma of M_b / M_s of each token."""
+    """p_0 .. p_gamma, float64 [k + 1], of each token's M_b / M_s, float64 [k]."""
     p = np.ones(len(ratios) + 1)
     for i, ratio in enumerate(ratios):
         p[i + 1] = min(1.0, p[i] * ratio)
@@ -124,8 +115,8 @@ def _surplus(ratios: np.ndarray) -> np.ndarray:
 
 
 def _chances(p: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """h_0 .. h_gamma of p_0 .. p_gamma and S_0 .. S_{gamma-1}."""
+    """h_0 .. h_gamma, float64 [k + 1], of p_0 .. p_gamma, [k + 1], and S_0 .. S_{gamma-1}, [k]."""
     within, rest = sums[1:], 1 - p[1:-1]
-    # 0 / 0: every draft after this one stands, so whether this one does alone decides nothing.
+    # 0 / 0: every draft after this one is accepted, so whether this one's own draw succeeds decides nothing.
     middle = np.divide(within, within + rest, out=np.zeros_like(within), where=within > 0)
     return np.concatenate(([1.0], middle, p[-1:]))

@@ -18,14 +18,18 @@ class Chains:
     def __init__(self, requests: Sequence[DraftRequest], limits: Sequence[int]):
         self._requests = requests
         self._limits = np.array(limits)
-        self._tokens = np.zeros((len(requests), max(limits, default=0)), dtype=np.int64)
+        self._num_known = np.array([len(request.token_ids) for request in requests], dtype=np.int64)
+        self._tokens = np.zeros((len(requests), 1 + max(limits, default=0)), dtype=np.int64)
+        """[requests, 1 + longest chain]: the last known token, and the chain behind it."""
+        self._tokens[:, 0] = [request.token_ids[-1] for request in requests]
         self.lengths = np.zeros(len(requests), dtype=np.int64)
+        """[requests]: draft tokens so far."""
         self._sureness = np.ones(len(requests))
         self._probs: list[list[torch.Tensor]] = [[] for _ in requests]
         self._confidence: list[list[float]] = [[] for _ in requests]
         """Of chains that are not drawn, where the host wants to know."""
         self.active = np.arange(len(requests))
-        """Chains that go on."""
+        """int64 [active chains]: the rows of chains that go on."""
 
     @property
     def active_requests(self) -> list[DraftRequest]:
@@ -33,16 +37,27 @@ class Chains:
         return [self._requests[i] for i in self.active.tolist()]
 
     @property
+    def active_seq_ids(self) -> list[int]:
+        """Whose the active chains are."""
+        return [request.seq_id for request in self.active_requests]
+
+    @property
     def last_tokens(self) -> np.ndarray:
-        """int64: the newest token of each active chain."""
-        tokens: np.ndarray = self._tokens[self.active, self.lengths[self.active] - 1]
+        """int64 [active chains]: the newest token of each; of an empty one, the last known token."""
+        tokens: np.ndarray = self._tokens[self.active, self.lengths[self.active]]
         return tokens
+
+    @property
+    def last_positions(self) -> np.ndarray:
+        """int64 [active chains]: where `last_tokens` are in their requests."""
+        positions: np.ndarray = self._num_known[self.active] - 1 + self.lengths[self.active]
+        return positions
 
     def draft(self, index: int) -> Draft | None:
         """Returns the draft of one finished chain."""
         if self.lengths[index] == 0:
             return None
-        token_ids: list[int] = self._tokens[index, : self.lengths[index]].tolist()
+        token_ids: list[int] = self._tokens[index, 1 : 1 + self.lengths[index]].tolist()
         probs = torch.stack(self._probs[index]) if self._probs[index] else None
         return Draft(token_ids, probs=probs, confidence=self._confidence[index] or None)
 
@@ -64,7 +79,7 @@ class Chains:
             target_ids: int64 [tokens], the target's id of each column; None: the columns are those ids.
 
         Returns:
-            int64: which rows of `logits` belong to the chains that go on.
+            int64 [chains that go on]: the rows of `logits` that belong to them.
         """
         rows = np.arange(len(self.active))
         highest = np.ones(len(self.active))
@@ -78,8 +93,8 @@ class Chains:
         if not len(rows):
             return rows
         tokens, probs = self._choose(setup, logits, target_ids)
-        self._tokens[self.active, self.lengths[self.active]] = tokens
         self.lengths[self.active] += 1
+        self._tokens[self.active, self.lengths[self.active]] = tokens
         for chain, row in probs.items():
             self._probs[self.active[chain]].append(row)
         if setup.wants_confidence:

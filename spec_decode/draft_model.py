@@ -66,7 +66,8 @@ class DraftModelDrafter(LoadsModel, KeepsLayers, ReadsTokenizer):
     @classmethod
     def model_section(cls, options: DraftModelOptions) -> Mapping[str, Any]:
         """Returns the options of the model."""
-        return options.model_dump(exclude={"stop_below", "vocabulary"})
+        # Not those of a class that derives from these options.
+        return options.model_dump(include=DraftModelOptions.model_fields.keys() - {"stop_below", "vocabulary"})
 
     @classmethod
     def reads_tokenizer(cls, options: DraftModelOptions) -> bool:
@@ -132,7 +133,7 @@ class DraftModelDrafter(LoadsModel, KeepsLayers, ReadsTokenizer):
         if tokenizer_json is None:
             raise ModelError(
                 f"vocabulary: shared_tokens needs the tokenizers of both models, and the {whose} has none in the form "
-                "of tokenizer.json: put the file beside its weights"
+                "of tokenizer.json: put the file next to its weights"
             )
         return read_vocabulary(tokenizer_json, size)
 
@@ -205,10 +206,8 @@ class DraftModelDrafter(LoadsModel, KeepsLayers, ReadsTokenizer):
 
     def _step(self, chains: Chains) -> torch.Tensor:
         """Logits after the last token of each active chain."""
-        requests = chains.active_requests
-        starts = np.array([len(request.token_ids) - 1 for request in requests]) + chains.lengths[chains.active]
-        seq_ids = [request.seq_id for request in requests]
-        return self._logits(self._forward(seq_ids, starts, np.ones_like(starts), chains.last_tokens))
+        starts = chains.last_positions
+        return self._logits(self._forward(chains.active_seq_ids, starts, np.ones_like(starts), chains.last_tokens))
 
     def _forward(
         self, seq_ids: Sequence[int], starts: np.ndarray, counts: np.ndarray, tokens: np.ndarray

@@ -1,4 +1,4 @@
-"""Lookahead decoding: the target itself guesses, in rows beside those that it verifies.
+"""Lookahead decoding: the target itself guesses, in rows of the step in which it verifies.
 
 Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (arXiv 2402.02057),
 section 3.
@@ -197,11 +197,11 @@ class LookaheadDrafter(ReadsTopTokens):
             known.pool.popitem(last=False)
 
     def _draft(self, known: _Request, request: DraftRequest) -> Draft | None:
-        """The candidates that leave room for the window, then the window."""
+        """The candidates that leave the window its nodes, then the window. One candidate is verified in any case."""
         tree = _Tree(request.max_drafts)
-        room = max(self.options.ngram - 1, request.max_drafts - self.options.num_window_nodes)
+        budget = max(self.options.ngram - 1, request.max_drafts - self.options.num_window_nodes)
         for gram in reversed(known.pool.get(known.root, OrderedDict())):
-            if len(tree.token_ids) + len(gram) <= room:
+            if len(tree.token_ids) + len(gram) <= budget:
                 tree.add_path(gram)
         trunk: int | None = -1
         for column in range(self.options.window):

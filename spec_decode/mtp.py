@@ -19,7 +19,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import FURTHER_MODULE, ModelInputs, PredictsFurther
 from dovetail.contracts.plugin import Environment
-from dovetail.contracts.speculation import DraftBatch, DraftCapabilities, LayerSetup, LoadsModel, SpeculationNeed
+from dovetail.contracts.speculation import DraftBatch, LayerSetup, LoadsModel, SpeculationNeed
 from dovetail.spec_decode.state_drafts import StateDrafter, StateDraftOptions
 
 
@@ -43,20 +43,13 @@ class MTPDrafter(LoadsModel, StateDrafter):
 
     contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = MTPOptions
-    capabilities = DraftCapabilities(
-        tensor_parallel=None,
-        trees=True,
-        probabilities=True,
-        needs_hidden_states=True,
-        confidence=True,
-        reads_next_token=True,
-    )
     options: MTPOptions
 
     @classmethod
     def model_section(cls, options: MTPOptions) -> Mapping[str, Any]:
         """Returns the options of the checkpoint, asking for its module."""
-        keys = {"path", "revision", "dtype", "quantization", "family", "weight_format", "source"}
+        # Not those of a class that derives from these options.
+        keys = MTPOptions.model_fields.keys() - StateDraftOptions.model_fields.keys() - {"module"}
         return options.model_dump(include=keys) | {"hf_overrides": {FURTHER_MODULE: options.module}}
 
     @classmethod

@@ -59,7 +59,7 @@ class _Request:
     """What one request taught."""
 
     hits: NDArray[np.float64]
-    """[top_k + 1]: rows after which the target preferred the table's i-th entry; the last: none of them."""
+    """float64 [top_k + 1]: rows after which the target preferred the table's i-th entry; the last: none of them."""
     table: dict[int, list[int]] = field(default_factory=dict)
     """By token, what follows it, best first."""
 
@@ -100,6 +100,7 @@ class RecyclingDrafter(ReadsTopTokens, TreesByOption, LearnsFromRequests):
 
     def forget_finished(self) -> None:
         self._shared = np.full((self.setup.vocab_size, self.options.top_k), _NONE, dtype=np.int32)
+        """int32 [vocab_size, top_k]: by token, what follows it, best first; `_NONE` where no finished request knows."""
 
     def on_finished(self, seq_id: int, token_ids: Sequence[int]) -> None:
         request = self._requests.pop(seq_id, None)
@@ -116,14 +117,16 @@ class RecyclingDrafter(ReadsTopTokens, TreesByOption, LearnsFromRequests):
         return drafts
 
     def _learn(self, request: _Request, rows: TopTokens) -> None:
-        """Drafts begin with their likeliest nodes, so rows are taken from the last to the first: the token's likeliest
-        context has the last word."""
+        """Steps are taken in order, so that the newest decides. A step's draft begins with its likeliest nodes, so its
+        rows are taken from the last to the first: of a token that it holds twice the likeliest context decides."""
         follows, ids = rows.follows.tolist(), rows.ids.tolist()
-        for token, found in zip(reversed(follows), reversed(ids), strict=True):
-            before = self._following(request, token)
-            if before is not None:
-                request.hits[before.index(found[0]) if found[0] in before else -1] += 1
-            request.table[token] = found
+        starts = np.flatnonzero(rows.parents < 0).tolist()
+        for start, end in zip(starts, [*starts[1:], len(follows)], strict=True):
+            for token, found in zip(reversed(follows[start:end]), reversed(ids[start:end]), strict=True):
+                before = self._following(request, token)
+                if before is not None:
+                    request.hits[before.index(found[0]) if found[0] in before else -1] += 1
+                request.table[token] = found
 
     def _following(self, request: _Request, token: int) -> list[int] | None:
         """What follows a token, best first; None where nobody knows."""

@@ -130,7 +130,8 @@ def accept_chains(requests: Sequence[VerifyRequest], operators: AcceptsChains) -
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Returns norm(max(p - q, 0)), the part of p that q does not cover. Both float32 [vocab_size]."""
+    """Returns norm(max(p - q, 0)), the part of p that q does not cover. Both float32 [vocab_size]; the mass of p may be
+    below 1."""
     rest = (p - q).clamp_(min=0)
     mass = rest.sum()
     # Nothing is left only if p and q are equal but for rounding, when a refusal is a rounding error as well.

@@ -24,7 +24,6 @@ from dovetail.contracts.speculation import (
     Draft,
     DraftBatch,
     DraftCapabilities,
-    DraftRequest,
     DraftSetup,
     SpeculationNeed,
 )
@@ -38,7 +37,7 @@ class SelfSpeculationOptions(PluginOptions):
     """The first so many layers draft: for models that were trained for it, as LayerSkip's."""
     skip_layers: tuple[int, ...] | None = None
     """Numbers of the layers that are left out, from 0 on: for any model, as SWIFT does. Which ones do least harm is to
-    be found by measuring; the middle is a good begin."""
+    be found by measuring; the middle is a good start."""
     stop_below: float = Field(default=0.0, ge=0, lt=1)
     """A chain ends before the product of its highest probabilities (at temperature 1) falls below this; 0: every chain
     has the greatest length."""
@@ -91,19 +90,15 @@ class SelfSpeculationDrafter(RunsTarget):
         requests = [batch.requests[index] for index in drafting]
         chains = Chains(requests, [request.max_drafts for request in requests])
         while len(chains.active):
-            self._extend(chains, chains.active_requests)
+            self._extend(chains)
         drafts: list[Draft | None] = [None] * len(batch.requests)
         for chain, index in enumerate(drafting):
             drafts[index] = chains.draft(chain)
         return drafts
 
-    def _extend(self, chains: Chains, requests: Sequence[DraftRequest]) -> None:
-        """One more token of each active chain: after the last known one, or after the chain's last."""
+    def _extend(self, chains: Chains) -> None:
+        """One more token of each active chain."""
         assert self.setup.target is not None
-        lengths = chains.lengths[chains.active]
-        known = [int(request.token_ids[-1]) for request in requests]
-        tokens = np.where(lengths > 0, chains.last_tokens, known)
-        starts = np.array([len(request.token_ids) - 1 for request in requests]) + lengths
-        seq_ids = [request.seq_id for request in requests]
-        hidden = self.setup.target.run(seq_ids, starts, np.ones_like(starts), tokens, self._skipped)
+        starts, ones = chains.last_positions, np.ones_like(chains.last_positions)
+        hidden = self.setup.target.run(chains.active_seq_ids, starts, ones, chains.last_tokens, self._skipped)
         chains.extend(self.setup, self.setup.compute_logits(hidden), self.options.stop_below)

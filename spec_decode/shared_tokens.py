@@ -1,4 +1,4 @@
-"""Two vocabularies side by side: which of a draft model's tokens the target has too, and how it reads the target's.
+"""Two vocabularies: which of a draft model's tokens the target has too, and how it reads the target's.
 
 Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
 Vocabularies" (arXiv 2502.05202), token-level intersection (TLI): the draft model draws among the tokens that both
@@ -32,7 +32,7 @@ class Vocabulary:
     texts: Mapping[int, bytes]
     """By id, the bytes of ordinary tokens."""
     special: Mapping[int, str]
-    """By id, the names of special tokens, which stand for no text."""
+    """By id, the names of special tokens, which have no text."""
 
 
 def read_vocabulary(tokenizer_json: str, size: int) -> Vocabulary:
@@ -74,7 +74,7 @@ def _kinds(part: Any) -> set[str]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: those that print stand for themselves, the others follow U+0100 in order."""
+    """GPT-2's letters for bytes: those that print are themselves, the others follow U+0100 in order."""
     others = iter(range(0x100, 0x200))
     return {chr(byte) if byte in _PRINTED else chr(next(others)): byte for byte in range(256)}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import (
     Draft,
     DraftBatch,
+    DraftCapabilities,
     DraftRequest,
     KeepsLayers,
     TreesByOption,
 )
 from dovetail.nn.host_copies import on_device
 from dovetail.spec_decode.chains import Chains
-from dovetail.spec_decode.eagle.trees import GrowingTree
+from dovetail.spec_decode.growing_tree import GrowingTree
 
 _TREE_DEPTH = 4
 
@@ -61,6 +62,15 @@ class StateDrafter(KeepsLayers, TreesByOption):
     """Drafts chains or trees with `run` and `logits`. Keeps no state: all that it knows of a request is in its KV
     pages."""
 
+    # The head's weights are its own, on the rank that drafts.
+    capabilities: ClassVar[DraftCapabilities] = DraftCapabilities(
+        tensor_parallel=None,
+        trees=True,
+        probabilities=True,
+        needs_hidden_states=True,
+        confidence=True,
+        reads_next_token=True,
+    )
     options: StateDraftOptions
     target_ids: torch.Tensor | None = None
     """int64: the target's id of each column of `logits`; None: the same ids."""
@@ -145,10 +155,8 @@ class StateDrafter(KeepsLayers, TreesByOption):
             rows = chains.extend(self.setup, logits, self.options.stop_below, self.target_ids)
             if not len(rows):
                 return [chains.draft(i) for i in range(len(requests))]
-            active = chains.active_requests
-            known = np.array([len(request.token_ids) for request in active])
-            slots = known - 2 + chains.lengths[chains.active]
-            self.setup.pages.plan([request.seq_id for request in active], slots, np.ones_like(slots))
+            slots = chains.last_positions - 1
+            self.setup.pages.plan(chains.active_seq_ids, slots, np.ones_like(slots))
             features, outputs = self._run(chains.last_tokens, features[self._to_device(rows)], slots)
 
     def _trees(

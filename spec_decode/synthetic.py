@@ -100,7 +100,7 @@ class SyntheticRule(AcceptanceRule):
 
 
 def _first_children(draft: Draft) -> dict[int, int]:
-    """The first child of each node that has one; -1 stands for the root."""
+    """The first child of each node that has one; -1 means the root."""
     first: dict[int, int] = {}
     for node, parent in enumerate(draft.parent_indices):
         first.setdefault(parent, node)

@@ -1,4 +1,4 @@
-"""Drafters made of others: a drafter that asks other drafters of the config, its stages, and answers with what it likes
+"""Drafters made of others: a drafter that asks other drafters of the config, its stages, and answers with drafts
 of theirs.
 
 The host builds each stage as the drafter that it is: checked, with its weights, KV pages and states. So any drafter can
@@ -39,7 +39,7 @@ class DraftStage(ABC):
     @abstractmethod
     def on_verified(self, seq_id: int, accepted: Sequence[int], num_drafted: int) -> None:
         """Hands on the verdict on a draft that was the stage's, unchanged: see `DraftWorker.on_verified`. The host
-        tells the stage itself when a request ends."""
+        itself calls the stage's `on_finished`."""
 
 
 class ComposesDrafters(DraftWorker):

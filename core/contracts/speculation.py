@@ -269,7 +269,8 @@ class Draft:
     token in `probs`, where there are any."""
 
     from_prediction: bool = False
-    """Whether the tokens were read from `DraftRequest.prediction`: requests are told how many of these stood."""
+    """Whether the tokens were read from `DraftRequest.prediction`; `RequestMetrics` counts these, and how many of them
+    were accepted."""
 
     @property
     def is_tree(self) -> bool:

@@ -38,7 +38,7 @@ class DraftModelScope:
             raise type(error)(f"{dotted(self._path)}, its own model: {error}") from error
 
     def apply(self) -> None:
-        """Tells the decisions of the rules as the drafter's."""
+        """Notes the decisions of the rules as the drafter's."""
         if self._inner is not None:
             self._state.adopt_decisions(self._inner, self._path)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from dovetail.config.resolved import ResolvedDrafter
 from dovetail.config.schema import SpeculativeSection
 from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError, PluginError
@@ -38,3 +39,13 @@ def refuse_stages(
             raise ConfigError(f"{key}: its stage {label!r} asks it in turn ({' -> '.join([*under_way, label])})")
         if labels.count(label) > 1:
             raise ConfigError(f"{key}: its stage {label!r} is named twice")
+
+
+def refuse_nested(name: str, stages: Iterable[ResolvedDrafter]) -> None:
+    """Raises `ConfigError` where a stage of drafter `name` has stages."""
+    for stage in stages:
+        if stage.stages:
+            raise ConfigError(
+                f"speculative.drafters.{name}: its stage {stage.name!r} has stages itself ({', '.join(stage.stages)}):"
+                " name these"
+            )

@@ -33,7 +33,7 @@ from dovetail.contracts.speculation import (
 from dovetail.engine.resolving.choose import Chosen, Question, choose
 from dovetail.engine.resolving.draft_length import choose_length
 from dovetail.engine.resolving.draft_model import DraftModelScope, as_model_section
-from dovetail.engine.resolving.draft_stages import refuse_stages
+from dovetail.engine.resolving.draft_stages import refuse_nested, refuse_stages
 from dovetail.engine.resolving.model import ChosenModel
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import ACCEPTANCE, DRAFT_ATTENTION, DRAFT_QUANTIZATION, DRAFTER, RULE
@@ -106,11 +106,7 @@ class _Drafters:
         labels = list(plugin.stages(options))
         refuse_stages(name, plugin, labels, self._section, self._under_way)
         stages = {label: self._drafter(label) for label in labels}
-        for label, stage in stages.items():
-            if stage.stages:
-                raise ConfigError(
-                    f"{_key(name)}: its stage {label!r} has stages itself ({', '.join(stage.stages)}): name these"
-                )
+        refuse_nested(name, stages.values())
         return stages
 
     def _choose(self, name: str) -> ResolvedDrafter:
@@ -160,7 +156,7 @@ def _key(name: str) -> str:
 def _note_num_tokens(
     state: Resolution, name: str, section: DrafterSection, num_tokens: int, stages: Iterable[ResolvedDrafter]
 ) -> None:
-    """Tells of the number that the stages gave, and of stages that another number cuts short."""
+    """Notes the number that the stages gave, and warns of stages that another number cuts short."""
     if num_tokens != section.num_tokens:
         state.decide(f"{_key(name)}.num_tokens", num_tokens, "the most of its stages")
     for stage in stages:
@@ -196,9 +192,8 @@ def _resolved_drafter(
         kv_dtype=need.kv_dtype,
         model=model,
         quantization=_choose_draft_quantization(state, path, chosen, dtype),
-        hidden_layers=tuple(sorted({*own_layers, *(i for stage in stages.values() for i in stage.hidden_layers)}))
-        if stages
-        else own_layers,
+        # Where there are stages, own ones were refused.
+        hidden_layers=own_layers or tuple(sorted({i for stage in stages.values() for i in stage.hidden_layers})),
         reads_next_token=abilities.reads_next_token,
         trees=abilities.trees,
         caches=specs,

@@ -16,7 +16,6 @@ from dovetail.contracts.plugin import Environment
 from dovetail.contracts.speculation import (
     BuildsLayers,
     DraftBatch,
-    DraftCapabilities,
     LayerSetup,
     ReadsHiddenLayers,
     SpeculationNeed,
@@ -44,14 +43,6 @@ class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter):
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
     Options = EagleOptions
-    capabilities = DraftCapabilities(
-        tensor_parallel=None,
-        trees=True,
-        probabilities=True,
-        needs_hidden_states=True,
-        confidence=True,
-        reads_next_token=True,
-    )
     options: EagleOptions
 
     @classmethod

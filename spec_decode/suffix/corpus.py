@@ -35,7 +35,12 @@ _TEXT, _PLACES, _KEYS = "text.npy", "places.npy", "keys.npy"
 
 
 class Corpus:
-    """Files of one corpus, mapped. Made by `open_corpus`."""
+    """Files of one corpus, mapped. Made by `open_corpus`.
+
+    `text`: int32, the documents' tokens with `NOTHING` behind each document, and `PAD` times before and after all. By
+    place in sorted order, one entry per token: its index in `text`, uint32 (`_places`), and the three tokens before it
+    as one number, int64 (`_keys`).
+    """
 
     def __init__(self, folder: Path):
         """Raises `OSError` and `ValueError` for files that are not there, or not whole."""

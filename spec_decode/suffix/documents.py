@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from dovetail.contracts.errors import ConfigError
 
 TEXTS = (".txt", ".md")
 _SUFFIXES = (*TEXTS, ".jsonl", ".npy")
+_Encode = Callable[[str], list[int]]
 _PIECE = 1 << 16
 """Characters of a text that are tokenized at once, to the end of their line."""
 
@@ -43,7 +44,7 @@ def _has_text(file: Path) -> bool:
 
 
 def _is_text(line: bytes) -> bool:
-    """Of a line that is no document, what reading it will say: that is not told here."""
+    """False for a line that is no document: reading it reports that."""
     if line.startswith(b'"'):
         return True
     if not line.startswith(b"{") or line.startswith(b'{"token_ids"'):
@@ -72,7 +73,7 @@ def read_documents(
             raise ConfigError(f"the corpus file {file} cannot be read: {error}") from error
 
 
-def _encoder(path: Path, tokenizer_json: str | None) -> Any:
+def _encoder(path: Path, tokenizer_json: str | None) -> _Encode:
     if tokenizer_json is None:
 
         def refuse(text: str) -> list[int]:
@@ -85,7 +86,7 @@ def _encoder(path: Path, tokenizer_json: str | None) -> Any:
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _documents_of(file: Path, encode: Any) -> Iterator[tuple[str, Any]]:
+def _documents_of(file: Path, encode: _Encode) -> Iterator[tuple[str, Any]]:
     if file.suffix == ".npy":
         yield str(file), np.load(file, allow_pickle=False)
     elif file.suffix == ".jsonl":
@@ -102,7 +103,7 @@ def _documents_of(file: Path, encode: Any) -> Iterator[tuple[str, Any]]:
         yield str(file), tokens
 
 
-def _of_line(given: Any, where: str, encode: Any) -> Any:
+def _of_line(given: Any, where: str, encode: _Encode) -> Any:
     if isinstance(given, dict):
         given = given["token_ids"] if "token_ids" in given else given.get("text")
     if isinstance(given, str):

@@ -138,16 +138,14 @@ class SuffixDrafter(TreesByOption, LearnsFromRequests, ReadsTokenizer):
         suffix = request.token_ids[-self.options.max_match :]
         own = padded(request.token_ids, len(suffix), request.max_drafts)
         guess = self._guess(own, self._own_ends(request.token_ids) + len(suffix), suffix, request.max_drafts)
-        if guess is None or guess.score < request.max_drafts:
-            answers = self._answers
-            other = self._guess(answers.text, answers.ends(suffix), suffix, request.max_drafts)
-            if other is not None and (guess is None or other.score > guess.score):
-                answers.touch(other.place)
-                guess = other
-        if self._corpus is not None and (guess is None or guess.score < request.max_drafts):
-            other = self._guess(self._corpus.text, self._corpus.ends(suffix), suffix, request.max_drafts)
+        for texts in (self._answers, self._corpus):
+            if texts is None or (guess is not None and guess.score >= request.max_drafts):
+                continue
+            other = self._guess(texts.text, texts.ends(suffix), suffix, request.max_drafts)
             if other is not None and (guess is None or other.score > guess.score):
                 guess = other
+                if texts is self._answers:
+                    self._answers.touch(other.place)
         if guess is None:
             return None
         return Draft(guess.token_ids, guess.parents if self.options.tree else None, confidence=guess.confidence())

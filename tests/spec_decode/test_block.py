@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import Draft
-from dovetail.spec_decode.block import BlockRule, acceptance_chances, remainder
-from dovetail.spec_decode.rejection import RejectionRule
+from dovetail.spec_decode.block import BlockRule, acceptance_chances
+from dovetail.spec_decode.rejection import RejectionRule, residual
 from dovetail.testing.acceptance_suite import AcceptanceRuleSuite, request_over, verify_request
 
 Model = Mapping[tuple[int, ...], np.ndarray]
@@ -63,7 +63,7 @@ def outcomes(target: Model, draft: Model, vocab_size: int, length: int) -> tuple
             if stop == length:
                 emitted[path] += stops
                 continue
-            rest = remainder(p_rows[stop], q_rows[stop], surplus[stop])
+            rest = residual(p_rows[stop] * float(surplus[stop]), q_rows[stop])
             for end in itertools.product(range(vocab_size), repeat=length - stop):
                 whole = (*path[:stop], *end)
                 tail = np.prod([target[whole[:i]][whole[i]] for i in range(stop + 1, length)])

@@ -61,10 +61,6 @@ class LoggedOptions(DraftModelOptions):
 class Logged(DraftModelDrafter):
     Options = LoggedOptions
 
-    @classmethod
-    def model_section(cls, options):
-        return {key: value for key, value in super().model_section(options).items() if key != "log"}
-
     def propose(self, batch):
         drafts = super().propose(batch)
         with self.options.log.open("a") as file:

@@ -24,7 +24,7 @@ from dovetail.contracts.speculation import Draft
 from dovetail.nn.operators import torch_operators
 from dovetail.registry.components import validate_options
 from dovetail.spec_decode.eagle.drafter import EagleDrafter
-from dovetail.spec_decode.eagle.trees import GrowingTree
+from dovetail.spec_decode.growing_tree import GrowingTree
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.worker.forward import GraphForward
 from dovetail.worker.speculation.verifier import first_nodes

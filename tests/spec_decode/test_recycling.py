@@ -32,10 +32,13 @@ def create(**options: Any) -> RecyclingDrafter:
     return RecyclingDrafter(RecyclingOptions(top_k=WIDTH, **options), TestTrees().setup())
 
 
-def rows_of(rows: list[tuple[int, list[int]]]) -> TopTokens:
-    """One step per row."""
-    follows, ids = [token for token, _ in rows], [found for _, found in rows]
-    return TopTokens(np.array(follows, np.int32), np.full(len(rows), -1, np.int32), np.array(ids, np.int32))
+def rows_of(*steps: list[tuple[int, list[int]]]) -> TopTokens:
+    """Steps that verified a chain each."""
+    follows, ids = zip(*(row for step in steps for row in step), strict=True)
+    ends = np.cumsum([0, *map(len, steps)])[:-1]
+    parents = np.arange(-1, len(follows) - 1)
+    parents[ends] = -1
+    return TopTokens(np.array(follows, np.int32), parents.astype(np.int32), np.array(ids, np.int32))
 
 
 def ask(worker: RecyclingDrafter, last: int, count: int, rows: TopTokens | None = None, seq_id: int = 0) -> Draft:
@@ -79,6 +82,13 @@ def test_a_tree_holds_the_likeliest_paths_through_the_table(
     assert made == sorted(made, reverse=True)
     if len(made) < count:  # everything that the table leads to is there
         assert all(len(children[node]) == len(table.get(token, [])) for node, token in enumerate(draft.token_ids))
+
+
+def test_the_newest_of_several_steps_decides() -> None:
+    """Several come at once after steps for which no draft was wanted."""
+    worker = create(tree=False)
+    ask(worker, 0, 0, rows_of([(1, [2, 3, 4])], [(1, [5, 6, 7]), (5, [8, 9, 10])], [(5, [11, 12, 13])]))
+    assert ask(worker, 1, 2).token_ids == [5, 11]
 
 
 def test_a_chain_is_the_first_entry_each_time() -> None:
