@@ -16,14 +16,11 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.engine.explanation import explain
 from dovetail.spec_decode.cascade import CascadeDrafter
 from dovetail.spec_decode.experiments.arm_drafters import Written, with_drafters
-from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
-from dovetail.spec_decode.experiments.witness import read_evidence
 from dovetail.testing import DraftWorkerSuite
 
-WITNESS = "dovetail.spec_decode.experiments.witness:Witness"
-RULE = "dovetail.spec_decode.rejection:RejectionRule"
+from .watched import PROMPTS, RULES, SURE, Watched, rules, seeded
+
 PARAMS = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
-PROMPTS = ["Once upon a time", "One day a little", "Lily liked to", "The dog. The dog"]
 
 PLUGINS = '''
 """An outsider's stages: one that guesses now and then, and one that writes down what it sees and what came of it."""
@@ -91,27 +88,22 @@ def drafters(paths: dict[str, Path]) -> dict[str, dict[str, Any]]:
 CASCADES = ["lookup-eagle", "lookup-draft", "all", "adaptive"]
 
 
-def create(paths: dict[str, Path], seen: Path | None = None, **cache: Any) -> LLM:
-    witness = {} if seen is None else {"acceptance": {"name": WITNESS, "rule": RULE, "path": str(seen)}}
-    return LLM(
-        model={"path": str(paths["target"]), "dtype": "float32"},
-        cache={"memory_gib": 0.3} | cache,
+@pytest.fixture(scope="module")
+def engine(drafter_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    seen = tmp_path_factory.mktemp("cascade") / "seen.f64"
+    with LLM(
+        model={"path": str(drafter_paths["target"]), "dtype": "float32"},
+        cache={"memory_gib": 0.3},
         executor={"threads": 1},
         scheduler={"max_num_seqs": 64},
-        speculative={"drafters": drafters(paths), "default": None, **witness},
-    )
-
-
-@pytest.fixture(scope="module")
-def llm(drafter_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    seen = tmp_path_factory.mktemp("cascade") / "seen.f64"
-    with create(drafter_paths, seen) as llm:
-        llm.seen = seen  # type: ignore[attr-defined]
-        yield llm
+        speculative={"drafters": drafters(drafter_paths), "default": None, **rules(seen)},
+    ) as llm:
+        yield Watched(llm, seen)
 
 
 @pytest.mark.parametrize("name", CASCADES)
-def test_greedy_text_is_that_of_no_drafter(llm: LLM, name: str) -> None:
+def test_greedy_text_is_that_of_no_drafter(engine: Watched, name: str) -> None:
+    llm = engine.llm
     plain = llm.generate(PROMPTS, replace(PARAMS, speculation="off"), use_tqdm=False)
     drafted = llm.generate(PROMPTS, replace(PARAMS, speculation=name), use_tqdm=False)
     assert [one.outputs[0].token_ids for one in drafted] == [one.outputs[0].token_ids for one in plain]
@@ -119,18 +111,17 @@ def test_greedy_text_is_that_of_no_drafter(llm: LLM, name: str) -> None:
     assert name == "adaptive" or all(one.metrics.num_drafted for one in drafted)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "name",
     ["lookup-draft", *(pytest.param(name, marks=pytest.mark.nightly) for name in CASCADES if name != "lookup-draft")],
 )
-def test_drawn_drafts_keep_the_distribution(llm: LLM, name: str) -> None:
-    seen: Path = llm.seen  # type: ignore[attr-defined]
-    seen.unlink(missing_ok=True)
-    params = [replace(PARAMS, temperature=1.4, seed=seed, speculation=name) for seed in range(40)]
-    llm.generate([PROMPTS[seed % 4] for seed in range(40)], params, use_tqdm=False)
-    evidence = read_evidence(seen)
+def test_drawn_drafts_keep_the_distribution(engine: Watched, name: str, rule: str) -> None:
+    """Some rounds verify guesses, others draws."""
+    evidence = engine.run(name, seeded(), acceptance=RULES[rule]).evidence
+    # How much is drafted depends on the times that steps take where the length adapts.
     assert name == "adaptive" or evidence.places > 100
-    assert evidence.p > LOSSY_BELOW / 100
+    assert evidence.p > SURE
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,12 @@ from dovetail.contracts.model import FURTHER_MODULE
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import DraftModel, DraftModelInfo, SpeculationNeed
 from dovetail.plugins.model_families.deepseek import DeepseekFamily
-from dovetail.spec_decode.experiments.judging import LOSSY_BELOW
-from dovetail.spec_decode.experiments.witness import read_evidence
 from dovetail.spec_decode.mtp import MTPDrafter
 from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config, tiny_model
 
 from .conftest import greedy
+from .watched import RULES, Watched, rules, seeded
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 20, 21], [40, 41, 42], [7] * 30]
@@ -118,13 +117,13 @@ def save(directory: Path) -> tuple[Any, Module]:
     return main, module
 
 
-def create(directory: Path, acceptance: Any = "auto", **drafter: Any) -> LLM:
+def create(directory: Path, keys: Mapping[str, Any] | None = None, **drafter: Any) -> LLM:
     section = {"name": "mtp", "path": str(directory), "num_tokens": 3, "length": "fixed", "quantization": None}
     return LLM(
         model={"path": str(directory), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 64},
         cache={"block_size": 4, "num_blocks": 40},
         scheduler={"max_num_batched_tokens": 12, "max_num_seqs": 3},
-        speculative={"drafters": {"it": section | {"dtype": "float32"} | drafter}, "acceptance": acceptance},
+        speculative={"drafters": {"it": section | {"dtype": "float32"} | drafter}, **(keys or {})},
     )
 
 
@@ -145,20 +144,15 @@ def test_drafts_are_those_of_the_module_by_hand(tmp_path: Path) -> None:
         assert drafted == module.guess(known, len(drafted))
 
 
-def test_drawn_drafts_keep_the_distribution(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.nightly)])
+def test_drawn_drafts_keep_the_distribution(tmp_path: Path, rule: str) -> None:
     """As in test_lossless_drawn.py."""
     save(tmp_path)
-    seen = tmp_path / "seen.f64"
-    witness = {"name": "dovetail.spec_decode.experiments.witness:Witness", "path": str(seen)}
-    rule = "dovetail.spec_decode.rejection:RejectionRule"
-    params = [SamplingParams(temperature=1.4, max_tokens=30, ignore_eos=True, seed=seed) for seed in range(30)]
-    with create(tmp_path, acceptance=witness | {"rule": rule}) as llm:
-        outputs = llm.generate(PROMPTS * 10, params, use_tqdm=False)
-    assert all(output.metrics.drafter_error is None for output in outputs)
-    assert sum(output.metrics.num_accepted for output in outputs) > 0
-    evidence = read_evidence(seen)
-    assert evidence.places > 100
-    assert evidence.p > LOSSY_BELOW / 100
+    params = seeded(SamplingParams(temperature=1.4, max_tokens=30, ignore_eos=True), 24)
+    with create(tmp_path, rules(tmp_path / "seen.f64")) as llm:
+        run = Watched(llm, tmp_path / "seen.f64").run("it", params, PROMPTS, acceptance=RULES[rule])
+    run.assert_lossless()
+    assert sum(output.metrics.num_accepted for output in run.outputs) > 0
 
 
 def test_a_family_without_such_modules_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""Drafters that guess from more than the text are arms like others: from predictions, a corpus, or a further module."""
+"""Every bundled drafter is an arm, under every rule: those that guess from more than the text as well, such as
+predictions, a corpus, or a further module."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,14 @@ def run(folder: Path, model: Path, drafters: Mapping[str, Any], lines: list[dict
         "model": {"path": str(model), "dtype": "float32", "max_model_len": 256},
         "cache": {"num_blocks": 128},
         "executor": {"threads": 1},
-        "speculative": {"drafters": dict(drafters), "default": None},
+        "speculative": {"drafters": dict(drafters), "default": None, "rules": {"block": "block"}},
     }
     experiment: dict[str, Any] = {
         "config": config,
         "arms": {name: {"drafter": name} for name in drafters},
         "workload": {"data": "set.jsonl"},
         "sampling": {"max_tokens": NUM_TOKENS, "ignore_eos": True},
+        "grid": {"batch_sizes": [len(lines)]},
         "repetitions": 1,
         "rerun_disturbed": 0,
         "warmup": 1,
@@ -83,6 +86,78 @@ def assert_lossless(report: Any, arms: set[str]) -> dict[str, dict[str, Any]]:
         assert found[arm]["accepted"] > 0
     assert found["plain"]["drafted"] == 0
     return found
+
+
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"name": "ngram", **FIXED},
+    "suffix": {"name": "suffix", **FIXED},
+    "recycling": {"name": "recycling", "num_tokens": 12, "length": "fixed"},
+    "lookahead": {"name": "lookahead", "num_tokens": 13, "length": "fixed", "window": 4, "candidates": 3},
+    "self_speculation": {"name": "self_speculation", **FIXED, "exit_layer": 1},
+    "medusa": {"name": "medusa", "num_tokens": 3, "length": "fixed"},
+    "eagle": {"name": "eagle", **FIXED},
+    "draft_model": {"name": "draft_model", **FIXED},
+    "draft_model-shared_tokens": {"name": "draft_model", **FIXED, "vocabulary": "shared_tokens"},
+    "cascade": {"name": "cascade", "stages": ["ngram", "draft_model"], **FIXED},
+}
+
+
+def with_weights(paths: Mapping[str, Path], *names: str) -> dict[str, dict[str, Any]]:
+    """Some of `DRAFTERS`, with the options `path`."""
+    found = {}
+    for name in names:
+        path = paths.get(name, paths.get(DRAFTERS[name]["name"]))
+        found[name] = DRAFTERS[name] | ({} if path is None else {"path": str(path)})
+    return found
+
+
+def test_every_bundled_drafter_is_here() -> None:
+    bundled = {
+        entry.name for entry in entry_points(group="dovetail.draft_worker.v1") if entry.value.startswith("dovetail.")
+    }
+    # Further down are those of prediction and mtp. Requests of an experiment have no grammar to guess from.
+    assert bundled - {"prediction", "mtp", "grammar"} == {section["name"] for section in DRAFTERS.values()}
+
+
+@pytest.mark.parametrize(
+    "drafters", [["recycling", "self_speculation"], pytest.param([*DRAFTERS], marks=pytest.mark.nightly)]
+)
+def test_arms_of_every_drafter_are_lossless(
+    drafter_paths: dict[str, Path], tmp_path: Path, drafters: list[str]
+) -> None:
+    """By day one with trees, and one whose states lie in the target's pages."""
+    lines = [{"prompt": text} for text in OPENINGS]
+    report = run(tmp_path, drafter_paths["target"], with_weights(drafter_paths, *drafters), lines)
+    assert_lossless(report, set(drafters))
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "draft_model",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("draft_model-shared_tokens", "self_speculation", "eagle", "cascade")
+        ),
+    ],
+)
+def test_sampled_arms_under_each_rule_are_watched(drafter_paths: dict[str, Path], tmp_path: Path, drafter: str) -> None:
+    """One engine, whose requests name the rule."""
+    needed = ["ngram", "draft_model"] if drafter == "cascade" else []
+    report = run(
+        tmp_path,
+        drafter_paths["target"],
+        with_weights(drafter_paths, drafter, *needed),
+        [{"prompt": text} for text in OPENINGS],
+        arms={"rejection": {"drafter": drafter}, "block": {"drafter": drafter, "acceptance": "block"}},
+        sampling={"temperature": 1.0, "max_tokens": NUM_TOKENS, "ignore_eos": True},
+    )
+    assert len(report["provenance"]["engines"]) == 1
+    for equality in report["equality"]:
+        if equality["arm"] in ("rejection", "block"):
+            # So few drafts show gross errors only, and the report says so.
+            assert equality["verdict"] in ("consistent", "not shown")
+            assert equality["drafted_tokens"]["places"] > 0
 
 
 PREDICTING = {
@@ -185,7 +260,7 @@ def test_predictions_that_the_model_cannot_have_are_told(
 @pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_corpus_is_an_arm(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
-    """Beside the same drafter without, which knows nothing of the story before it was told."""
+    """Compared with the same drafter without one, which knows nothing of a story before it has come."""
     monkeypatch.setattr(corpora, "cache_directory", lambda: tmp_path / "cache")
     (tmp_path / "corpus.txt").write_text(STORY * 2)
     suffix = {"name": "suffix", "max_cached_tokens": 0, **FIXED}
@@ -212,16 +287,20 @@ def test_a_module_for_multi_token_prediction_is_an_arm(tmp_path: Path, temperatu
     save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     drafters = {"mtp": {"name": "mtp", "path": "./model", "quantization": None, "dtype": "float32", **FIXED}}
     lines = [{"prompt_token_ids": [(a * b) % 60 + 1 for b in range(1, 6)] * 3} for a in range(1, 9)]
+    arms: dict[str, Any] = {"mtp": {"drafter": "mtp"}}
+    if temperature:
+        arms["block"] = {"drafter": "mtp", "acceptance": "block"}
     changes: dict[str, Any] = {
+        "arms": arms,
         "of_model": {"tokenizer_mode": "none"},
         "sampling": {"temperature": temperature, "max_tokens": NUM_TOKENS, "ignore_eos": True},
-        "repetitions": 1 if temperature == 0 else 4,
+        "repetitions": 1 if temperature == 0 else 2,
     }
     report = run(tmp_path, tmp_path / "model", drafters, lines, **changes)
     if temperature == 0:
         assert_lossless(report, {"mtp"})
         return
     # So few drafts of a distribution so flat show no small excess, and the report says so; a gross one would be LOSSY.
-    (equality,) = (one for one in report["equality"] if one["arm"] == "mtp")
-    assert equality["verdict"] in ("consistent", "not shown")
-    assert equality["drafted_tokens"]["came"] > 0
+    for equality in (one for one in report["equality"] if one["arm"] in ("mtp", "block")):
+        assert equality["verdict"] in ("consistent", "not shown")
+        assert equality["drafted_tokens"]["came"] > 0

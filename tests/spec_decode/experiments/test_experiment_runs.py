@@ -41,7 +41,8 @@ class AlwaysBest(TakesAll):
         return [Verdict([], int(r.target.probs()[0].argmax())) for r in requests]
 
 
-# Accepts drafts, which were not drawn, 15% too readily.
+# Accepts drafts, which were not drawn, twice too readily. Rules that are nearly right are in test_lossless_drawn.py and
+# test_martingale.py.
 class Readily(TakesAll):
     def verify(self, requests):
         return [self._judge(request) for request in requests]
@@ -49,7 +50,7 @@ class Readily(TakesAll):
     def _judge(self, request):
         tokens, probs = request.draft.token_ids, request.target.probs()
         for node, token in enumerate(tokens):
-            if request.accept_uniforms[node] >= 1.15 * float(probs[node, token]):
+            if request.accept_uniforms[node] >= 2 * float(probs[node, token]):
                 rest = probs[node].clone()
                 rest[token] = 0
                 return Verdict(list(range(node)), self._draw(rest / rest.sum(), request.recover_uniforms[node]))
@@ -265,16 +266,12 @@ def test_memory_and_budgets_are_tried_where_little_suffices(folder: Path) -> Non
         assert trials[arm, "chunked prefill"] == trials[arm, "preemption"] == "ran, as the baseline"
 
 
-def test_features_are_tried_with_drafts_where_the_length_adapts(folder: Path) -> None:
-    arms = {
-        name: {"drafter": {"name": "ngram", "length": name, "min_match": 1}, "num_tokens": 3}
-        for name in ("fixed", "adaptive")
-    }
-    data = experiment(arms=arms, compatibility=True, workload={"data": "set.jsonl", "limit": 2})
-    report = run(folder, data, "adaptive")
+def test_features_are_tried_with_drafts_where_the_length_adapts(folder: Path, grid_run: dict[str, Any]) -> None:
+    arms = {"adaptive": {"drafter": {"name": "ngram", "length": "adaptive", "min_match": 1}, "num_tokens": 3}}
+    report = run(folder, experiment(arms=arms, compatibility=True), "adaptive")
     fixed, adaptive = (
-        {trial["feature"]: trial["outcome"] for trial in report["features"] if trial["arm"] == name}
-        for name in ("fixed", "adaptive")
+        {trial["feature"]: trial["outcome"] for trial in one["features"] if trial["arm"] == arm}
+        for one, arm in ((grid_run, "lookup"), (report, "adaptive"))
     )
     assert adaptive == fixed
     assert adaptive["greedy"] == "ran, as the baseline"
@@ -364,22 +361,21 @@ def test_another_model_is_not_lossless_however_wide_ties_are(folder: Path) -> No
     assert report["provenance"]["differences"]["model.hf_overrides.rms_norm_eps"]["other"] == 2e-4
 
 
-def test_sampled_runs_watch_their_rules(folder: Path) -> None:
+@pytest.mark.parametrize("wrong", ["Readily", pytest.param("AlwaysBest", marks=pytest.mark.nightly)])
+def test_sampled_runs_watch_their_rules(folder: Path, wrong: str) -> None:
     lookup = {"drafter": "lookup"}
     arms = {
         "lookup": lookup,
-        "readily": lookup | {"config": {"speculative": {"acceptance": "./rule.py:Readily"}}},
-        "best": lookup | {"config": {"speculative": {"acceptance": "./rule.py:AlwaysBest"}}},
+        "wrong": lookup | {"config": {"speculative": {"acceptance": f"./rule.py:{wrong}"}}},
         "eps": {"drafter": "off", "config": {"model": {"hf_overrides": {"rms_norm_eps": 2e-4}}}},
     }
-    sampling = {"max_tokens": 64, "ignore_eos": True, "temperature": 0.25}
-    report = run(folder, experiment(arms=arms, sampling=sampling, repetitions=6, grid={"batch_sizes": [8]}), "sampled")
+    sampling = {"max_tokens": 32, "ignore_eos": True, "temperature": 0.25}
+    report = run(folder, experiment(arms=arms, sampling=sampling, repetitions=2, grid={"batch_sizes": [8]}), "sampled")
     found = {e["arm"]: e for e in report["equality"]}
     assert found["lookup"]["verdict"] != "LOSSY"
     assert found["lookup"]["drafted_tokens"]["places"] > 0
-    assert found["readily"]["verdict"] == "LOSSY"
-    assert found["readily"]["drafted_tokens"]["excess"] > 1
-    assert found["best"]["verdict"] == "LOSSY"
+    assert found["wrong"]["verdict"] == "LOSSY"
+    assert wrong != "Readily" or found["wrong"]["drafted_tokens"]["excess"] > 1
     assert found["eps"]["verdict"] == "not shown"
     assert "temperature 0" in found["eps"]["reason"]
 

