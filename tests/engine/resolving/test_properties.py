@@ -185,12 +185,24 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
     return values
 
 
-relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+by_day = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+by_night = settings(by_day, max_examples=400)
 
 
-@relaxed
+@by_day
 @given(parts=configs, overrides=overrides)
 def test_explain_lists_exactly_what_came_out_otherwise(parts, overrides, model_dir, registry, cpu):
+    check_explanation(parts, overrides, model_dir, registry, cpu)
+
+
+@pytest.mark.nightly
+@by_night
+@given(parts=configs, overrides=overrides)
+def test_explain_lists_it_for_many_configs(parts, overrides, model_dir, registry, cpu):
+    check_explanation(parts, overrides, model_dir, registry, cpu)
+
+
+def check_explanation(parts, overrides, model_dir, registry, cpu):
     layered = load_config(assemble(parts, model_dir), overrides=overrides)
     explanation = explain(layered, registry, cpu)
     assume(explanation.resolved is not None)
@@ -204,9 +216,20 @@ def test_explain_lists_exactly_what_came_out_otherwise(parts, overrides, model_d
         assert decision["reason"]
 
 
-@relaxed
+@by_day
 @given(parts=configs)
 def test_a_resolved_tree_resolves_to_itself(parts, model_dir, registry, cpu):
+    check_resolved_tree(parts, model_dir, registry, cpu)
+
+
+@pytest.mark.nightly
+@by_night
+@given(parts=configs)
+def test_many_resolved_trees_resolve_to_themselves(parts, model_dir, registry, cpu):
+    check_resolved_tree(parts, model_dir, registry, cpu)
+
+
+def check_resolved_tree(parts, model_dir, registry, cpu):
     explanation = explain(load_config(assemble(parts, model_dir)), registry, cpu)
     assume(explanation.resolved is not None)
     again = resolve(load_config(explanation.resolved.values), registry, cpu)
