@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytest
 
@@ -20,6 +20,10 @@ _QUIET = (
 )
 """What a session sets up for itself in a process (capture, timers, fault handlers, hooks) an outer one may have set up
 already; two of those hooks would also collect the garbage of the whole process at every end."""
+
+_MODULE = "dovetail_suite"
+"""Name of the module that the tested class is of."""
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,8 @@ def run_class(
         ValueError: There is no such test, or pytest could not collect any.
     """
     name = f"Test{suite.__name__}"
-    module = ModuleType("dovetail_suite")
-    vars(module)[name] = type(name, (suite,), {"__module__": module.__name__, **attributes})
+    module = ModuleType(_MODULE)
+    vars(module)[name] = subclass(suite, attributes, name)
     session = _Session(module, cases, watch or Watch(None, 0))
     here = Path(__file__)
     options = [argument for plugin in _QUIET for argument in ("-p", f"no:{plugin}")]
@@ -67,9 +71,17 @@ def run_class(
     only = [] if test is None else ["-x"]
     selected = f"{here}::{name}" if test is None else f"{here}::{name}::{test}"
     code = pytest.main([*options, *only, selected], plugins=[session])
+    if code == pytest.ExitCode.INTERRUPTED and not session.errors:
+        raise KeyboardInterrupt  # pytest takes it for its own
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise ValueError(f"{suite.__name__} has no test {test or ''}: {session.errors or code!r}")
+        asked = "no test can be collected" if test is None else f"there is no test {test}"
+        raise ValueError(f"{suite.__name__}: {asked}: {' '.join(session.errors) or repr(code)}")
     return session.results
+
+
+def subclass(suite: type[S], attributes: Mapping[str, Any], name: str) -> type[S]:
+    """A subclass of a suite with attributes, as an author's test file has it."""
+    return type(name, (suite,), {"__module__": _MODULE, **attributes})
 
 
 class _Module(pytest.Module):

@@ -1,6 +1,7 @@
 """Runs the conformance suite of a plugin's kind on the plugin, without a test file: what `dovetail plugins test` does.
 
-    python -m dovetail.testing.conformance REFERENCE [--kind KIND] [--set NAME=VALUE ...] [--out report.json]
+    python -m dovetail.testing.conformance REFERENCE [--kind KIND] [--suite NAME] [--set NAME=VALUE ...]
+        [--default NAME=VALUE ...] [--out report.json]
 
 The suite is that of the installed Dovetail, and the plugin may be a wheel without its sources.
 """
@@ -8,12 +9,11 @@ The suite is that of the installed Dovetail, and the plugin may be a wheel witho
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,14 @@ from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.registry.entries import HOOKS_KIND, Entry, kind_version
 from dovetail.registry.imports import module_command
-from dovetail.registry.loading import base_class, import_object, infer_kind
+from dovetail.registry.loading import base_class, class_variables, import_object, infer_kind
 from dovetail.registry.registry import Registry, direct_entry
 from dovetail.testing import VERSION, hints
-from dovetail.testing._session import Result, run_class
+from dovetail.testing._session import Result, run_class, subclass
 from dovetail.testing._watch import Watch
 from dovetail.testing.hints import Hint
 from dovetail.testing.quirks import Quirk
-from dovetail.testing.suite import SUITES, Suite
+from dovetail.testing.suite import SUITES, Suite, suites_of
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,15 @@ class Tested:
     """Its class; of hooks, their module or object."""
     suite: type[Suite]
     given: Mapping[str, Any]
-    """Attributes of the suite."""
+    """Attributes of the suite, functions as references."""
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of attributes that were given as references."""
 
     @property
     def attributes(self) -> dict[str, Any]:
         """What is set on the suite's subclass: what an author writes there."""
-        return {"plugin": self.plugin, **self.given}
+        functions = {name: staticmethod(function) for name, function in self.functions.items()}
+        return {"plugin": self.plugin, **self.given, **functions}
 
     def report(self, results: Sequence[Result]) -> Report:
         """Of what the suite found."""
@@ -101,42 +104,73 @@ class Tested:
         )
 
 
-def load_tested(registry: Registry, entry: Entry, attributes: Mapping[str, Any]) -> Tested:
+def load_tested(
+    registry: Registry,
+    entry: Entry,
+    attributes: Mapping[str, Any],
+    *,
+    suite_name: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Tested:
     """Imports a plugin and the suite of its kind.
 
     Args:
         registry: That has the entry.
         entry: Of the plugin.
         attributes: Of the suite.
+        suite_name: Another suite of the kind than its usual one.
+        defaults: Attributes that are set where the suite has them and `attributes` does not give them.
 
     Raises:
-        PluginError: The plugin cannot be loaded, its suite needs a test of its own, or has no such attribute.
+        PluginError: The plugin cannot be loaded, its suite has no such attribute, or lacks one.
     """
-    described = SUITES[entry.kind]
-    if described.needs:
-        raise PluginError(
-            f"the suite of a {entry.kind} needs {described.needs}: write a test with "
-            f"dovetail.testing.{described.name} (docs/writing/testing.md)"
-        )
-    suite = described.load()
-    unknown = [name for name in attributes if name not in dir(suite) and name not in _annotations(suite)]
-    if unknown:
-        raise PluginError(f"{described.name} has no attribute {unknown[0]!r}; it has: {', '.join(_settable(suite))}")
-    missing = [name for name in _annotations(suite) if name not in dir(suite) and name not in ("kind", "plugin")]
-    if absent := [name for name in missing if name not in attributes]:
-        raise PluginError(f"{described.name} needs {absent[0]!r}: give it with --set {absent[0]}=VALUE")
+    suite = SUITES[entry.kind].load() if suite_name is None else _find_suite(suite_name, entry.kind)
+    known = _settable(suite)
+    if unknown := [name for name in attributes if name not in known]:
+        raise PluginError(f"{suite.__name__} has no attribute {unknown[0]!r}; it has: {', '.join(known)}")
+    given = {**{name: value for name, value in (defaults or {}).items() if name in known}, **attributes}
+    functions = {name: _import_function(name, given[name], entry) for name in suite.function_attributes & given.keys()}
     plugin = import_object(entry) if entry.kind == HOOKS_KIND else registry.load_entry(entry)
-    return Tested(entry, plugin, suite, attributes)
+    fitting = {name: _as_declared(suite, name, value) for name, value in given.items()}
+    tested = Tested(entry, plugin, suite, fitting, functions)
+    if reason := subclass(suite, tested.attributes, suite.__name__).reason_incomplete():
+        raise PluginError(reason)
+    return tested
 
 
-def _annotations(suite: type) -> list[str]:
-    """Names of the class variables of the suite and its bases."""
-    declared = [inspect.get_annotations(base) for base in suite.__mro__]
-    return [name for each in declared for name, kind in each.items() if str(kind).startswith("ClassVar")]
+def _find_suite(name: str, kind: str) -> type[Suite]:
+    suites = suites_of(kind)
+    if name not in suites:
+        raise PluginError(f"there is no suite {name} of kind {kind}; suites: {', '.join(suites)}")
+    return suites[name]
 
 
-def _settable(suite: type) -> list[str]:
-    return sorted({name for name in _annotations(suite) if not name.startswith("_")} - {"kind", "plugin"})
+def _import_function(name: str, reference: Any, entry: Entry) -> Any:
+    """The function that an attribute of the suite names."""
+    found = direct_entry(entry.kind, reference) if isinstance(reference, str) else None
+    if found is None:
+        raise PluginError(
+            f"{name}={reference!r} names no function: write ./file.py:function or package.module:function"
+        )
+    function = import_object(found)
+    if not callable(function):
+        raise PluginError(f"{name}={reference}: {function!r} cannot be called")
+    return function
+
+
+def _as_declared(suite: type[Suite], name: str, value: Any) -> Any:
+    """A value of YAML, which has no bytes and no sets, in the type of the attribute's default."""
+    default = next((vars(base)[name] for base in suite.__mro__ if name in vars(base)), None)
+    if isinstance(default, bytes) and isinstance(value, str):
+        return value.encode()
+    return frozenset(value) if isinstance(default, frozenset) and isinstance(value, list) else value
+
+
+def _settable(suite: type[Suite]) -> list[str]:
+    """Names of the attributes that an author may give."""
+    names = {name for name in class_variables(suite) if not name.startswith("_")}
+    names |= {"options"} & set(dir(suite))  # a fixture, where tests set them up
+    return sorted(names - {"kind", "plugin", "function_attributes"})
 
 
 def _versions() -> dict[str, str]:
@@ -175,7 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dovetail.testing.conformance", description=__doc__)
     parser.add_argument("reference", help="dist:name, a name, ./file.py:Class or package.module:Class")
     parser.add_argument("--kind", choices=SUITES, help="of the plugin; needed for a name")
+    parser.add_argument("--suite", help="another suite of the kind than its usual one")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an attribute of the suite")
+    parser.add_argument(
+        "--default", action="append", default=[], metavar="NAME=VALUE", help="one that a suite without it does not get"
+    )
     parser.add_argument("--out", type=Path, help="write the report here, as JSON")
     parser.add_argument("--hints", action=argparse.BooleanOptionalAction, default=True, help="try what is not declared")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for importing, and for each test")
@@ -192,7 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             SUITES[given.kind].load()
         with watch.task(f"importing {given.reference}"):
             entry = _entry(registry, given.kind, given.reference)
-            tested = load_tested(registry, entry, _parse_attributes(given.set))
+            attributes, defaults = _parse_attributes(given.set), _parse_attributes(given.default)
+            tested = load_tested(registry, entry, attributes, suite_name=given.suite, defaults=defaults)
         if given.answer:
             hints.answer(tested.suite, tested.attributes)
             return 0
@@ -219,8 +258,11 @@ def _import_contracts() -> None:
 def _answering(given: argparse.Namespace) -> list[str]:
     """The command of a process that tries capabilities."""
     command = module_command("dovetail.testing.conformance", given.reference, "--answer")
-    command += [] if given.kind is None else ["--kind", given.kind]
-    return command + [part for each in given.set for part in ("--set", each)]
+    for option, value in (("--kind", given.kind), ("--suite", given.suite)):
+        command += [] if value is None else [option, value]
+    for option, values in (("--set", given.set), ("--default", given.default)):
+        command += [part for value in values for part in (option, value)]
+    return command
 
 
 def print_report(report: Report) -> None:

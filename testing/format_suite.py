@@ -12,13 +12,24 @@
             return SavedCheckpoint(tmp_path / "model.mine", config=CONFIG, tensors=tensors)
 
 The checkpoint should have what the format can hold: several tensors, packed ones among them, and several files.
+
+No fixture is needed where `save` is a function that writes a checkpoint::
+
+    def save(folder, config, tensors):
+        numpy.savez(folder / "model.npz", **{"config.json": json.dumps(config)}, **tensors)
+        return folder / "model.npz"
+
+or `checkpoint` names one that is there, and `expected` the same model as safetensors; nor for a format that reads
+folders of safetensors.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +42,9 @@ from tokenizers import Tokenizer
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.weights import ModelFiles, PackedTensor, WeightFormat, WeightReader
+from dovetail.testing import _checkpoints as checkpoints
 from dovetail.testing._checks import leaves_files_alone
-from dovetail.testing.suite import PluginSuite
+from dovetail.testing.suite import SUITES, PluginSuite, overrides
 
 FOREIGN = {
     "empty": b"",
@@ -46,6 +58,9 @@ FOREIGN = {
 """Contents of files of other kinds, broken ones among them."""
 CUTS = {"empty": 0.0, "one byte": 1e-9, "a tenth": 0.1, "half": 0.5, "all but one byte": 1.0}
 """Parts of a file that are left."""
+Save = Callable[[Path, Mapping[str, Any], Mapping[str, torch.Tensor]], Path]
+"""(an empty folder, config with the keys of Hugging Face's config.json, tensors by their Hugging Face names) -> the
+checkpoint that was written: the folder, or a file in it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,9 @@ class SavedCheckpoint:
     in float32."""
     tolerance: Mapping[str, float] = field(default_factory=dict)
     """Largest absolute error of tensors that do not come back bit for bit."""
+    is_known: bool = True
+    """Whether config and tensors are known from elsewhere. False: the format read them, and tests can only compare one
+    reading with another."""
 
     @property
     def files(self) -> ModelFiles:
@@ -73,18 +91,57 @@ class WeightFormatSuite(PluginSuite):
 
     kind: ClassVar[str] = "weight_format"
     plugin: ClassVar[type[WeightFormat]]
+    function_attributes: ClassVar[frozenset[str]] = frozenset({"save"})
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of the format in the config."""
+    save: ClassVar[Save | None] = None
+    """Writes a checkpoint of this format."""
+    checkpoint: ClassVar[str | Path | None] = None
+    """A checkpoint of this format, a folder or one file. Each test copies it: take a small one."""
+    expected: ClassVar[str | Path | None] = None
+    """Folder of the same model as config.json and safetensors. None: what is read of `checkpoint` is only compared
+    with what is read again, and the tests of values say so."""
+    tolerance: ClassVar[float] = 0.0
+    """Largest absolute error of tensors from `save` or `expected`; 0: they come back bit for bit."""
+
+    @classmethod
+    def reason_incomplete(cls) -> str | None:
+        """A format needs a checkpoint."""
+        if reason := super().reason_incomplete():
+            return reason
+        if overrides(cls, WeightFormatSuite, "saved") or cls.save is not None:
+            return None
+        if cls.checkpoint is not None:
+            return checkpoints.reason_against_paths(
+                Path(cls.checkpoint), None if cls.expected is None else Path(cls.expected)
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            path = checkpoints.save_safetensors(Path(folder), checkpoints.CONFIG, checkpoints.random_tensors())
+            if cls.plugin.recognizes(ModelFiles(reference=folder, path=path)):
+                return None
+        return f"{cls.__name__} needs {SUITES[cls.kind].needs}"
 
     @pytest.fixture
     def saved(self, tmp_path: Path) -> SavedCheckpoint:
-        """A checkpoint of this format, written below `tmp_path`."""
-        raise NotImplementedError("write a checkpoint, and return its SavedCheckpoint")
+        """A checkpoint of this format below `tmp_path`: what `save` writes, a copy of `checkpoint`, or safetensors.
+        Override it to write one."""
+        folder = tmp_path / "model"
+        folder.mkdir()
+        if self.checkpoint is not None:
+            path = checkpoints.copy_checkpoint(Path(self.checkpoint), folder)
+            if self.expected is None:
+                return _read(self._create(), path)
+            config, tensors = checkpoints.read_checkpoint(Path(self.expected))
+        else:
+            save = type(self).save or checkpoints.save_safetensors
+            config, tensors = dict(checkpoints.CONFIG), checkpoints.random_tensors()
+            path = save(folder, dict(config), dict(tensors))
+        return SavedCheckpoint(path, checkpoints.compared(config), tensors, dict.fromkeys(tensors, self.tolerance))
 
     @pytest.fixture
     def format(self) -> WeightFormat:
         """As the host creates it."""
-        return self.plugin(self.plugin.Options.model_validate(dict(self.options)))
+        return self._create()
 
     @pytest.fixture
     def reader(self, format: WeightFormat, saved: SavedCheckpoint) -> Iterator[WeightReader]:
@@ -129,6 +186,7 @@ class WeightFormatSuite(PluginSuite):
         assert {key: config.get(key) for key in saved.config} == dict(saved.config)
         assert isinstance(config.get("generation_config"), Mapping), "no generation_config"
         json.dumps(dict(config))
+        _require_known(saved)
 
     def test_gives_each_caller_a_config_of_his_own(self, format: WeightFormat, saved: SavedCheckpoint) -> None:
         """One that is changed does not change the next."""
@@ -160,6 +218,7 @@ class WeightFormatSuite(PluginSuite):
             name: tuple(tensor.shape) for name, tensor in saved.tensors.items()
         }
         assert all(info.num_bytes > 0 for info in infos)
+        _require_known(saved)
 
     def test_counts_stored_bytes(self, reader: WeightReader) -> None:
         """Memory is planned by them: numbers take what their dtype takes, and packed ones less than in float32."""
@@ -178,6 +237,7 @@ class WeightFormatSuite(PluginSuite):
             assert tensor.device.type == "cpu"
             assert str(tensor.dtype) == f"torch.{stored}", info
             self._check(saved, info.name, tensor)
+        _require_known(saved)
 
     def test_reads_in_any_order(self, reader: WeightReader, saved: SavedCheckpoint) -> None:
         """And more than once: a family may look at one tensor before others."""
@@ -291,6 +351,9 @@ class WeightFormatSuite(PluginSuite):
                 for name, _ in reader.tensors(reader.packed_formats()):
                     reader.read(name)
 
+    def _create(self) -> WeightFormat:
+        return self.plugin(self.plugin.Options.model_validate(dict(self.options)))
+
     def _file_names(self, format: WeightFormat, saved: SavedCheckpoint) -> list[Path]:
         """The files that tensors are read from, relative to the checkpoint."""
         with closing(format.open(saved.files)) as reader:
@@ -303,6 +366,22 @@ class WeightFormatSuite(PluginSuite):
             torch.testing.assert_close(tensor.float(), expected.float(), rtol=0, atol=tolerance)
         else:
             assert torch.equal(tensor, expected), f"{name} came back with other values"
+
+
+def _read(format: WeightFormat, path: Path) -> SavedCheckpoint:
+    """A checkpoint of which nothing is known but what the format reads."""
+    files = ModelFiles(reference=str(path), path=path)
+    with closing(format.open(files)) as reader:
+        tensors = {info.name: reader.read(info.name).clone() for info in reader.infos()}
+    return SavedCheckpoint(path, copy.deepcopy(dict(format.config(files))), tensors, is_known=False)
+
+
+def _require_known(saved: SavedCheckpoint) -> None:
+    """Skips a test at its end, where its comparisons were of the format with itself."""
+    if not saved.is_known:
+        pytest.skip(
+            "what the checkpoint holds is not known: expected = ... (--set expected=FOLDER) names it as safetensors"
+        )
 
 
 def _root(saved: SavedCheckpoint) -> Path:

@@ -8,9 +8,7 @@ subclass::
         plugin = MyRoute
         serve = staticmethod(live_server)
         path = "/v1/mine"
-
-        def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
-            return {"prompt": prompt, "max_tokens": num_tokens}
+        body_template = {"prompt": "$prompt", "max_tokens": "$num_tokens"}
 
 `RouteSuite` holds for every route, `GeneratingRouteSuite` adds what must hold where an endpoint generates text.
 """
@@ -22,8 +20,7 @@ import json
 import re
 import socket
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -37,7 +34,7 @@ from dovetail.contracts.route import Route
 from dovetail.engine.async_engine import AsyncLLMEngine
 from dovetail.testing._checks import check_light_import
 from dovetail.testing.story_model import save_story_model
-from dovetail.testing.suite import PluginSuite
+from dovetail.testing.suite import SUITES, PluginSuite, overrides
 from dovetail.testing.watched_engine import Script, WatchedEngine
 
 MODEL = "story"
@@ -88,6 +85,7 @@ class RouteSuite(PluginSuite):
 
     kind: ClassVar[str] = "route"
     plugin: ClassVar[type[Route]]
+    function_attributes: ClassVar[frozenset[str]] = frozenset({"serve"})
     options: ClassVar[Mapping[str, Any]] = {}
     serve: ClassVar[Serve]
 
@@ -119,7 +117,7 @@ class RouteSuite(PluginSuite):
     def server(self, engine: WatchedEngine, **settings: Any) -> AbstractContextManager[Live]:
         """A server with this route alone."""
         options: PluginOptions = self.plugin.Options.model_validate(dict(self.options))
-        return self.serve(engine, {"tested": (self.plugin, options)}, model_names=(MODEL,), **settings)
+        return type(self).serve(engine, {"tested": (self.plugin, options)}, model_names=(MODEL,), **settings)
 
     def test_needs_no_torch(self) -> None:
         """An API process stays small: importing the route does not import torch."""
@@ -161,14 +159,26 @@ class GeneratingRouteSuite(RouteSuite):
     """Tests of an endpoint that generates text from a prompt, whole or as a stream."""
 
     path: ClassVar[str]
+    body_template: ClassVar[Mapping[str, Any] | None] = None
+    """A body that asks for no stream. "$prompt" in it stands for a prompt, "$num_tokens" for how many tokens shall
+    follow."""
     streams: ClassVar[Mapping[str, Any] | None] = {"stream": True}
     """What makes a body ask for a stream; {}: the endpoint always streams; None: it never does."""
     end_of_stream: ClassVar[bytes] = b"data: [DONE]\n\n"
     """What a stream ends with that ended well."""
 
-    @abstractmethod
+    @classmethod
+    def reason_incomplete(cls) -> str | None:
+        """An endpoint needs its path, and bodies of requests."""
+        has_body = overrides(cls, GeneratingRouteSuite, "body") or cls.body_template is not None
+        if "plugin" not in dir(cls) or ("path" in dir(cls) and has_body):
+            return super().reason_incomplete()
+        return f"{cls.__name__} needs {SUITES[cls.kind].needs}"
+
     def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
-        """A request for this many tokens after a prompt."""
+        """A request for this many tokens after a prompt: `body_template`, unless it is overridden."""
+        filled: dict[str, Any] = _filled(self.body_template or {}, {"$prompt": prompt, "$num_tokens": num_tokens})
+        return filled
 
     @pytest.fixture(params=["whole", "stream"])
     def extra(self, request: pytest.FixtureRequest) -> Mapping[str, Any]:
@@ -289,6 +299,15 @@ class GeneratingRouteSuite(RouteSuite):
         with socket.create_connection(live.address, timeout=PATIENCE_S) as connection:
             connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
             yield connection
+
+
+def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """Data in which names were replaced by their values, at any depth."""
+    if isinstance(template, Mapping):
+        return {name: _filled(value, values) for name, value in template.items()}
+    if isinstance(template, Sequence) and not isinstance(template, str):
+        return [_filled(value, values) for value in template]
+    return values.get(template, template) if isinstance(template, str) else template
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:

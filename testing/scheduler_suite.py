@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestStatus, Scheduler, SchedulerLimits
 from dovetail.engine.sequence import Sequence
@@ -42,13 +41,6 @@ class SchedulerSuite(PluginSuite):
     def create_scheduler(self, limits: SchedulerLimits) -> Scheduler:
         """Returns a new scheduler."""
         return self.plugin(self.plugin.Options.model_validate(dict(self.options)), limits)
-
-    def test_speaks_this_contract(self) -> None:
-        scheduler = self.create_scheduler(LIMITS)
-        version = KINDS["scheduler"].version
-        assert isinstance(scheduler, Scheduler)
-        assert scheduler.contract[0] == version.major
-        assert scheduler.contract[1] <= version.minor
 
     def test_empty_schedule_without_requests(self) -> None:
         simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS)

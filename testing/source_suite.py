@@ -10,13 +10,16 @@
             (tmp_path / "llama").mkdir()
             return ExistingModel("llama", options={"root": tmp_path})
 
-No network is needed: lay the model out where the source looks for it.
+No network is needed: lay the model out where the source looks for it. A model that is there already needs no fixture:
+`reference` names it, and `options` are what the config gives. For a source that takes the path of any folder, nothing
+is needed but `plugin`.
 """
 
 from __future__ import annotations
 
 import pickle
 import socket
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,7 +32,7 @@ import pytest
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.weights import ModelFiles, ModelSource
 from dovetail.testing._checks import leaves_files_alone, leaves_process_alone
-from dovetail.testing.suite import PluginSuite
+from dovetail.testing.suite import SUITES, PluginSuite, overrides
 
 ODD_REFERENCES = {
     "empty": "",
@@ -54,7 +57,7 @@ class ExistingModel:
     reference: str
     """Without the scheme."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the source in the config."""
+    """Options of the source in the config, besides the suite's."""
     revision: str | None = None
     """One that the model has; None where the source knows no revisions."""
 
@@ -64,13 +67,33 @@ class ModelSourceSuite(PluginSuite):
 
     kind: ClassVar[str] = "model_source"
     plugin: ClassVar[type[ModelSource]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Options of the source in the config."""
+    reference: ClassVar[str | None] = None
+    """Of a model that the source finds, without the scheme. None: of a folder, for a source that takes paths."""
+    revision: ClassVar[str | None] = None
+    """One that the model has; None where the source knows no revisions."""
     missing: ClassVar[str] = "no-such-model"
     """A reference in the source's form to what does not exist."""
 
+    @classmethod
+    def reason_incomplete(cls) -> str | None:
+        """A source needs a model that it finds."""
+        if reason := super().reason_incomplete():
+            return reason
+        has_model = overrides(cls, ModelSourceSuite, "existing") or cls.reference is not None
+        # A folder of any name, as `existing` makes it: a source that recognizes it takes paths.
+        if has_model or cls.plugin.recognizes(tempfile.gettempdir()):
+            return None
+        return f"{cls.__name__} needs {SUITES[cls.kind].needs}"
+
     @pytest.fixture
     def existing(self, tmp_path: Path) -> ExistingModel:
-        """A model that was laid out for the test."""
-        raise NotImplementedError("lay out a model, and return its ExistingModel")
+        """The model of `reference`, or a folder. Override it to lay a model out for the test."""
+        if self.reference is not None:
+            return ExistingModel(self.reference, revision=self.revision)
+        (tmp_path / "model").mkdir()
+        return ExistingModel(str(tmp_path / "model"))
 
     @pytest.fixture
     def source(self, existing: ExistingModel) -> ModelSource:
@@ -173,4 +196,4 @@ class ModelSourceSuite(PluginSuite):
                 source.resolve(self.missing)
 
     def _create(self, existing: ExistingModel) -> ModelSource:
-        return self.plugin(self.plugin.Options.model_validate(dict(existing.options)))
+        return self.plugin(self.plugin.Options.model_validate({**self.options, **existing.options}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -13,6 +14,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
 from dovetail.registry.entries import HOOKS_KIND
+from dovetail.registry.loading import class_variables
 from dovetail.testing._checks import check_contract
 from dovetail.testing.capabilities import UNDECLARED, Capability
 from dovetail.testing.quirks import Quirk, expect_failures, reason_against_quirks
@@ -25,12 +27,11 @@ class SuiteOf:
     name: str
     """In `dovetail.testing`."""
     needs: str = ""
-    """What a test must set up besides, so that the suite cannot run without one."""
+    """What the suite needs besides `plugin`, and how a test file and `dovetail plugins test` give it."""
 
     def load(self) -> type[Suite]:
         """The suite's class."""
-        suite: type[Suite] = getattr(dovetail.testing, self.name)
-        return suite
+        return _load_suite(self.name)
 
 
 SUITES: Mapping[str, SuiteOf] = {
@@ -49,11 +50,44 @@ SUITES: Mapping[str, SuiteOf] = {
     "command": SuiteOf("CommandSuite"),
     "telemetry_sink": SuiteOf("TelemetrySinkSuite"),
     HOOKS_KIND: SuiteOf("HooksSuite"),
-    "model_source": SuiteOf("ModelSourceSuite", "a model that the source finds"),
-    "weight_format": SuiteOf("WeightFormatSuite", "a checkpoint in the format"),
-    "route": SuiteOf("GeneratingRouteSuite", "the path and a body of a request"),
+    "model_source": SuiteOf(
+        "ModelSourceSuite",
+        "a model that the source finds: write reference = ... (--set reference=NAME), with options = ... "
+        "(--set 'options={...}') where the source needs them, or override the fixture `existing`",
+    ),
+    "weight_format": SuiteOf(
+        "WeightFormatSuite",
+        "a checkpoint in the format: write checkpoint = ... (--set checkpoint=PATH), with expected = ... "
+        "(--set expected=FOLDER) for the same weights as safetensors; or save = ... (--set save=./file.py:function), "
+        "which writes one; or override the fixture `saved`",
+    ),
+    "route": SuiteOf(
+        "GeneratingRouteSuite",
+        "path = ... (--set path=/v1/mine) and body_template = ... "
+        "(--set 'body_template={prompt: $prompt, max_tokens: $num_tokens}'), or to override `body`; "
+        "a route that generates no text has the RouteSuite (--suite RouteSuite)",
+    ),
 }
 """By kind."""
+
+_OLD_NAMES = frozenset(
+    {
+        *("rule_class", "backend_class", "command_class", "dialect_class", "length_class", "worker_class"),
+        *("executor_class", "format_class", "grammar_class", "hooks", "processor_class", "family_class"),
+        *("operators_class", "method_class", "route_class", "scheduler_class", "source_class", "sink_class"),
+    }
+)
+"""What `plugin` was called, in one suite or another."""
+
+
+def _reason_against_names(suite: type[Suite]) -> str | None:
+    """That the class's body gives the plugin by a name of old, which nothing reads."""
+    for name in sorted(_OLD_NAMES & vars(suite).keys()):
+        value = vars(suite)[name]
+        if isinstance(value, (type, ModuleType)) and reason_against(suite, value) is None:
+            written = value.__name__
+            return f"{suite.__name__} sets `{name}`, and in every suite that is `plugin` now: write plugin = {written}"
+    return None
 
 
 class Suite:
@@ -65,17 +99,39 @@ class Suite:
     """What is tested: a class, or the module or object of hooks."""
     quirks: ClassVar[Mapping[str, Quirk]] = {}
     """Tests that fail, by name, and why (`dovetail.testing.quirks`). Set it in the class's body."""
+    function_attributes: ClassVar[frozenset[str]] = frozenset()
+    """Names of attributes that are functions: `--set NAME=VALUE` takes references to them."""
     node: pytest.Item
     """The test that runs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raises `PluginError` where `plugin` is of another kind or `quirks` names no test: one error, and no test
-        runs."""
+        """Raises `PluginError` where `plugin` is of another kind or goes by an old name, or `quirks` names no test: one
+        error, and no test runs."""
         super().__init_subclass__(**kwargs)
         reason = reason_against(cls, cls.plugin) if "plugin" in vars(cls) else None
-        if reason := reason or reason_against_quirks(cls, cls.quirks):
+        if reason := reason or _reason_against_names(cls) or reason_against_quirks(cls, cls.quirks):
             raise PluginError(reason)
         expect_failures(cls)
+
+    @classmethod
+    def reason_incomplete(cls) -> str | None:
+        """Why no test can run, and what to write; None where all is set. It is asked when tests run: until then, a base
+        may lack what a subclass or a fixture of the module sets."""
+        for name in class_variables(cls):
+            if name not in dir(cls):
+                option = "" if name == "plugin" else f" (--set {name}=VALUE)"
+                return f"{cls.__name__} has no `{name}`: write {name} = ... in the class{option}"
+        return None
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _complete(cls, request: pytest.FixtureRequest) -> None:
+        """What all tests lack is one error: the first test fails, and the others are skipped."""
+        if reason := cls.reason_incomplete():
+            for item in request.session.items:
+                if item.parent is request.node:
+                    item.add_marker(pytest.mark.skip(reason=reason))
+            pytest.fail(reason, pytrace=False)
 
     @pytest.fixture(autouse=True)
     def _named(self, request: pytest.FixtureRequest) -> None:
@@ -109,6 +165,18 @@ class PluginSuite(Suite):
                 pytest.skip(f"{self.plugin.__name__} does not declare {capability}")
 
 
+def _load_suite(name: str) -> type[Suite]:
+    """The suite of that name in `dovetail.testing`."""
+    suite: type[Suite] = getattr(dovetail.testing, name)
+    return suite
+
+
+def suites_of(kind: str) -> dict[str, type[Suite]]:
+    """All suites of a kind by name: the usual one, and those that ask for more or for less."""
+    suites = {name: _load_suite(name) for name in dovetail.testing.__all__ if name.endswith("Suite")}
+    return {name: suite for name, suite in suites.items() if suite.kind == kind}
+
+
 def reason_against(suite: type[Suite], plugin: Any) -> str | None:
     """Why a suite cannot test this plugin, and which one can; None where it can."""
     module, _, base = KINDS[suite.kind].base.partition(":") if suite.kind in KINDS else ("", "", "")
@@ -124,6 +192,11 @@ def reason_against(suite: type[Suite], plugin: Any) -> str | None:
         f"{suite.__name__} cannot test {plugin.__name__}, which is a plugin of kind {of_kind}: "
         f"use dovetail.testing.{SUITES[of_kind].name}"
     )
+
+
+def overrides(suite: type[Suite], base: type[Suite], name: str) -> bool:
+    """Whether a subclass of `base` has an attribute of its own in place of the base's."""
+    return any(name in vars(each) for each in suite.__mro__[: suite.__mro__.index(base)])
 
 
 def _derives(plugin: Any, module: str, base: str) -> bool:

@@ -212,9 +212,20 @@ class TelemetrySinkSuite(PluginSuite):
     kind: ClassVar[str] = "telemetry_sink"
     plugin: ClassVar[type[TelemetrySink]]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """As in other suites, `options` may be a mapping: the fixture then gives it."""
+        given = vars(cls).get("options")
+        if isinstance(given, Mapping):
+
+            def options(self: TelemetrySinkSuite) -> Mapping[str, Any]:
+                return given
+
+            cls.options = pytest.fixture(options)  # type: ignore[method-assign]
+        super().__init_subclass__(**kwargs)
+
     @pytest.fixture
     def options(self) -> Mapping[str, Any]:
-        """Options of the sink."""
+        """Options of the sink in the config. Override it, or set `options` to a mapping."""
         return {}
 
     @pytest.fixture

@@ -71,10 +71,15 @@ def base_class(kind: str) -> type[Plugin]:
 
 def class_facts(base: type[Plugin]) -> list[str]:
     """Names of the class variables that a kind's plugins declare, in the order of the contract."""
+    return class_variables(base)
+
+
+def class_variables(owner: type) -> list[str]:
+    """Names of the class variables that a class and its bases declare, those of the bases first."""
     declared = (
         name
-        for owner in reversed(base.__mro__)
-        for name, annotation in inspect.get_annotations(owner).items()
+        for base in reversed(owner.__mro__)
+        for name, annotation in inspect.get_annotations(base).items()
         if str(annotation).startswith("ClassVar")
     )
     return list(dict.fromkeys(declared))

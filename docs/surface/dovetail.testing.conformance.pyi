@@ -1,5 +1,5 @@
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dovetail.registry.entries import Entry
 from dovetail.registry.registry import Registry
 from dovetail.testing._session import Result
@@ -33,10 +33,18 @@ class Tested:
     plugin: Any
     suite: type[Suite]
     given: Mapping[str, Any]
+    functions: Mapping[str, Any] = field(default_factory=dict)
     @property
     def attributes(self) -> dict[str, Any]: ...
     def report(self, results: Sequence[Result]) -> Report: ...
 
-def load_tested(registry: Registry, entry: Entry, attributes: Mapping[str, Any]) -> Tested: ...
+def load_tested(
+    registry: Registry,
+    entry: Entry,
+    attributes: Mapping[str, Any],
+    *,
+    suite_name: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Tested: ...
 def main(arguments: Sequence[str] | None = None) -> int: ...
 def print_report(report: Report) -> None: ...

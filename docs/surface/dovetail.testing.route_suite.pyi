@@ -1,5 +1,4 @@
 import httpx, pytest, socket
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dovetail.contracts.route import Route
@@ -14,9 +13,11 @@ __all__ = [
 
 class GeneratingRouteSuite(RouteSuite):
     path: ClassVar[str]
+    body_template: ClassVar[Mapping[str, Any] | None] = None
     streams: ClassVar[Mapping[str, Any] | None] = {'stream': True}
     end_of_stream: ClassVar[bytes] = b'data: [DONE]\n\n'
-    @abstractmethod
+    @classmethod
+    def reason_incomplete(cls) -> str | None: ...
     def body(self, prompt: str, num_tokens: int) -> dict[str, Any]: ...
     def extra(self, request: pytest.FixtureRequest) -> Mapping[str, Any]: ...
     def stream(self) -> Mapping[str, Any]: ...
@@ -34,6 +35,7 @@ class GeneratingRouteSuite(RouteSuite):
 class RouteSuite(PluginSuite):
     kind: ClassVar[str] = 'route'
     plugin: ClassVar[type[Route]]
+    function_attributes: ClassVar[frozenset[str]] = frozenset({'serve'})
     options: ClassVar[Mapping[str, Any]] = {}
     serve: ClassVar[Serve]
     @classmethod

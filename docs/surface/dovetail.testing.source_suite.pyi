@@ -17,6 +17,11 @@ class ExistingModel:
 class ModelSourceSuite(PluginSuite):
     kind: ClassVar[str] = 'model_source'
     plugin: ClassVar[type[ModelSource]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    reference: ClassVar[str | None] = None
+    revision: ClassVar[str | None] = None
     missing: ClassVar[str] = 'no-such-model'
+    @classmethod
+    def reason_incomplete(cls) -> str | None: ...
     def existing(self, tmp_path: Path) -> ExistingModel: ...
     def source(self, existing: ExistingModel) -> ModelSource: ...

@@ -184,6 +184,17 @@ def test_a_wheel_that_lacks_a_module_fails_also_where_its_sources_lie(folder: Pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.nightly
+def test_a_route_is_tested_with_a_path_and_a_body(folder: Path) -> None:
+    body = "body_template={prompt: $prompt, max_tokens: $num_tokens, ignore_eos: true}"
+    done = plugins_test(folder, "completions", "--set", "path=/v1/completions", "--set", body)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dovetail.testing.GeneratingRouteSuite: 26 passed" in done.stdout
+    done = plugins_test(folder, "health", "--suite", "RouteSuite")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dovetail.testing.RouteSuite: 5 passed" in done.stdout
+
+
 def test_hooks_go_by_their_name_too(tmp_path: Path) -> None:
     write_distribution(
         tmp_path,
@@ -202,7 +213,9 @@ def test_hooks_go_by_their_name_too(tmp_path: Path) -> None:
     [
         (["nothing"], "there is no plugin 'nothing'"),
         (["./processors.py:Sound", "--kind", "scheduler"], "is no subclass of"),
-        (["path"], "needs a model that the source finds: write a test"),
+        (["hf"], "needs a model that the source finds: write reference = ... (--set reference=NAME)"),
+        (["health"], "a route that generates no text has the RouteSuite (--suite RouteSuite)"),
+        (["fcfs", "--suite", "RouteSuite"], "there is no suite RouteSuite of kind scheduler"),
         (["int8", "--kind", "quantization"], "--set tolerance=VALUE"),
         (["fcfs", "--set", "colour=red"], "has no attribute 'colour'"),
         (["fcfs", "--set", "colour"], "write NAME=VALUE"),

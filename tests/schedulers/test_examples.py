@@ -85,7 +85,7 @@ def test_the_scheduler_of_the_guide_is_whole() -> None:
     long, short = simulation.add([1] * 9, 2), simulation.add([2] * 3, 2)
     simulation.run()
     assert simulation.finished == [short, long]
-    for test in ("test_speaks_this_contract", "test_requests_share_steps", "test_long_prompt_is_chunked"):
+    for test in ("test_declares_its_contract", "test_requests_share_steps", "test_long_prompt_is_chunked"):
         assert run_test(SchedulerSuite, test, plugin=kind).passed
 
 

@@ -10,9 +10,11 @@ import pytest
 import dovetail.testing
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
+from dovetail.plugins.quantization.int8 import Int8Method
 from dovetail.registry.loading import base_class
 from dovetail.schedulers.fcfs import FCFSScheduler
 from dovetail.testing._checks import check_light_import
+from dovetail.testing._session import run_class
 from dovetail.testing.suite import SUITES, Suite
 
 
@@ -49,3 +51,44 @@ def test_what_is_no_plugin_is_told_what_to_derive_from() -> None:
     for found in (dict, FCFSScheduler.__new__):
         with pytest.raises(PluginError, match=r"derive it from Scheduler of dovetail\.contracts\.scheduler"):
             type("Refused", (suite,), {"plugin": found})
+
+
+@pytest.mark.parametrize("kind", SUITES)
+def test_a_class_that_names_no_plugin_is_one_error(kind: str) -> None:
+    results = run_class(SUITES[kind].load(), {})
+    failed = [result for result in results if result.outcome == "failed"]
+    assert {result.outcome for result in results[1:]} == {"skipped"}
+    assert len(results) > 5
+    assert [result.text.strip() for result in failed] == [
+        f"Test{SUITES[kind].name} has no `plugin`: write plugin = ... in the class"
+    ]
+
+
+def test_what_a_suite_needs_besides_is_one_error_too() -> None:
+    base = type("Base", (SUITES["quantization"].load(),), {"plugin": Int8Method})
+    (failed,) = [result.text for result in run_class(base, {}) if result.outcome == "failed"]
+    assert "has no `tolerance`: write tolerance = ... in the class" in failed
+    assert base.reason_incomplete() is not None
+    assert type("TestInt8", (base,), {"tolerance": 0.01}).reason_incomplete() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "plugin"),
+    [("scheduler", "scheduler_class", FCFSScheduler), ("hooks", "hooks", ModuleType("my_hooks"))],
+)
+def test_a_plugin_under_an_old_name_is_told_the_new_one(kind: str, name: str, plugin: type | ModuleType) -> None:
+    suite = SUITES[kind].load()
+    for others in ({}, {"plugin": plugin}):
+        with pytest.raises(PluginError, match=rf"sets `{name}`.*write plugin = {plugin.__name__}$"):
+            type("Refused", (suite,), {name: plugin, **others})
+    type("Taken", (suite,), {"plugin": plugin, name: pytest.fixture(lambda self: None)})
+    type("Taken", (suite,), {"plugin": plugin, "family_class": "of another kind"})
+
+
+def test_an_interrupt_ends_the_session_around_a_suite() -> None:
+    class Interrupted:
+        def test_waits(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_class(Interrupted, {})

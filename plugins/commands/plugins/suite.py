@@ -21,6 +21,8 @@ from dovetail.plugins.commands.plugins.suite_page import suite_page
 
 NOT_FINISHED = 3
 """Exit code where the suite did not come to its end."""
+_SERVE = "serve=dovetail.plugins.server.live:live_server"
+"""What serves the routes of a suite."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
@@ -30,6 +32,9 @@ def run_suite(
     attributes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="An attribute of the suite, such as tolerance=0.01."),
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option("--suite", metavar="NAME", help="Another suite of the kind, such as RouteSuite.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the report to this file, as JSON.")] = None,
     page: Annotated[Path | None, typer.Option("--page", help="Write the report to this file, as HTML.")] = None,
@@ -53,6 +58,7 @@ def run_suite(
         watched, report = Path(directory) / "task", out or Path(directory) / "report.json"
         command = module_command("dovetail.testing.conformance", *tested)
         command += [part for each in attributes or [] for part in ("--set", each)]
+        command += ["--default", _SERVE, *([] if suite is None else ["--suite", suite])]
         command += ["--hints" if hints else "--no-hints", "--timeout", str(timeout_s)]
         command += ["--out", str(report), "--watch", str(watched)]
         # A process of its own: what a plugin breaks, and where it hangs, ends with it.
