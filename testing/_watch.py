@@ -1,4 +1,4 @@
-"""What a process does, in a file for the one that started it: where it hung or died can be told from outside."""
+"""What a process does, in a file for the one that started it, which then knows where it hung or died."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _import_contracts() -> None:
-    """What tells the kind of a class."""
+    """Of all kinds: their bases say of which kind a class is."""
     for kind in KINDS:
         base_class(kind)
 

@@ -97,7 +97,7 @@ class Talk:
     """Number of positions whose states the drafter has read."""
     _last: Draft | None = None
     _verified: Draft | None = None
-    """What the step verified that `step` tells of."""
+    """What the latest step verified."""
 
     def __post_init__(self) -> None:
         self.token_ids = self.text[: self.num_known]

@@ -317,8 +317,7 @@ class ModelFamilySuite(PluginSuite):
 
     def test_layers_are_left_out_as_asked(self, checkpoint: FamilyCheckpoint) -> None:
         """Where the family declares it: without the last layers, what enters them goes to the final norm at once."""
-        if not self.plugin.capabilities.skips_layers:
-            pytest.skip(f"{self.plugin.__name__} does not declare skips_layers")
+        self.require("skips_layers")
         harness, prompt = self.harness(checkpoint), self.prompt(checkpoint)
         states = checkpoint.compute(prompt)[1]
         num_layers = self.size(checkpoint).num_layers

@@ -57,6 +57,9 @@ class OperatorsSuite(PluginSuite):
     @pytest.fixture
     def operators(self, dtype: torch.dtype) -> Operators:
         """The set, made as the host makes it."""
+        return self._create()
+
+    def _create(self) -> Operators:
         return self.plugin(self.plugin.Options.model_validate(dict(self.options)))
 
     def check(self, dtype: str, device_type: str | None = None) -> list[str]:
@@ -176,7 +179,7 @@ class OperatorsSuite(PluginSuite):
         name, reasons = self.plugin.__name__, [self.check(str(dtype).split(".")[1]) for dtype in DTYPES]
         if all(reasons):
             pytest.skip(f"{name}: {' '.join(reasons[0])}")
-        operators = self.plugin(self.plugin.Options.model_validate(dict(self.options)))
+        operators = self._create()
         if not isinstance(operators, kind):
             pytest.skip(f"{name} is no {kind.__name__}")
         return operators

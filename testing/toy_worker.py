@@ -247,7 +247,7 @@ def toy_plan(step_id: int, num_requests: int = 3) -> StepPlan:
 
 
 def toy_result(plan: StepPlan, sum_over_ranks: int) -> StepResult:
-    """The result of a plan: each token tells the request, the step and that all ranks took part."""
+    """The result of a plan: each token says which request and step it is of, and that all ranks took part."""
     tokens = [(31 * seq_id + 7 * plan.step_id + 1009 * sum_over_ranks) % 32000 for seq_id in plan.seq_ids]
     return StepResult(step_id=plan.step_id, token_ids=tokens)
 

@@ -366,7 +366,7 @@ FAULTS = [
     Fault("binds strict tools only", BindsStrictToolsOnly, f"{RENDERED}[loose-required-markers_are_text]"),
     Fault("allows several calls where one may be", AllowsSeveralCalls, CHOICE),
     Fault("allows the tools that it is not to call", AllowsAllTools, CHOICE),
-    Fault("has no room for reasoning before a call", ForgetsThatModelsReason, REASONING),
+    Fault("accepts no reasoning before a call", ForgetsThatModelsReason, REASONING),
     Fault("lets a model reason that may not", LetsTheModelReason, REASONING),
     Fault("spells special tokens", SpellsItsTokens, f"{RENDERED}[strict-required-markers_are_tokens]"),
     Fault("takes arguments that it does not read", TakesAnyArguments, "test_what_the_grammar_accepts_parses"),

@@ -239,7 +239,7 @@ FAULTS = [
     Fault("declares nothing", DeclaresNothing, "test_declares_what_it_runs"),
     Fault("runs plans in a pool of 2 threads", TwoThreads, "test_results_come_in_the_order_of_plans"),
     Fault("runs plans in a pool of 4 threads", FourThreads, "test_results_come_in_the_order_of_plans"),
-    Fault("calls a worker beside its step", CallsAtOnce, "test_a_call_meets_no_step"),
+    Fault("calls a worker during its step", CallsAtOnce, "test_a_call_meets_no_step"),
     Fault("never closes its worker", NeverCloses, LIFE),
     Fault("loads twice", LoadsTwice, LIFE),
     Fault("answers sleep and wake_up by itself", SleepsAlone, LIFE),

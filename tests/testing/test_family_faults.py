@@ -17,6 +17,8 @@ from dovetail.nn.operators import torch_operators
 from dovetail.plugins.model_families.gemma import GemmaFamily
 from dovetail.plugins.model_families.llama import LlamaFamily
 from dovetail.plugins.model_families.transformers import TransformersFamily
+from dovetail.testing._session import run_class
+from dovetail.testing.capabilities import Capability
 from dovetail.testing.faults import Fault, check_fault
 from dovetail.testing.model_family_suite import ModelFamilySuite
 
@@ -120,6 +122,10 @@ def twice(forward: Any, inputs: ModelInputs) -> ModelOutputs:
 def next_layer(forward: Any, inputs: ModelInputs) -> ModelOutputs:
     """Gives what leaves a layer, not what enters it."""
     return forward(replace(inputs, layers=tuple(min(layer + 1, 2) for layer in inputs.layers)))
+
+
+def leaves_out_none(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    return forward(replace(inputs, skipped_layers=frozenset()))
 
 
 def scales_embeddings(module: Any) -> None:
@@ -227,6 +233,7 @@ ALONE, EMBEDDINGS = "test_rows_do_not_depend_on_the_batch", "test_embeddings_are
 UNKNOWN_WEIGHTS = "test_some_weights_of_another_model_are_refused"
 STAGES, SOME_WEIGHTS = "test_stages_together_equal_the_oracle", "test_some_weights_are_loaded_and_the_others_kept"
 SIZE, LAYERS = "test_the_size_is_that_of_the_model", "test_states_between_the_layers_are_given"
+LEFT_OUT = "test_layers_are_left_out_as_asked"
 FAULTS = [
     Fault("ties what is not tied", ties(True), f"{LOGITS}[untied-whole]"),
     Fault("does not tie what is tied", ties(False), f"{LOGITS}[tied-whole]"),
@@ -253,6 +260,7 @@ FAULTS = [
     Fault("declares batch invariance falsely", computing(with_bits_of_the_batch), ALONE),
     Fault("declares hidden_layers falsely", GivesLayers, LAYERS),
     Fault("gives the states behind a layer", computing(next_layer), LAYERS),
+    Fault("leaves out no layers", computing(leaves_out_none), LEFT_OUT),
     Fault("doubles the longest sequence", sized(max_model_len=lambda count: 2 * count), SIZE),
     Fault("counts parameters twice", sized(num_parameters=lambda count: 2 * count), SIZE),
     Fault("counts a head too many", sized(num_kv_heads=lambda count: count + 1), SIZE),
@@ -274,3 +282,10 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_the_suite_finds_a_family_that(fault: Fault) -> None:
     check_fault(fault, ModelFamilySuite, plugin=fault.plugin)
+
+
+def test_layers_that_could_be_left_out_are_a_hint() -> None:
+    capabilities = replace(LlamaFamily.capabilities, skips_layers=False)
+    modest = type("Modest", (LlamaFamily,), {"capabilities": capabilities})
+    results = run_class(ModelFamilySuite, {"plugin": modest}, f"{LEFT_OUT}[tied]")
+    assert [result.undeclared for result in results] == [Capability("skips_layers")]

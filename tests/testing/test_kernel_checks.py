@@ -66,7 +66,7 @@ def test_a_right_kernel_runs_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "other", "num_rows", "told"),
+    ("text", "other", "num_rows", "message"),
     [
         ("start + columns, mask=mask, other=0.0", "start + columns", 1, r"load at byte 80 and 23 more of `x`"),
         ("columns < size", "columns <= size", 1, r"load at byte 80 of `x`, outside of its 80 bytes"),
@@ -81,12 +81,14 @@ def test_a_right_kernel_runs_and_is_counted() -> None:
     ],
     ids=["an unmasked tail", "one too many", "one too low", "two programs write a cell", "one writes what one read"],
 )
-def test_faults_of_memory_are_found_and_named(faulty: Faulty, text: str, other: str, num_rows: int, told: str) -> None:
+def test_faults_of_memory_are_found_and_named(
+    faulty: Faulty, text: str, other: str, num_rows: int, message: str
+) -> None:
     """In the project's own kernel, with one fault. The weight lies in a larger tensor, whose rest is not its own."""
     module = faulty(rows, text, other)
     with (
         checked_kernels(),
-        pytest.raises(KernelFault, match=r"rms_norm_kernel, .*faulty_kernels.py:\d+: .*" + told),
+        pytest.raises(KernelFault, match=r"rms_norm_kernel, .*faulty_kernels.py:\d+: .*" + message),
     ):
         rms_norm(module, num_rows)
 

@@ -169,13 +169,13 @@ def test_a_cache_that_was_carried_has_every_kernel(tmp_path: Path) -> None:
     settle = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "gpu_check" / "carried.py"))["settle"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     filled, carried = tmp_path / "filled", tmp_path / "carried"
-    told = []
+    counts = []
     for folder in (filled, carried):
         environment["TRITON_CACHE_DIR"] = str(folder)
         done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
-        told.append(done.stdout.split())
+        counts.append(done.stdout.split())
         if folder == filled:
             filled.rename(carried)
             settle(carried.absolute())
-    assert told == [["2", "0", "6"], ["0", "2", "6"]]
+    assert counts == [["2", "0", "6"], ["0", "2", "6"]]

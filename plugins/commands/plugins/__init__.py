@@ -16,7 +16,7 @@ class PluginsCommand(Command):
     contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def app(self) -> typer.Typer:
-        """The subcommands, each a module beside this one."""
+        """The subcommands, each a module of this package."""
         from dovetail.plugins.commands.plugins.cli import app
 
         return app

@@ -1,4 +1,4 @@
-"""Templates of distributions: one for each kind beside this module, and those of installed plugins.
+"""Templates of distributions: one for each kind in this package, and those of installed plugins.
 
 A template is a folder:
 
