@@ -10,7 +10,8 @@
 # make site   builds the documentation, which `dovetail docs` shows
 # make author-journey  docs/tutorial.md word for word, timed
 # make bench  the benchmarks that RESULTS.md quotes; bench-peers beside other CPU engines
-# make conformance  runs the suites of all bundled plugins, and records what they find for docs/compatibility.md
+# make conformance  runs the suites of the bundled plugins (KIND=operators: of one kind), and records what they find for
+#                   docs/compatibility.md
 # make docs   regenerates the generated pages under docs/
 
 PYTHON ?= python3
@@ -124,9 +125,10 @@ docs: $(VENV)/.dev
 	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
 	$(BIN)/python scripts/fault_table.py --write docs/conformance-faults.md
 
-# The suites of all bundled plugins, those that take long included, for the page on compatibility.
+# The suites of the bundled plugins and no other test, those that take long included, for the page on compatibility.
 conformance: $(VENV)/.dev
-	PYTHONPATH=scripts $(PYTEST) -p conformance_record --conformance docs/conformance.json -m "not browser"
+	PYTHONPATH=scripts $(PYTEST) -p conformance_record --conformance docs/conformance.json \
+		$(if $(KIND),--conformance-kind $(KIND)) --ignore tests/frozen -m "not browser"
 	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
 
 clean:

@@ -54,7 +54,7 @@ def bundled(kind: Kind) -> dict[str, type[Plugin]]:
 
 
 def abilities(plugin: type, base: type) -> list[str]:
-    """Names of the classes of the contracts that it derives from, besides its kind's base."""
+    """Names of the classes of the contracts that it derives from, other than its kind's base."""
     mine = [each for each in plugin.__mro__ if each.__module__.startswith("dovetail.contracts.")]
     return [each.__name__ for each in mine if not issubclass(base, each)]
 

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site (`hooks` in mkdocs.yml). It finds the modules beside this one."""
+"""What mkdocs calls while it builds the site (`hooks` in mkdocs.yml). It imports the modules next to this one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,21 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page as SitePage
-from site_pages import generated_pages
-from site_tree import CODE, LINK, MOVED, NN_FILES, ROOT, Page, contract_modules, kinds_of, nn_page, place, resolve
+from site_pages import files_of_example, generated_pages
+from site_tree import (
+    CODE,
+    EXAMPLES,
+    LINK,
+    MOVED,
+    NN_FILES,
+    ROOT,
+    Page,
+    contract_modules,
+    kinds_of,
+    nn_page,
+    place,
+    resolve,
+)
 
 LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*?\s(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
 """What a browser fetches by itself for a page, from elsewhere."""
@@ -32,9 +45,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that stand outside of docs/, and those that are generated."""
+    """Adds the pages from outside of docs/, and those that are generated."""
     for origin, path in MOVED.items():
-        files.append(File.generated(config, path, content=(ROOT / origin).read_text(encoding="utf-8")))
+        text = (ROOT / origin).read_text(encoding="utf-8")
+        if origin.startswith(f"{EXAMPLES}/dovetail-"):
+            text += files_of_example(origin)
+        files.append(File.generated(config, path, content=text))
     for path, text in generated_pages().items():
         files.append(File.generated(config, path, content=text))
     return files

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tomllib
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from site_tree import (
     LANGUAGES,
     NN_FILES,
     ROOT,
     contract_modules,
+    example_files,
     first_sentence,
     kinds_of,
     listings,
@@ -59,6 +60,16 @@ def generated_pages() -> dict[str, str]:
     return made
 
 
+def files_of_example(readme: str) -> str:
+    """What the page of an example has after its README: its files, linked as in the repository."""
+    folder = PurePosixPath(readme).parent
+    lines = ["", "## Files", "", "| file | what it has |", "| --- | --- |"]
+    for path in example_files(folder.as_posix()):
+        name = PurePosixPath(path).relative_to(folder)
+        lines.append(f"| [{name}]({name}) | {_said(ROOT / path)} |")
+    return "\n".join([*lines, ""])
+
+
 def title(module: str) -> str:
     """What a module of the contracts is called: its kinds, or its name."""
     names = [name.replace("_", " ") for name in kinds_of(module)]
@@ -94,7 +105,7 @@ def _contracts_index() -> str:
         "# Contracts",
         "",
         "One module per kind of plugin: an abstract class to derive from, and the records that cross it. A plugin",
-        "imports nothing else of Dovetail, besides [dovetail.nn](../nn/index.md). The pages are made of the modules'",
+        "imports nothing else of Dovetail but [dovetail.nn](../nn/index.md). The pages are made of the modules'",
         "docstrings; [Versions](../versioning.md) says what they promise.",
         "",
         "| kind | one implementation answers | contract | version |",
@@ -135,10 +146,14 @@ def _folder_page(path: str) -> str:
         name = entry.relative_to(ROOT).as_posix()
         if entry.name.startswith((".", "__pycache__")):
             continue
-        said = first_sentence(module_docstring(entry)) if entry.suffix == ".py" else ""
         label = f"`{entry.name}{'/' if entry.is_dir() else ''}`"
         target = place(name)
         if name in shown or not target.startswith("source/"):
             label = f"[{label}]({os.path.relpath(target, PurePosixPath(here).parent)})"
-        lines.append(f"| {label} | {said} |")
+        lines.append(f"| {label} | {_said(entry)} |")
     return "\n".join([*lines, ""])
+
+
+def _said(file: Path) -> str:
+    """What a file says of itself, where it is one of Python."""
+    return first_sentence(module_docstring(file)) if file.suffix == ".py" else ""

@@ -1,4 +1,4 @@
-"""Where the files of the repository stand on the documentation site, and which pages the site has beyond docs/.
+"""Where the documentation site has the files of the repository, and which pages the site has beyond docs/.
 
 A page under docs/ keeps its path. README.md is the start page. The modules of the contracts and the public ones of
 `dovetail.nn` have pages made of their docstrings. Any other file or folder that a page links to has a page that shows
@@ -21,14 +21,33 @@ from dovetail.contracts.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md"}
+EXAMPLES = "examples/plugins"
+"""The folder of distributions, whose READMEs are pages and whose files are all shown."""
+MOVED = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/RESULTS.md": "results.md",
+    f"{EXAMPLES}/README.md": "examples/index.md",
+    **{
+        readme.relative_to(ROOT).as_posix(): f"examples/{readme.parent.name}.md"
+        for readme in sorted((ROOT / EXAMPLES).glob("*/README.md"))
+    },
+}
 """Pages from outside of docs/, and where the site has them."""
 MODULES = {
     "core/contracts/__init__.py": "contracts/index.md",
     "core/contracts": "contracts/index.md",
     "nn": "nn/index.md",
 }
-LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".yaml": "yaml", ".json": "json", ".jinja": "jinja"}
+LANGUAGES = {
+    ".py": "python",
+    ".c": "c",
+    ".h": "c",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+    ".jinja": "jinja",
+}
 CODE = re.compile(r"(^(?P<fence>```+|~~~+).*?^(?P=fence)$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
 
@@ -67,9 +86,11 @@ def place(path: str) -> str:
     """The site's page for a file or folder of the repository."""
     if path in MOVED:
         return MOVED[path]
+    if f"{path}/README.md" in MOVED:
+        return MOVED[f"{path}/README.md"]
     if path in MODULES:
         return MODULES[path]
-    if path.startswith("docs/") and (ROOT / path).is_file():
+    if path.startswith("docs/") and not path.startswith("docs/surface/") and (ROOT / path).is_file():
         return path.removeprefix("docs/")
     if path.startswith("core/contracts/") and path.endswith(".py"):
         return f"contracts/{PurePosixPath(path).stem}.md"
@@ -139,9 +160,17 @@ def pages() -> list[Page]:
     return [Page(origin) for origin in (*MOVED, *written)]
 
 
+def example_files(folder: str) -> list[str]:
+    """The files of an example that are worth reading, from the root of the repository."""
+    files = (file.relative_to(ROOT) for file in (ROOT / folder).rglob("*.*") if file.suffix in LANGUAGES)
+    made = {"build", "dist"}
+    return sorted(file.as_posix() for file in files if not made & set(file.parts) and (ROOT / file).stat().st_size)
+
+
 def listings() -> list[str]:
-    """Files and folders that pages link to, and that only a listing shows."""
+    """Files and folders that pages link to, and that only a listing shows; and all files of the examples."""
     linked = {link.path for page in pages() for link in page.links() if (ROOT / link.path).exists()}
+    linked.update(example_files(EXAMPLES))
     return sorted(path for path in linked if place(path).startswith("source/"))
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -53,6 +57,21 @@ def pytest_collection_finish() -> None:
     """What is imported and collected by now stays, so that collecting garbage need not look at it in each test anew."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def load_script() -> Callable[[str], ModuleType]:
+    """Imports a script of the repository by its name, with its neighbours importable as when it is run."""
+    folder = str(Path(__file__).resolve().parents[1] / "scripts")
+
+    def load(name: str) -> ModuleType:
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.remove(folder)
+
+    return load
 
 
 @pytest.fixture(scope="session")

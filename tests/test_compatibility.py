@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def compatibility() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        return importlib.import_module("compatibility")
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
+def compatibility(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("compatibility")
 
 
 class Plain(DraftWorker):
@@ -55,7 +51,7 @@ def test_what_classes_declare_is_what_the_table_says(
     assert row(lines, "conformance") == ["3 passed, 1 skipped", "not recorded"]
 
 
-def test_none_is_told_as_the_contract_tells_it(compatibility: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_means_what_the_contract_says(compatibility: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     class Backend(AttentionBackend):
         contract: ClassVar[tuple[int, int]] = (1, 0)
         capabilities = AttentionCapabilities(dtypes=frozenset({"float32", "bfloat16"}))

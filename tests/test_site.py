@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
+import posixpath
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,20 +15,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Iterator[None]:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    yield
-    sys.path.remove(str(ROOT / "scripts"))
+def tree(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("site_tree")
 
 
 @pytest.fixture(scope="module")
-def tree(scripts: None) -> ModuleType:
-    return importlib.import_module("site_tree")
+def site_pages(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("site_pages")
 
 
 @pytest.fixture(scope="module")
-def pages(scripts: None) -> dict[str, str]:
-    made: dict[str, str] = importlib.import_module("site_pages").generated_pages()
+def pages(site_pages: ModuleType) -> dict[str, str]:
+    made: dict[str, str] = site_pages.generated_pages()
     return made
 
 
@@ -57,6 +54,10 @@ def test_every_module_of_the_contracts_has_a_page(pages: dict[str, str]) -> None
         ("nn", "nn/index.md"),
         ("schedulers/fcfs.py", "source/schedulers/fcfs.py.md"),
         ("spec_decode/eagle", "source/spec_decode/eagle/index.md"),
+        ("examples/plugins", "examples/index.md"),
+        ("examples/plugins/dovetail-gpt2", "examples/dovetail-gpt2.md"),
+        ("examples/plugins/dovetail-gpt2/pyproject.toml", "source/examples/plugins/dovetail-gpt2/pyproject.toml.md"),
+        ("docs/surface/dovetail.nn.pyi", "source/docs/surface/dovetail.nn.pyi.md"),
     ],
 )
 def test_where_a_file_stands(tree: ModuleType, path: str, page: str) -> None:
@@ -68,6 +69,25 @@ def test_what_pages_link_to_is_shown_as_it_is(tree: ModuleType, pages: dict[str,
     assert "schedulers/fcfs.py" in listed
     for path in listed:
         assert (ROOT / path).read_text(encoding="utf-8").rstrip() in pages[tree.place(path)]
+
+
+def test_an_example_can_be_read_to_its_last_file(
+    tree: ModuleType, site_pages: ModuleType, pages: dict[str, str]
+) -> None:
+    """The wheel has no examples: the site is where its users find them."""
+    folder = ROOT / "examples" / "plugins" / "dovetail-gpt2"
+    listed = site_pages.files_of_example("examples/plugins/dovetail-gpt2/README.md")
+    for file in [folder / "pyproject.toml", *folder.rglob("*.py")]:
+        name = file.relative_to(folder).as_posix()
+        assert f"[{name}]({name})" in listed
+        assert tree.place(file.relative_to(ROOT).as_posix()) in pages
+
+
+def test_listings_of_folders_link_to_pages_that_there_are(tree: ModuleType, pages: dict[str, str]) -> None:
+    """The surface is a folder of docs/ that the site leaves out."""
+    for page in ("source/docs/surface/index.md", "source/plugins/server/index.md"):
+        linked = [match["target"] for match in tree.LINK.finditer(pages[page])]
+        assert {posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) for target in linked} <= set(pages)
 
 
 def test_links_are_resolved_from_their_page(tree: ModuleType) -> None:

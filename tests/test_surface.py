@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = """
 from __future__ import annotations
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
@@ -35,13 +35,8 @@ RED, GREEN = (2, 0), (1, 1)
 
 
 @pytest.fixture(scope="module")
-def gate() -> Any:
-    """The script, with its neighbours importable as when it is run."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        return importlib.import_module("surface")
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
+def gate(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("surface")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def check_lock(state: Resolution, resolved: ResolvedConfig) -> None:
         listed = "\n".join(f"  - {line}" for line in found)
         raise ConfigError(
             f"lock ({state.layered.origin(_KEY)}): this run is not that of {path}:\n{listed}\n"
-            "Install what the lock has, write it anew with `dovetail lock`, or leave the key out."
+            "Install what the lock has, write it again with `dovetail lock`, or leave the key out."
         )
     for one in differences:
-        state.warn(f"beside the lock {path}: {one}")
+        state.warn(f"{path}, for information: {one}")

@@ -42,7 +42,7 @@ class LockCommand(Command):
 @takes_config
 def lock_run(
     layered: LayeredConfig,
-    out: Annotated[Path, typer.Option("--out", help="The file that is written, anew where it is a lock.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="The file to write; a lock is overwritten.")] = Path(
         "dovetail.lock"
     ),
     check: Annotated[

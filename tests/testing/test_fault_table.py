@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,13 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script(load_script: Callable[[str], ModuleType]) -> ModuleType:
     """The script that writes the page."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        return importlib.import_module("fault_table")
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
+    return load_script("fault_table")
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from dovetail_fair_tenants.fair_queueing import FairQueueing
 from dovetail_fair_tenants.fair_share import FairShare
+from dovetail_fair_tenants.tenants import Tenants
 
 from dovetail import LLM, SamplingParams
-from dovetail.contracts.scheduler import SchedulerLimits
+from dovetail.contracts.scheduler import RequestState, SchedulerLimits
 from dovetail.testing.scheduler_simulation import SchedulerSimulation
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -82,6 +83,28 @@ def stopped_early(kind: Any) -> list[str]:
 def test_fair_share_counts_what_requests_took_and_fair_queueing_what_they_may_take() -> None:
     assert Counter(stopped_early(FairShare)[:12])["short"] == 6
     assert Counter(stopped_early(FairQueueing)[:12])["short"] < 3
+
+
+def test_a_step_looks_at_its_own_requests_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise who sends a thousand requests would hold up all others by the time that steps take."""
+    looked_at: list[RequestState] = []
+    name = Tenants.name
+
+    def noted(tenants: Tenants, request: RequestState) -> str:
+        looked_at.append(request)
+        return name(tenants, request)
+
+    monkeypatch.setattr(Tenants, "name", noted)
+    counts = []
+    for num_waiting in (5, 500):
+        simulation = simulate(FairShare)
+        for number in range(num_waiting):
+            simulation.add([1, 2], 4, sampling=SamplingParams(extra={"tenant": number % 3}))
+        looked_at.clear()
+        for _ in range(4):
+            simulation.step()
+        counts.append(len(looked_at))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("weight", [0, -1])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dovetail_statsd.lines import Lines, datagrams
 from dovetail_statsd.sink import StatsDSink
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.contracts.errors import ConfigError
@@ -25,6 +25,7 @@ def sink(receiver: Any, **options: Any) -> StatsDSink:
     return made
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text("ab:\u00e9\U0001f54a", min_size=1, max_size=40)),
     st.integers(1, 90),
@@ -50,7 +51,7 @@ def test_formats() -> None:
 
 
 def test_counts_are_summed_and_timings_are_not(receiver: Any) -> None:
-    measured = sink(receiver)
+    measured = sink(receiver, flush_s=600)
     for number in range(3):
         measured.on_step(step_stats(number, num_generated_tokens=5, duration=0.25))
         measured.on_request(request_stats(number))
@@ -62,7 +63,7 @@ def test_counts_are_summed_and_timings_are_not(receiver: Any) -> None:
     assert len([line for line in receiver.lines() if line["kind"] == "c" and "generated" in line["name"]]) == 1
 
 
-def test_an_idle_engine_tells_its_last_step_without_being_closed(receiver: Any) -> None:
+def test_an_idle_engine_sends_its_last_step_without_being_closed(receiver: Any) -> None:
     measured = sink(receiver, flush_s=0.05)
     measured.on_step(step_stats(1, num_running=7))
     receiver.wait()

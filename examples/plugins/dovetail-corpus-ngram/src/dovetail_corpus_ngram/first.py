@@ -19,8 +19,8 @@ class CorpusFirstOptions(CorpusOptions):
     then: str
     """Label of another drafter of the config."""
     min_expected: float = Field(default=0.5, ge=0)
-    """A guess stands if this many of its tokens are expected to be accepted, by its own confidence. Otherwise `then` is
-    asked."""
+    """A guess is used if this many of its tokens are expected to be accepted, by its own confidence. Otherwise `then`
+    is asked."""
 
 
 class CorpusFirst(CorpusNgram, ComposesDrafters):
@@ -45,9 +45,9 @@ class CorpusFirst(CorpusNgram, ComposesDrafters):
         drafts: list[Draft | None] = []
         wanted: list[int] = []
         for request, guess in zip(batch.requests, super().propose(batch), strict=True):
-            stands = guess is not None and _expected(guess) >= self.options.min_expected
-            drafts.append(guess if stands else None)
-            wanted.append(0 if stands else request.max_drafts)
+            is_used = guess is not None and _expected(guess) >= self.options.min_expected
+            drafts.append(guess if is_used else None)
+            wanted.append(0 if is_used else request.max_drafts)
         self._by_then.difference_update(request.seq_id for request in batch.requests)
         if not any(wanted):
             return drafts
@@ -58,7 +58,7 @@ class CorpusFirst(CorpusNgram, ComposesDrafters):
         return drafts
 
     def on_verified(self, seq_id: int, accepted: Sequence[int], num_drafted: int) -> None:
-        """The other drafter hears of its own drafts; the corpus learns nothing."""
+        """Hands the verdict on a draft of the other drafter to it; the corpus learns nothing."""
         if seq_id in self._by_then:
             self._then.on_verified(seq_id, accepted, num_drafted)
 

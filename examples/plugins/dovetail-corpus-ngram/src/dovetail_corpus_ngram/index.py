@@ -1,8 +1,8 @@
 """A corpus whose places are sorted by what follows: a suffix array, to a limited depth.
 
 Manber and Myers 1993, "Suffix Arrays", with prefix doubling: ranks by 2n tokens follow from ranks by n. All places
-where some tokens occur lie side by side in it, and within them those that go on alike do, so both looking tokens up and
-counting what followed them are binary searches (as in REST, He et al. 2024, section 3.1).
+where some tokens occur are next to each other in it, and so are, among these, those that go on alike: both looking
+tokens up and counting what followed them are binary searches (as in REST, He et al. 2024, section 3.1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 END = -1
-"""Stands behind each document, and is no token."""
+"""Follows each document in the text, and is no token."""
 SAMPLED = 256
 """Places that are looked at to find the most frequent of the tokens that follow many."""
 

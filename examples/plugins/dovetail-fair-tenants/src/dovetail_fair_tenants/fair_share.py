@@ -6,6 +6,8 @@ written from the contract alone (`dovetail.contracts.scheduler`).
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import ClassVar
 
 from pydantic import Field, PositiveFloat
@@ -24,6 +26,27 @@ class FairShareOptions(PluginOptions):
     """Share of each tenant; 1 for others."""
 
 
+class _Account:
+    """A tenant that has requests. One that comes anew gets no credit for the time before."""
+
+    def __init__(self, others: Iterable[_Account]):
+        self.served = min((other.served for other in others), default=0.0)
+        """Tokens over its weight."""
+        self.num_requests = 0
+        self.waiting: deque[RequestState] = deque()
+        """In the order in which they came, preempted ones first."""
+
+
+class _Step:
+    """A schedule, and what the limits leave of it: counted along, so that no request costs a look at all others."""
+
+    def __init__(self, limits: SchedulerLimits):
+        self.schedule = Schedule()
+        self.left = limits.max_num_batched_tokens
+        self.has_part = False
+        """Whether some prompt is computed in part."""
+
+
 class FairShare(Scheduler):
     """What runs goes on, in the order in which it was admitted; then waiting requests are admitted, one of the tenant
     that was served least each time. The last to be admitted is the first to be preempted."""
@@ -35,9 +58,8 @@ class FairShare(Scheduler):
         super().__init__(options, limits)
         self._tenants = Tenants(options.key, options.weights)
         self._running: list[RequestState] = []
-        self._waiting: list[RequestState] = []
-        self._served: dict[str, float] = {}
-        """Tokens that each tenant was served over its weight, for those that have requests."""
+        self._accounts: dict[str, _Account] = {}
+        """By tenant."""
 
     @property
     def num_running(self) -> int:
@@ -47,63 +69,63 @@ class FairShare(Scheduler):
     @property
     def num_waiting(self) -> int:
         """All others."""
-        return len(self._waiting)
+        return sum(len(account.waiting) for account in self._accounts.values())
 
     def add(self, request: RequestState) -> None:
-        """Takes in a new request. A tenant that comes anew gets no credit for the time before."""
+        """Takes in a new request."""
         tenant = self._tenants.name(request)
-        if tenant not in self._served:
-            self._served[tenant] = min(self._served.values(), default=0.0)
-        self._waiting.append(request)
+        if tenant not in self._accounts:
+            self._accounts[tenant] = _Account(self._accounts.values())
+        self._accounts[tenant].num_requests += 1
+        self._accounts[tenant].waiting.append(request)
 
     def remove(self, request: RequestState) -> None:
         """Forgets a request, and its tenant with the last of them."""
-        (self._running if request.status is RequestStatus.RUNNING else self._waiting).remove(request)
-        tenant = self._tenants.name(request)
-        if all(self._tenants.name(other) != tenant for other in [*self._running, *self._waiting]):
-            del self._served[tenant]
+        account = self._account(request)
+        (self._running if request.status is RequestStatus.RUNNING else account.waiting).remove(request)
+        account.num_requests -= 1
+        if not account.num_requests:
+            del self._accounts[self._tenants.name(request)]
 
     def schedule(self, memory: KVMemory) -> Schedule:
         """One step."""
-        schedule = Schedule()
-        self._continue_all(schedule, memory)
-        is_short = not schedule.preempted and self._admit_all(schedule, memory)
+        step = _Step(self.limits)
+        schedule = step.schedule
+        self._continue_all(step, memory)
+        is_short = not schedule.preempted and self._admit_all(step, memory)
         while not schedule.requests and is_short and (held := self._last_held()):
             self._preempt(held, schedule, memory)
-            self._continue_all(schedule, memory)
-            is_short = self._admit_all(schedule, memory)
+            self._continue_all(step, memory)
+            is_short = self._admit_all(step, memory)
         return schedule
 
-    def _continue_all(self, schedule: Schedule, memory: KVMemory) -> None:
+    def _account(self, request: RequestState) -> _Account:
+        return self._accounts[self._tenants.name(request)]
+
+    def _continue_all(self, step: _Step, memory: KVMemory) -> None:
         for request in list(self._running):
             if request.status is RequestStatus.RUNNING:  # not preempted for one before it
-                self._continue(request, schedule, memory)
+                self._continue(request, step, memory)
 
-    def _continue(self, request: RequestState, schedule: Schedule, memory: KVMemory) -> None:
-        count = self._ask(request, schedule)
+    def _continue(self, request: RequestState, step: _Step, memory: KVMemory) -> None:
+        count = self._ask(request, step)
         if count == 0:
             return
         granted = memory.grant(request, count)
         while not granted and memory.num_missing_blocks(request, count):
             victim = self._running[-1]
-            if victim is request and not schedule.requests:
+            if victim is request and not step.schedule.requests:
                 victim = self._last_held() or request
-            self._preempt(victim, schedule, memory)
+            self._preempt(victim, step.schedule, memory)
             if victim is request:
                 return
             granted = memory.grant(request, count)
-        self._take(request, granted, schedule)
+        self._take(request, granted, step)
 
-    def _admit_all(self, schedule: Schedule, memory: KVMemory) -> bool:
+    def _admit_all(self, step: _Step, memory: KVMemory) -> bool:
         """Admits requests until one waits for blocks or for a place; whether one does."""
-        passed: set[RequestState] = set()
-        while True:
-            candidates = [r for r in self._waiting if not r.is_held and r not in passed and r not in schedule.preempted]
-            if not candidates:
-                return False
-            request = min(
-                candidates, key=lambda request: self._served[self._tenants.name(request)]
-            )  # the first of equal ones
+        passed = set(step.schedule.preempted)
+        while (request := self._next(passed)) is not None:
             if len(self._running) == self.limits.max_num_seqs:
                 return True
             if request.status is not RequestStatus.SWAPPED:
@@ -111,48 +133,57 @@ class FairShare(Scheduler):
                     passed.add(request)
                     continue
                 memory.attach_prefix(request)
-            count = self._ask(request, schedule)
+            count = self._ask(request, step)
             is_short = count > 0 and memory.num_missing_blocks(request, count) > 0
-            if count == 0 or is_short or not self._start(request, count, schedule, memory):
+            if count == 0 or is_short or not self._start(request, count, step, memory):
                 if request.status is not RequestStatus.SWAPPED:
                     memory.release(request)
                 if is_short:
                     return True
                 passed.add(request)
+        return False
 
-    def _start(self, request: RequestState, count: int, schedule: Schedule, memory: KVMemory) -> bool:
+    def _next(self, passed: set[RequestState]) -> RequestState | None:
+        """The first request that waits, is not held and was not passed over, of the tenant that was served least."""
+        for account in sorted(self._accounts.values(), key=lambda account: account.served):
+            for request in account.waiting:
+                if not request.is_held and request not in passed:
+                    return request
+        return None
+
+    def _start(self, request: RequestState, count: int, step: _Step, memory: KVMemory) -> bool:
         """Whether the request runs now."""
         is_swapped = request.status is RequestStatus.SWAPPED
         if is_swapped:
             memory.swap_in(request)
         granted = memory.grant(request, count)
         if granted or is_swapped:
-            self._waiting.remove(request)
+            self._account(request).waiting.remove(request)
             self._running.append(request)
             request.status = RequestStatus.RUNNING
-            self._take(request, granted, schedule)
+            self._take(request, granted, step)
         return request.status is RequestStatus.RUNNING
 
-    def _ask(self, request: RequestState, schedule: Schedule) -> int:
+    def _ask(self, request: RequestState, step: _Step) -> int:
         """Tokens to ask for, at most what the limits leave; a prompt is computed in part alone."""
-        limits, left = self.limits, self.limits.max_num_batched_tokens - sum(schedule.num_tokens)
+        limits = self.limits
         known = request.num_tokens - request.num_computed_tokens
-        count = min(request.num_wanted_tokens, left)
+        count = min(request.num_wanted_tokens, step.left)
         if limits.enable_chunked_prefill and 0 < limits.long_prefill_token_threshold < known:
             count = min(count, limits.long_prefill_token_threshold)
-        others = zip(schedule.requests, schedule.num_tokens, strict=True)
-        if count < known and any(n < other.num_tokens - other.num_computed_tokens for other, n in others):
+        if count < known and step.has_part:
             return 0
         if not limits.enable_chunked_prefill and count < known <= limits.max_num_batched_tokens:
             return 0
         return count
 
-    def _take(self, request: RequestState, granted: int, schedule: Schedule) -> None:
+    def _take(self, request: RequestState, granted: int, step: _Step) -> None:
         if granted:
-            schedule.requests.append(request)
-            schedule.num_tokens.append(granted)
-            tenant = self._tenants.name(request)
-            self._served[tenant] += self._tenants.weighted(tenant, granted)
+            step.schedule.requests.append(request)
+            step.schedule.num_tokens.append(granted)
+            step.left -= granted
+            step.has_part |= granted < request.num_tokens - request.num_computed_tokens
+            self._account(request).served += self._tenants.weighted(self._tenants.name(request), granted)
 
     def _last_held(self) -> RequestState | None:
         return next((request for request in reversed(self._running) if request.is_held), None)
@@ -164,5 +195,5 @@ class FairShare(Scheduler):
             memory.release(request)
             request.status = RequestStatus.PREEMPTED
         self._running.remove(request)
-        self._waiting.insert(0, request)
+        self._account(request).waiting.appendleft(request)
         schedule.preempted.append(request)

@@ -22,7 +22,7 @@ class Lines:
         self._tags: Tags = tuple(tags.items())
 
     def line(self, name: str, value: float, kind: Kind, labels: Tags = (), tags: Tags = ()) -> str:
-        """`labels` tell series apart in both formats, `tags` where the format has them."""
+        """`labels` distinguish series in both formats, `tags` where the format has them."""
         number = f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
         if not self._has_tags:
             name = ".".join((name, *(_clean(value).replace(".", "_") for _, value in labels)))

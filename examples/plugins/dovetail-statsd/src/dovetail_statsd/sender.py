@@ -75,7 +75,7 @@ class Sender:
 
     def _send(self, packet: bytes) -> None:
         if not self._is_connected:
-            # The kernel then tells when nobody listens, with the next datagram.
+            # With the next datagram, the kernel then reports that nobody listens.
             self._socket.connect(self._address)
             self._is_connected = True
         self._socket.send(packet)

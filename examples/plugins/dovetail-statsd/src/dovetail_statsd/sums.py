@@ -36,10 +36,10 @@ class Sums:
                 if count:
                     self._counts[name, labels, tags] += count
             self._gauges.update(gauges)
-            room = self._max_timings - len(self._timings)
-            if room < len(timings):
-                self._counts["dropped_timings", (), ()] += len(timings) - room
-            self._timings += [((name, (), tags), seconds) for name, seconds in list(timings.items())[:room]]
+            space = self._max_timings - len(self._timings)
+            if space < len(timings):
+                self._counts["dropped_timings", (), ()] += len(timings) - space
+            self._timings += [((name, (), tags), seconds) for name, seconds in list(timings.items())[:space]]
 
     def drain(self) -> list[str]:
         """Everything since the last call, as lines. A gauge comes once: its receiver keeps it."""
