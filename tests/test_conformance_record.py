@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 MIXED = """
 from dovetail.schedulers.fcfs import FCFSScheduler
@@ -36,6 +38,7 @@ def test_something_else():
 """
 
 
+@pytest.mark.nightly
 def test_the_cases_of_bundled_plugins_are_run_and_recorded(tmp_path: Path) -> None:
     """Of one kind here; a file that names no suite is not imported."""
     (tmp_path / "test_mixed.py").write_text(MIXED)
