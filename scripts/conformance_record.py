@@ -85,8 +85,9 @@ class Recorder:
         """Counts a case once: where it was called, or where it did not get so far."""
         if report.when == "call" or not report.passed:
             for name, value in report.user_properties:
-                if name == PROPERTY:
-                    plugin, self._contracts[plugin] = value
+                if name == PROPERTY and isinstance(value, list):
+                    plugin, contract = map(str, value)
+                    self._contracts[plugin] = contract
                     outcome = "quirk" if hasattr(report, "wasxfail") else report.outcome
                     self._found.setdefault(plugin, Counter())[outcome] += 1
 
