@@ -1,10 +1,11 @@
-"""A small model that writes English, made in a second: it has learned one story by heart, and tells it round and round.
+"""A small model that writes English, made in seconds: it has learned one story by heart, and tells it round and round.
 
 For tests about text (stop strings, detokenization, lookups that find what was said before), without third-party files.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,24 @@ _BATCH, _LENGTH = 8, 64
 def save_story_model(directory: Path, num_layers: int = 2, vocab_size: int = 400) -> None:
     """Writes config.json, weights and tokenizer of a Llama in float32, with a vocabulary of every byte and the story's
     syllables, at most `vocab_size` in all, no chat template and no end token. Models of other numbers of layers have
-    the same vocabulary. Takes about a second and a half."""
+    the same vocabulary. Takes some seconds the first time in a process."""
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = _train_tokenizer(vocab_size)
-    ids = torch.tensor(tokenizer.encode(STORY).ids)
-    size = tokenizer.get_vocab_size()
-    sizes = {"vocab_size": size, "num_hidden_layers": num_layers, "max_position_embeddings": 512}
-    model = _learn_by_heart(tiny_model(tiny_config("llama", tie_word_embeddings=True, **sizes)), ids)
+    model, tokenizer = _trained(num_layers, vocab_size)
     model.save_pretrained(directory)
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     create: Any = PreTrainedTokenizerFast
     create(tokenizer_object=tokenizer, **special).save_pretrained(directory)
+
+
+@cache
+def _trained(num_layers: int, vocab_size: int) -> tuple[Any, Any]:
+    """Model and tokenizer; nobody changes them."""
+    tokenizer = _train_tokenizer(vocab_size)
+    ids = torch.tensor(tokenizer.encode(STORY).ids)
+    size = tokenizer.get_vocab_size()
+    sizes = {"vocab_size": size, "num_hidden_layers": num_layers, "max_position_embeddings": 512}
+    return _learn_by_heart(tiny_model(tiny_config("llama", tie_word_embeddings=True, **sizes)), ids), tokenizer
 
 
 def _train_tokenizer(vocab_size: int) -> Any:
