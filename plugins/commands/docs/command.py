@@ -1,4 +1,4 @@
-"""`dovetail docs`: the documentation site that the wheel holds, at an address of this machine."""
+"""`dovetail docs`: the documentation site that a wheel holds, or a checkout, at an address of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.contracts.command import Command
 from dovetail.contracts.errors import ConfigError, DovetailError
 
 SITE = Path(__file__).with_name("built-site")
-"""Where `make site` builds it, and wheels have it."""
+"""Where `make site` builds it, and wheels of `make wheel` have it."""
 
 app = typer.Typer(help="Show the documentation, offline.", rich_markup_mode=None)
 
@@ -73,10 +73,7 @@ def page_file(site: Path, page: str) -> str:
         ConfigError: The site has no such page.
     """
     if not (site / "index.html").exists():
-        raise DovetailError(
-            f"this Dovetail has no built documentation: {site} is missing or empty. Wheels have it; in a "
-            "checkout, `make site` builds it. Its pages are also readable as Markdown, under docs/ of the repository."
-        )
+        raise DovetailError(_why_missing(site))
     name = page.strip("/").removesuffix(".html").removesuffix(".md")
     pages = sorted(file.relative_to(site).with_suffix("").as_posix() for file in site.rglob("*.html"))
     for known in (name, f"{name}/index"):
@@ -85,6 +82,20 @@ def page_file(site: Path, page: str) -> str:
     nearest = difflib.get_close_matches(name, pages, n=3)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     raise ConfigError(f"the documentation has no page '{page}'.{hint}")
+
+
+def _why_missing(site: Path) -> str:
+    """What to run for a site that is not there: a checkout can build it, what a wheel lacks a new wheel brings."""
+    root = site.parents[3]
+    if (root / "mkdocs.yml").is_file():
+        return (
+            f"the documentation is not built yet: run `make site` in {root}, then this again."
+            f" Its pages are also readable as Markdown, in {root / 'docs'}"
+        )
+    return (
+        "this Dovetail was built without its documentation: `make wheel` in a clone builds a wheel that includes it, a"
+        " plain `pip wheel` does not. Its pages are also readable as Markdown, under docs/ of the repository"
+    )
 
 
 def create_server(site: Path, port: int) -> ThreadingHTTPServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from dovetail.plugins.commands.docs import command
 from dovetail.plugins.commands.docs.command import DocsCommand, create_server, page_file
 from dovetail.testing.command_suite import CommandSuite
 
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("index.html", "contracts/index.html", "contracts/scheduler.html", "assets/site.css")
 SERVE = """
 import sys
@@ -112,9 +114,33 @@ def test_an_unknown_page_names_the_nearest(site: Path) -> None:
         page_file(site, "contracts/schedulr")
 
 
-def test_without_a_built_site_it_says_how_to_build_it(tmp_path: Path) -> None:
-    with pytest.raises(DovetailError, match="`make site` builds it"):
-        page_file(tmp_path / "missing", "index")
+def test_a_checkout_without_a_built_site_says_what_to_run_and_where(tmp_path: Path) -> None:
+    (tmp_path / "mkdocs.yml").write_text("site_name: Dovetail")
+    with pytest.raises(DovetailError, match=f"run `make site` in {re.escape(str(tmp_path))}, then this again"):
+        page_file(tmp_path / "plugins" / "commands" / "docs" / "built-site", "index")
+
+
+def test_a_wheel_without_the_site_says_that_it_was_built_so(tmp_path: Path) -> None:
+    site = tmp_path / "dovetail" / "plugins" / "commands" / "docs" / "built-site"
+    with pytest.raises(DovetailError, match="built without its documentation: `make wheel` in a clone builds a wheel"):
+        page_file(site, "index")
+
+
+@pytest.mark.parametrize(
+    ("command", "has_site", "warns"),
+    [("bdist_wheel", False, True), ("bdist_wheel", True, False), ("editable_wheel", False, False)],
+)
+def test_building_a_wheel_without_the_site_warns(tmp_path: Path, command: str, has_site: bool, warns: bool) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    if has_site:
+        page = tmp_path / "plugins" / "commands" / "docs" / "built-site" / "index.html"
+        page.parent.mkdir(parents=True)
+        page.touch()
+    # setup.py as a build runs it; with --help setuptools ends before it builds.
+    done = subprocess.run([sys.executable, "setup.py", command, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("this wheel will have no documentation" in done.stderr) == warns
 
 
 def test_a_port_that_is_taken(site: Path) -> None:
