@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 import pytest
 
-from dovetail.testing._watch import Watch
+from dovetail.testing._watch import Journal, Watch
 from dovetail.testing.capabilities import UNDECLARED, Capability
 
 _QUIET = (
@@ -48,6 +48,7 @@ def run_class(
     *,
     cases: Collection[str] | None = None,
     watch: Watch | None = None,
+    journal: Journal | None = None,
 ) -> list[Result]:
     """Runs the tests of a subclass of `suite` with these attributes.
 
@@ -57,6 +58,7 @@ def run_class(
         test: Runs this test alone, with parameters in brackets one case of it, up to its first failure.
         cases: Runs these cases alone.
         watch: Watches over each case.
+        journal: Gets the names of all cases (`cases`) before the first runs, then each result.
 
     Raises:
         ValueError: There is no such test, or pytest could not collect any.
@@ -64,7 +66,7 @@ def run_class(
     name = f"Test{suite.__name__}"
     module = ModuleType(_MODULE)
     vars(module)[name] = subclass(suite, attributes, name)
-    session = _Session(module, cases, watch or Watch(None, 0))
+    session = _Session(module, cases, watch or Watch(None, 0), journal or Journal(None))
     here = Path(__file__)
     options = [argument for plugin in _QUIET for argument in ("-p", f"no:{plugin}")]
     options += ["--noconftest", "-c", os.devnull, f"--rootdir={here.parent}", "--import-mode=importlib"]
@@ -96,10 +98,11 @@ class _Module(pytest.Module):
 class _Session:
     """A plugin of pytest that collects one module and keeps what its tests report."""
 
-    def __init__(self, module: ModuleType, cases: Collection[str] | None, watch: Watch):
+    def __init__(self, module: ModuleType, cases: Collection[str] | None, watch: Watch, journal: Journal):
         self._module = module
         self._cases = cases
         self._watch = watch
+        self._journal = journal
         self.results: list[Result] = []
         self.errors: list[str] = []
 
@@ -123,16 +126,25 @@ class _Session:
         with self._watch.task(item.name):
             return (yield)
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._journal.write({"cases": [item.name for item in session.items]})
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.rpartition("::")[2]
-        if report.skipped and hasattr(report, "wasxfail"):
-            self.results.append(Result(name, "quirk", report.duration, str(report.wasxfail)))
-        elif report.failed:
-            self.results.append(Result(name, "failed", report.duration, report.longreprtext))
-        elif report.skipped:
-            self.results.append(Result(name, "skipped", report.duration, _reason(report), _undeclared(report)))
-        elif report.when == "call":
-            self.results.append(Result(name, "passed", report.duration, ""))
+        if (result := _result(report)) is not None:
+            self.results.append(result)
+            self._journal.write(asdict(result))
+
+
+def _result(report: pytest.TestReport) -> Result | None:
+    """Of a phase of a case; None for one after which the case goes on."""
+    name = report.nodeid.rpartition("::")[2]
+    if report.skipped and hasattr(report, "wasxfail"):
+        return Result(name, "quirk", report.duration, str(report.wasxfail))
+    if report.failed:
+        return Result(name, "failed", report.duration, report.longreprtext)
+    if report.skipped:
+        return Result(name, "skipped", report.duration, _reason(report), _undeclared(report))
+    return Result(name, "passed", report.duration, "") if report.when == "call" else None
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """What a process has found so far, in a file that is left if it hangs or dies."""
+
+    def __init__(self, path: Path | None):
+        self._file = None if path is None else path.open("w", encoding="utf-8")
+
+    def write(self, found: Mapping[str, Any]) -> None:
+        """One line of JSON."""
+        if self._file is not None:
+            print(json.dumps(found, default=repr), file=self._file, flush=True)
 
 
 class Watch:

@@ -28,7 +28,7 @@ from dovetail.registry.loading import base_class, class_variables, import_object
 from dovetail.registry.registry import Registry, direct_entry
 from dovetail.testing import VERSION, hints
 from dovetail.testing._session import Result, run_class, subclass
-from dovetail.testing._watch import Watch
+from dovetail.testing._watch import Journal, Watch
 from dovetail.testing.hints import Hint
 from dovetail.testing.quirks import Quirk
 from dovetail.testing.suite import SUITES, Suite, suites_of
@@ -218,6 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hints", action=argparse.BooleanOptionalAction, default=True, help="try what is not declared")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for importing, and for each test")
     parser.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     watch = Watch(given.watch, given.timeout)
@@ -235,7 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.answer:
             hints.answer(tested.suite, tested.attributes)
             return 0
-        report = tested.report(run_class(tested.suite, tested.attributes, watch=watch))
+        journal = Journal(given.journal)
+        journal.write(asdict(tested.report(())))
+        report = tested.report(run_class(tested.suite, tested.attributes, watch=watch, journal=journal))
     except DovetailError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from dovetail.contracts.kinds import KINDS
+from dovetail.plugins.commands.plugins.suite_end import read_end
 from dovetail.registry.entries import HOOKS_KIND
 from dovetail.testing.local_plugins import write_distribution
 from dovetail.testing.suite import SUITES, Suite
@@ -133,13 +135,66 @@ def test_a_plugin_that_hangs_in_import_is_given_up(tmp_path: Path) -> None:
         assert "waits_for_good.py, line 3 " in done.stderr
 
 
-def test_a_test_that_hangs_and_one_that_ends_the_process_are_named(folder: Path) -> None:
-    done = plugins_test(folder, "./processors.py:Dies")
+@pytest.mark.parametrize(
+    ("plugin", "outcome", "error"),
+    [
+        pytest.param(
+            "Dies", "died", r"error: (test_\w+): the process ended by signal SIGKILL\n", marks=pytest.mark.nightly
+        ),
+        (
+            "Waits",
+            "hung",
+            r"error: (test_\w+) did not end in 2 s: it hangs in \S+processors.py, line \d+"
+            r" \(the test is at \S+logits_suite.py, line \d+\) \(--timeout sets the limit\)\n",
+        ),
+    ],
+)
+def test_what_ended_before_a_test_hangs_or_dies_is_reported(
+    folder: Path, plugin: str, outcome: str, error: str
+) -> None:
+    arguments = ("--timeout", "2", "--out", "report.json", "--page", "report.html")
+    done = plugins_test(folder, f"./processors.py:{plugin}", *arguments)
     assert done.returncode == 3
-    assert re.match(r"error: test_\w+: the process ended by signal SIGKILL", done.stderr), done.stderr
-    done = plugins_test(folder, "./processors.py:Waits", "--timeout", "20")
-    assert done.returncode == 3
-    assert re.match(r"error: test_\w+ did not end in 20 s", done.stderr), done.stderr
+    said = re.fullmatch(error, done.stderr)
+    assert said is not None, done.stderr
+    report = json.loads((folder / "report.json").read_text())
+    by_outcome: dict[str, list[str]] = {}
+    for result in report["results"]:
+        by_outcome.setdefault(result["outcome"], []).append(result["name"])
+    assert by_outcome[outcome] == [said[1]]
+    assert by_outcome["passed"]
+    assert by_outcome["not run"]
+    sums = ", ".join(f"{len(by_outcome[name])} {name}" for name in ("passed", outcome, "not run"))
+    assert f"dovetail.testing.LogitsProcessorSuite: {sums}\n" in done.stdout
+    page = (folder / "report.html").read_text()
+    assert f"The suite {outcome}: {len(by_outcome['not run'])} of {len(report['results'])} tests did not run." in page
+    assert f"<h3>{said[1]}</h3>" in page
+
+
+@pytest.mark.parametrize(
+    ("innermost", "named"),
+    [
+        ("/x/testing/scheduler_simulation.py", "/x/testing/scheduler_suite.py, line 70"),
+        (
+            "/x/acme/scheduler.py",
+            "/x/acme/scheduler.py, line 9 (the test is at /x/testing/scheduler_suite.py, line 70)",
+        ),
+        (threading.__file__, "/x/testing/scheduler_suite.py, line 70"),
+    ],
+)
+def test_where_a_test_hangs_is_a_line_of_the_plugin_or_of_the_test(innermost: str, named: str) -> None:
+    stack = (
+        "Thread 0x0000 (most recent call first):\n"
+        '  File "/x/other.py", line 1 in run\n\n'
+        "Thread 0x0001 (most recent call first):\n"
+        f'  File "{innermost}", line 9 in advance\n'
+        '  File "/x/testing/scheduler_simulation.py", line 30 in step\n'
+        '  File "/x/testing/scheduler_suite.py", line 70 in test_all_end\n'
+        '  File "/x/pytest/runner.py", line 5 in run\n'
+    )
+    end = read_end(f"test_all_end[3]\nTimeout (0:00:20)!\n{stack}", 1, 20)
+    assert end.message == f"test_all_end[3] did not end in 20 s: it hangs in {named} (--timeout sets the limit)"
+    assert end.stack.splitlines()[-1] == "/x/testing/scheduler_suite.py, line 70 in test_all_end"
 
 
 def test_what_could_be_declared_is_a_hint(tmp_path: Path) -> None:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dovetail.commands.installed import Registry, import_environment, module_command
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.plugins.commands.plugins.lookup import KindOption, listed_entry, require_kind
+from dovetail.plugins.commands.plugins.suite_end import read_end, summary, unfinished_report
 from dovetail.plugins.commands.plugins.suite_page import suite_page
 
 NOT_FINISHED = 3
 """Exit code where the suite did not come to its end."""
 _SERVE = "serve=dovetail.plugins.server.live:live_server"
 """What serves the routes of a suite."""
-_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
 def run_suite(
@@ -47,7 +46,8 @@ def run_suite(
 ) -> None:
     """Run the conformance suite of the plugin's kind.
 
-    The exit code is 0 if all tests pass, 1 if one fails, 2 if the suite cannot run, and 3 if it hangs or dies.
+    The exit code is 0 if all tests pass, 1 if one fails, 2 if the suite cannot run, and 3 if it hangs or dies: the
+    report then has what ended before, that case as `hung` or `died`, and the others as `not run`.
     """
     if importlib.util.find_spec("pytest") is None:
         raise ConfigError("the suites need pytest: pip install 'dovetail[testing]'")
@@ -55,24 +55,42 @@ def run_suite(
         _require_writable(option, path)
     tested = _tested(name, kind)
     with tempfile.TemporaryDirectory(prefix="dovetail-") as directory:
-        watched, report = Path(directory) / "task", out or Path(directory) / "report.json"
+        folder = Path(directory)
         command = module_command("dovetail.testing.conformance", *tested)
         command += [part for each in attributes or [] for part in ("--set", each)]
         command += ["--default", _SERVE, *([] if suite is None else ["--suite", suite])]
         command += ["--hints" if hints else "--no-hints", "--timeout", str(timeout_s)]
-        command += ["--out", str(report), "--watch", str(watched)]
+        for option in ("out", "watch", "journal"):
+            command += [f"--{option}", str(folder / option)]
         # A process of its own: what a plugin breaks, and where it hangs, ends with it.
         code = subprocess.run(command, env=import_environment(), check=False).returncode
-        if unfinished := watched.read_text(encoding="utf-8") if watched.exists() else "":
-            typer.echo(f"error: {_describe_end(unfinished, code, timeout_s)}", err=True)
-            raise typer.Exit(NOT_FINISHED)
-        if page is not None and code in (0, 1):
-            page.write_text(suite_page(json.loads(report.read_text(encoding="utf-8"))), encoding="utf-8")
-    for written in (out, page) if code in (0, 1) else ():
-        if written is not None:
-            typer.echo(f"report: {written}")
+        report = json.loads(written) if (written := _text(folder / "out")) else None
+        if unfinished := _text(folder / "watch"):
+            end = read_end(unfinished, code, timeout_s)
+            report, code = unfinished_report(folder / "journal", end), NOT_FINISHED
+            if report is not None:
+                typer.echo(summary(report))
+            typer.echo(f"error: {end.message}", err=True)
+    if report is not None:
+        _write(report, out, page)
     if code:
         raise typer.Exit(code)
+
+
+def _text(path: Path) -> str:
+    """Of a file that the process wrote, if it came so far."""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _write(report: Mapping[str, Any], out: Path | None, page: Path | None) -> None:
+    """To the files that were asked for."""
+    if out is not None:
+        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if page is not None:
+        page.write_text(suite_page(report), encoding="utf-8")
+    for written in (out, page):
+        if written is not None:
+            typer.echo(f"report: {written}")
 
 
 def _require_writable(option: str, path: Path | None) -> None:
@@ -97,17 +115,3 @@ def _tested(name: str, kind: str | None) -> list[str]:
     if entry is None:
         return [name] if kind is None else [name, "--kind", kind]
     return [entry.qualified_name if entry.distribution else entry.reference, "--kind", entry.kind]
-
-
-def _describe_end(unfinished: str, code: int, timeout_s: float) -> str:
-    """Why a process ended in the middle of a task, from what it left in its file."""
-    task, _, stacks = unfinished.partition("\n")
-    if not stacks:
-        end = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return f"{task}: the process ended {end}"
-    # The main thread is the last, with its innermost call first.
-    frames = [_FRAME.search(line) for line in stacks.rpartition("Thread 0x")[2].splitlines()]
-    calls = [(frame[1], frame[2], frame[3]) for frame in frames if frame is not None]
-    modules = [call for call in calls if call[2] == "<module>"]
-    path, line, _ = (modules if task.startswith("importing ") and modules else calls or [("?", "?", "?")])[0]
-    return f"{task} did not end in {timeout_s:g} s: it hangs in {path}, line {line} (--timeout sets the limit)"

@@ -8,7 +8,10 @@ from typing import Any
 
 from dovetail.commands.page import facts, plain_data, table, whole_page
 
-_OUTCOMES = (("failed", "slower"), ("quirk", "undecided"), ("skipped", "undecided"), ("passed", "faster"))
+_OUTCOMES = (
+    *(("hung", "slower"), ("died", "slower"), ("failed", "slower"), ("quirk", "undecided")),
+    *(("skipped", "undecided"), ("not run", "undecided"), ("passed", "faster")),
+)
 """With the class of the page's style."""
 
 
@@ -18,9 +21,9 @@ def suite_page(report: Mapping[str, Any]) -> str:
     by_outcome = {name: [each for each in results if each["outcome"] == name] for name, _ in _OUTCOMES}
     title = f"{report['plugin']}: conformance as a plugin of kind {report['kind']}"
     parts = [f"<h1>{escape(title)}</h1>", _verdict(by_outcome), _facts(report)]
-    if by_outcome["failed"]:
+    if failures := [*by_outcome["hung"], *by_outcome["died"], *by_outcome["failed"]]:
         parts.append("<h2>Failures</h2>")
-        parts += [f"<h3>{escape(each['name'])}</h3><pre>{escape(each['text'])}</pre>" for each in by_outcome["failed"]]
+        parts += [f"<h3>{escape(each['name'])}</h3><pre>{escape(each['text'])}</pre>" for each in failures]
     if by_outcome["quirk"]:
         rows = "".join(_row(escape(each["name"]), escape(each["text"])) for each in by_outcome["quirk"])
         parts += ["<h2>Quirks</h2>", table(["test", "known deviation"], rows)]
@@ -44,7 +47,10 @@ def suite_page(report: Mapping[str, Any]) -> str:
 
 def _verdict(by_outcome: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     counts = {name: len(by_outcome[name]) for name, _ in _OUTCOMES}
-    if not sum(counts.values()):
+    if ended := [name for name in ("hung", "died") if counts[name]]:
+        said = f"The suite {ended[0]}: {counts['not run']} of {sum(counts.values())} tests did not run."
+        style = "slower"
+    elif not sum(counts.values()):
         said, style = "No test ran.", "slower"
     elif counts["failed"]:
         said, style = f"{counts['failed']} of {sum(counts.values())} tests fail.", "slower"
@@ -52,7 +58,7 @@ def _verdict(by_outcome: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         said, style = "It keeps the contract.", "faster"
         if counts["quirk"]:
             said = f"It keeps the contract but for {counts['quirk']} known deviations."
-    rest = ", ".join(f"{name} {counts[name]}" for name in ("passed", "failed", "quirk", "skipped"))
+    rest = ", ".join(f"{name} {counts[name]}" for name in ("passed", "failed", "quirk", "skipped", *ended))
     return f'<p><strong class="{style}">{said}</strong> <span class="soft">{rest}.</span></p>'
 
 
