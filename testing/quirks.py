@@ -57,7 +57,7 @@ def reason_against_quirks(suite: type, quirks: Mapping[str, Any]) -> str | None:
     """Why these cannot be quirks of a suite; None where they can. Cases of a test are not looked at."""
     for name, quirk in quirks.items():
         test = _test_of(name)
-        if not test.startswith("test") or not any(callable(vars(base).get(test)) for base in suite.__mro__):
+        if _function(suite, test) is None:
             return f"{suite.__name__} has a quirk of {name}, and no test of that name"
         if not isinstance(quirk, Quirk):
             return f"the quirk of {name} is no Quirk but {quirk!r}: write Quirk(reason=..., expires=...)"
@@ -65,13 +65,14 @@ def reason_against_quirks(suite: type, quirks: Mapping[str, Any]) -> str | None:
 
 
 def expect_failures(suite: type) -> None:
-    """Wraps the tests of a new subclass of a suite that its `quirks` name, so that they must fail."""
+    """Wraps the tests of a new subclass of a suite that its `quirks` name, so that they must fail. A name of no test is
+    passed over: `reason_against_quirks` tells of it when tests run."""
     quirks: Mapping[str, Quirk] = vars(suite).get("quirks") or _inherited(suite)
     wrapped = {_test_of(name) for name in _inherited(suite)}
     # In order: processes of pytest-xdist must find the tests in the same one.
     for test in dict.fromkeys(_test_of(name) for name in quirks):
-        if test in vars(suite) or test not in wrapped:
-            function = next(vars(base)[test] for base in suite.__mro__ if test in vars(base))
+        function = _function(suite, test)
+        if function is not None and (test in vars(suite) or test not in wrapped):
             setattr(suite, test, _expecting_failure(function))
 
 
@@ -103,6 +104,12 @@ def _expecting_failure(test: Callable[..., None]) -> Callable[..., None]:
             pytest.fail(f"{case} passes: delete its quirk ({quirk.reason})", pytrace=False)
 
     return run
+
+
+def _function(suite: type, test: str) -> Callable[..., None] | None:
+    """The test of that name; None where there is none."""
+    found = next((vars(base)[test] for base in suite.__mro__ if test in vars(base)), None)
+    return found if test.startswith("test") and callable(found) else None
 
 
 def _inherited(suite: type) -> Mapping[str, Quirk]:

@@ -173,7 +173,7 @@ class GeneratingRouteSuite(RouteSuite):
         has_body = overrides(cls, GeneratingRouteSuite, "body") or cls.body_template is not None
         if "plugin" not in dir(cls) or ("path" in dir(cls) and has_body):
             return super().reason_incomplete()
-        return f"{cls.__name__} needs {SUITES[cls.kind].needs}"
+        return cls._reason_unfit() or f"{cls.__name__} needs {SUITES[cls.kind].needs}"
 
     def body(self, prompt: str, num_tokens: int) -> dict[str, Any]:
         """A request for this many tokens after a prompt: `body_template`, unless it is overridden."""

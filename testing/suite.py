@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import pytest
 
 import dovetail.testing
-from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.plugin import Plugin
 from dovetail.registry.entries import HOOKS_KIND
@@ -81,12 +80,15 @@ _OLD_NAMES = frozenset(
 
 
 def _reason_against_names(suite: type[Suite]) -> str | None:
-    """That the class's body gives the plugin by a name of old, which nothing reads."""
-    for name in sorted(_OLD_NAMES & vars(suite).keys()):
-        value = vars(suite)[name]
-        if isinstance(value, (type, ModuleType)) and reason_against(suite, value) is None:
-            written = value.__name__
-            return f"{suite.__name__} sets `{name}`, and in every suite that is `plugin` now: write plugin = {written}"
+    """That a class's body gives the plugin by a name of old, which nothing reads."""
+    for body in (base for base in suite.__mro__ if issubclass(base, Suite)):
+        for name in sorted(_OLD_NAMES & vars(body).keys()):
+            value = vars(body)[name]
+            if isinstance(value, (type, ModuleType)) and reason_against(suite, value) is None:
+                written = value.__name__
+                return (
+                    f"{body.__name__} sets `{name}`, and in every suite that is `plugin` now: write plugin = {written}"
+                )
     return None
 
 
@@ -105,18 +107,22 @@ class Suite:
     """The test that runs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raises `PluginError` where `plugin` is of another kind or goes by an old name, or `quirks` names no test: one
-        error, and no test runs."""
         super().__init_subclass__(**kwargs)
-        reason = reason_against(cls, cls.plugin) if "plugin" in vars(cls) else None
-        if reason := reason or _reason_against_names(cls) or reason_against_quirks(cls, cls.quirks):
-            raise PluginError(reason)
         expect_failures(cls)
 
     @classmethod
+    def _reason_unfit(cls) -> str | None:
+        """Why what is set cannot be: `plugin` is of another kind or goes by an old name, or `quirks` names no test."""
+        reason = reason_against(cls, cls.plugin) if "plugin" in dir(cls) else None
+        return reason or _reason_against_names(cls) or reason_against_quirks(cls, cls.quirks)
+
+    @classmethod
     def reason_incomplete(cls) -> str | None:
-        """Why no test can run, and what to write; None where all is set. It is asked when tests run: until then, a base
-        may lack what a subclass or a fixture of the module sets."""
+        """Why no test can run, and what to write; None where all is set, and fits. It is asked when tests run: until
+        then, a base may lack what a subclass or a fixture of the module sets. So an error of one class leaves the other
+        classes of a file alone."""
+        if reason := cls._reason_unfit():
+            return reason
         for name in class_variables(cls):
             if name not in dir(cls):
                 option = "" if name == "plugin" else f" (--set {name}=VALUE)"
@@ -126,7 +132,7 @@ class Suite:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _complete(cls, request: pytest.FixtureRequest) -> None:
-        """What all tests lack is one error: the first test fails, and the others are skipped."""
+        """What no test can run without is one error: the first test fails, and the others are skipped."""
         if reason := cls.reason_incomplete():
             for item in request.session.items:
                 if item.parent is request.node:

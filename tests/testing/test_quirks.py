@@ -88,8 +88,8 @@ def test_what_is_skipped_stays_skipped() -> None:
 
 @pytest.mark.parametrize("name", ["test_is_smal", "plugin", "kind", "test_fits_not[small]"])
 def test_a_quirk_of_no_test_is_an_error(name: str) -> None:
-    with pytest.raises(PluginError, match="no test of that name"):
-        type("TestSizes", (SizesSuite,), {"quirks": {name: quirk()}})
+    outcome = run_test(SizesSuite, "test_is_small", quirks={name: quirk()})
+    assert f"has a quirk of {name}, and no test of that name" in outcome.failed["test_is_small"]
 
 
 def test_a_quirk_of_no_case_is_a_failure() -> None:
@@ -110,5 +110,5 @@ def test_reason_and_version_are_both_needed(fields: dict[str, str]) -> None:
 
 
 def test_a_text_is_no_quirk() -> None:
-    with pytest.raises(PluginError, match="is no Quirk but 'slow'"):
-        type("TestSizes", (SizesSuite,), {"quirks": {"test_is_small": "slow"}})
+    outcome = run_test(SizesSuite, "test_is_small", quirks={"test_is_small": "slow"})
+    assert "is no Quirk but 'slow'" in outcome.failed["test_is_small"]
