@@ -127,7 +127,8 @@ class BatchingScheduler(Scheduler):
 
     def outranks(self, waiting: RequestState, running: RequestState) -> bool:
         """Returns whether `waiting` may be admitted in place of `running`, which is then preempted. Must be a strict
-        order that agrees with `rank`."""
+        order that agrees with `rank`: a request never displaces one of better rank, whatever this says, so that two
+        cannot displace each other in turn."""
         return False
 
     @property
@@ -288,7 +289,10 @@ class BatchingScheduler(Scheduler):
         """Whether the most requests run and the request outranks none of them, so that its prefix need not be looked
         up."""
         running = self._running.requests
-        return len(running) >= self.limits.max_num_seqs and not self.outranks(request, running[-1])
+        return len(running) >= self.limits.max_num_seqs and not self._displaces(request, running[-1])
+
+    def _displaces(self, waiting: RequestState, running: RequestState) -> bool:
+        return self.outranks(waiting, running) and self._ranks[waiting] < self._ranks[running]
 
     def _admit(self, request: RequestState, step: _Step, memory: KVMemory) -> _Admission:
         if request.status is RequestStatus.SWAPPED:
@@ -341,7 +345,7 @@ class BatchingScheduler(Scheduler):
             request, count, self._reserve(request, count, step, memory, victims), victims
         ):
             step.is_short = True
-            if len(victims) == len(running) or not self.outranks(request, running[-1 - len(victims)]):
+            if len(victims) == len(running) or not self._displaces(request, running[-1 - len(victims)]):
                 return False
             victims.append(running[-1 - len(victims)])
         for victim in victims:
@@ -360,7 +364,7 @@ class BatchingScheduler(Scheduler):
         rest of its prompt; none on account of requests that it outranks. `without`: the last running requests, which
         count as preempted."""
         running = self._running.requests
-        if len(without) < len(running) and self.outranks(request, running[-1 - len(without)]):
+        if len(without) < len(running) and self._displaces(request, running[-1 - len(without)]):
             return 0
         if all(other in without for other in step.requests):
             return 0

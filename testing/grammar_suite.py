@@ -202,6 +202,7 @@ class GrammarSuite(GrammarForms):
                 if self.plugin.capabilities.canonical:
                     assert other.legal() == [forced[len(other.tokens)]], "canonical, and another token is legal"
                 assert other.step(), "it ends before what is forced has come"
+                assert len(other.tokens) < 1000, f"1000 tokens are legal and {text!r} has not come"
                 written = walk.vocabulary.decode(other.tokens)
                 assert written.startswith(text) or text.startswith(written), f"{text!r} is forced, {written!r} follows"
 

@@ -338,6 +338,7 @@ async def _read_late(app: Any, path: str, body: bytes, engine: WatchedEngine) ->
     """Bodies that an app sends to a client that does not read until the engine has nothing left to do."""
     sent: list[bytes] = []
     has_body = True
+    deadline = time.monotonic() + PATIENCE_S
 
     async def receive() -> Mapping[str, Any]:
         nonlocal has_body
@@ -349,6 +350,7 @@ async def _read_late(app: Any, path: str, body: bytes, engine: WatchedEngine) ->
     async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
             while not sent and await engine.num_used_blocks():
+                assert time.monotonic() < deadline, "in vain: the engine has nothing left to do"
                 await asyncio.sleep(0.005)
             sent.append(message.get("body", b""))
 

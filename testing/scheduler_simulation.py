@@ -37,6 +37,11 @@ _GIVEN = (
     "is_held",
 )
 
+_MOST_STEPS = 25_000
+"""Of one simulation, so that no loop of a test is without end."""
+_PATIENCE = 1000
+"""Steps after which what a test waits for will not come."""
+
 Answer = TypeVar("Answer")
 
 
@@ -52,6 +57,12 @@ class _Flight:
     changes: BlockChanges
     entering: list[tuple[int, list[list[int]]]]
     """(seq_id, block tables) of sequences that the worker does not know yet."""
+
+
+class _Request(Sequence):
+    """A sequence whose end can be seen (`weakref`)."""
+
+    __slots__ = ("__weakref__",)
 
 
 class SchedulerSimulation:
@@ -126,7 +137,7 @@ class SchedulerSimulation:
         total = len(prompt) + num_output_tokens
         assert self._fits(total), f"a request of {total} tokens does not fit; see longest_request"
         first, *forks = (
-            Sequence(
+            _Request(
                 seq_id := next(self._seq_ids),
                 f"request-{seq_id}",
                 prompt,
@@ -162,6 +173,7 @@ class SchedulerSimulation:
         """Schedules a step and checks the schedule. Computes the oldest step and commits its tokens where as many are
         in flight as may be, or where nothing was scheduled."""
         self.num_steps += 1
+        assert self.num_steps <= _MOST_STEPS, f"{len(self.live)} requests are not finished after {_MOST_STEPS} steps"
         schedule = self._launch()
         if self._flights and (len(self._flights) >= self._max_in_flight or not schedule.requests):
             self._land(self._flights.popleft())
@@ -177,6 +189,14 @@ class SchedulerSimulation:
             self._land(self._flights.popleft())
         assert not self.live, f"{len(self.live)} sequences are not finished after {max_steps} steps"
         self.check_idle()
+
+    def run_until(self, holds: Callable[[], bool], what: str) -> None:
+        """Steps until something holds, which `what` says as a clause."""
+        for _ in range(_PATIENCE):
+            if holds():
+                return
+            self.step()
+        raise AssertionError(f"in vain after {_PATIENCE} steps: {what}")
 
     def check_idle(self) -> None:
         """Asserts that no memory is held once nothing runs."""

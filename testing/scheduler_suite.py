@@ -12,6 +12,8 @@ are held and resumed, and steps overlap.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
@@ -29,6 +31,7 @@ from dovetail.testing.side_effects import leaves_alone
 from dovetail.testing.suite import PluginSuite
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=32)
+OTHERS_FINISH = "requests finish while others are held"
 
 
 class SchedulerSuite(PluginSuite):
@@ -72,10 +75,11 @@ class SchedulerSuite(PluginSuite):
         alone = start()
         alone.run()
         pair = [start(), start()]
-        while any(simulation.has_work for simulation in pair):
+        for _ in range(alone.num_steps):
             for simulation in pair:
                 if simulation.has_work:
                     simulation.step()
+        assert not any(simulation.has_work for simulation in pair), "they take more steps than one by itself"
         for simulation in pair:
             simulation.check_idle()
         assert [simulation.num_steps for simulation in pair] == [alone.num_steps] * 2
@@ -147,10 +151,13 @@ class SchedulerSuite(PluginSuite):
         simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200, max_drafts=3)
         sequence = simulation.add([1, 2, 0, 1], 20)
         num_drafts = 0
-        while simulation.has_work:
+        for _ in range(20):  # each step gives a token at least
             num_drafts += sequence.num_draft_tokens
             wanted = sequence.num_wanted_tokens
             assert simulation.step().num_tokens == [wanted]
+            if not simulation.has_work:
+                break
+        assert not simulation.has_work
         assert num_drafts > 0
 
     @pytest.mark.parametrize("num_host_blocks", [0, 30], ids=["recompute", "swap"])
@@ -211,8 +218,7 @@ class SchedulerSuite(PluginSuite):
         """Status, blocks and drafts, while others run; then it goes on."""
         simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=200, max_drafts=3)
         held, other = simulation.add([1, 2, 0, 1], 20), simulation.add([2, 2, 0, 1], 12)
-        while not held.num_draft_tokens:
-            simulation.step()
+        simulation.run_until(lambda: held.num_draft_tokens > 0, "the request has drafts")
         simulation.hold(held)
         before = (held.status, held.block_ids, held.num_computed_tokens, held.num_draft_tokens)
         while other in simulation.live:
@@ -249,13 +255,11 @@ class SchedulerSuite(PluginSuite):
         )
         longest = simulation.longest_request()
         held = simulation.add([1, 2, 0, 1], longest - 4)
-        while simulation.kv.num_free_blocks > 4:
-            simulation.step()
+        simulation.run_until(lambda: simulation.kv.num_free_blocks <= 4, "the request holds blocks for its tokens")
         simulation.hold(held)
         for token in range(num_others):
             simulation.add([token, 2, 2, 0], longest - 4)
-        while simulation.live != [held]:
-            simulation.step()
+        simulation.run_until(lambda: simulation.live == [held], OTHERS_FINISH)
         assert simulation.step().requests == []
         simulation.resume(held)
         simulation.run()
@@ -265,27 +269,17 @@ class SchedulerSuite(PluginSuite):
         for index in range(2):
             simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=11)
             pair = [simulation.add([token, 1, 2, 0], 14) for token in range(2)]
-            while {sequence.status for sequence in pair} != {RequestStatus.RUNNING}:
-                simulation.step()
-            simulation.hold(pair[index])
-            while simulation.live != [pair[index]]:
-                simulation.step()
-            simulation.resume(pair[index])
+            _run_until_all_run(simulation, pair)
+            _finish_without(simulation, [pair[index]])
             simulation.run()
 
     def test_held_requests_stop_nobody_for_want_of_a_place(self) -> None:
         limits = replace(LIMITS, max_num_seqs=2)
         simulation = SchedulerSimulation(self.create_scheduler(limits), limits, num_blocks=200)
         held = [simulation.add([token, 1, 2, 0], 8) for token in range(2)]
-        while {sequence.status for sequence in held} != {RequestStatus.RUNNING}:
-            simulation.step()
-        for sequence in held:
-            simulation.hold(sequence)
+        _run_until_all_run(simulation, held)
         simulation.add([2, 1], 3)
-        while simulation.live != held:
-            simulation.step()
-        for sequence in held:
-            simulation.resume(sequence)
+        _finish_without(simulation, held)
         simulation.run()
 
     @pytest.mark.parametrize("num_host_blocks", [0, 10], ids=["recompute", "swap"])
@@ -312,10 +306,69 @@ class SchedulerSuite(PluginSuite):
         simulation.run()
         assert len(simulation.finished) == 3
 
+    @pytest.mark.parametrize("first", ["better", "worse"])
+    def test_better_priority_is_admitted_first(self, first: str) -> None:
+        """Whichever arrived first, of two requests that are alike but for their priorities and wait for one place."""
+        self.require("priorities")
+        limits = replace(LIMITS, max_num_seqs=1)
+        simulation = SchedulerSimulation(self.create_scheduler(limits), limits, num_blocks=200, prefix_caching=False)
+        simulation.add([1, 2, 0, 1], 4)
+        simulation.step()
+        order = (0, 100) if first == "better" else (100, 0)
+        waiting = {priority: simulation.add([2, 1, 2, 0], 4, priority=priority) for priority in order}
+        simulation.run_until(
+            lambda: any(sequence.status is RequestStatus.RUNNING for sequence in waiting.values()),
+            "a request is admitted once the place is free",
+        )
+        assert waiting[0].status is RequestStatus.RUNNING, "priority 100 is admitted before priority 0"
+        simulation.run()
+
+    def test_forgets_requests_that_are_removed(self) -> None:
+        """Those that finished, and those that were aborted while they ran or waited. What it keeps of its latest step
+        may last until the next ones."""
+        simulation = SchedulerSimulation(self.create_scheduler(LIMITS), LIMITS, num_blocks=11)
+        removed = []
+        for round_id in range(2):
+            sequences = [simulation.add([token, 1, 2, 0], 12) for token in range(4)]
+            removed += [weakref.ref(sequence) for sequence in sequences]
+            for _ in range(3):
+                simulation.step()
+            simulation.abort(sequences[-round_id])
+            del sequences
+            simulation.run()
+        simulation.finished.clear()
+        simulation.add([1, 2, 0, 1], 5)
+        simulation.run()
+        num_kept = _num_alive(removed)
+        assert not num_kept, f"{num_kept} of {len(removed)} requests are kept after they were removed"
+
     @pytest.mark.parametrize("seed", range(25))
     def test_random_traffic(self, seed: int) -> None:
         rng = Random(seed)
         run_random_traffic(random_simulation(self.create_scheduler, rng), rng)
+
+
+def _num_alive(references: list[weakref.ref[Any]]) -> int:
+    """How many objects are kept. Garbage of the whole process is collected where cycles may keep some."""
+    if any(reference() is not None for reference in references):
+        gc.collect()
+    return sum(reference() is not None for reference in references)
+
+
+def _run_until_all_run(simulation: SchedulerSimulation, sequences: list[Sequence]) -> None:
+    simulation.run_until(
+        lambda: all(sequence.status is RequestStatus.RUNNING for sequence in sequences),
+        f"{len(sequences)} requests that have memory and places are admitted",
+    )
+
+
+def _finish_without(simulation: SchedulerSimulation, held: list[Sequence]) -> None:
+    """Holds requests until all others are finished."""
+    for sequence in held:
+        simulation.hold(sequence)
+    simulation.run_until(lambda: simulation.live == held, OTHERS_FINISH)
+    for sequence in held:
+        simulation.resume(sequence)
 
 
 def _end_one_of_each_status(simulation: SchedulerSimulation, end: Callable[[Sequence], None]) -> set[RequestStatus]:

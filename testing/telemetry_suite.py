@@ -335,6 +335,7 @@ class TelemetrySinkSuite(PluginSuite):
             for reader in readers:
                 reader.start()
             while any(reader.num_reads < 10 and reader.is_alive() for reader in readers) or first < 1000:
+                assert first < 100_000, "readers do not get done while the engine's thread counts"
                 feed(exposing, 10, first=first, varied=True)
                 first += 10
         finally:
@@ -366,9 +367,9 @@ class Reader(threading.Thread):
             self.failure = failure
 
     def stop(self) -> None:
-        """Waits for the end."""
+        """Waits for the end, of a reader that hangs for some seconds."""
         self._is_stopped.set()
-        self.join()
+        self.join(10)
 
 
 def feed(sink: TelemetrySink, count: int, *, first: int = 0, varied: bool = False) -> None:

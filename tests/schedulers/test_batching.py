@@ -233,6 +233,22 @@ def test_equal_priority_takes_nothing():
     simulation.run()
 
 
+class Unstable(PriorityScheduler):
+    """Its order is not strict."""
+
+    def outranks(self, waiting: RequestState, running: RequestState) -> bool:
+        return waiting.priority <= running.priority
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2])
+def test_requests_of_one_rank_do_not_displace_each_other_in_turn(max_num_seqs: int):
+    simulation = simulate(Unstable, replace(LIMITS, max_num_seqs=max_num_seqs))
+    for token in range(4):
+        simulation.add([token % 3, 1], 10)
+    simulation.run()
+    assert simulation.num_preemptions == 0
+
+
 @both
 def test_requests_that_arrive_together_compute_their_common_prefix_once(kind: type[BatchingScheduler]):
     simulation = simulate(kind, prefix_caching=True)

@@ -84,7 +84,8 @@ def test_what_a_suite_needs_besides_is_one_error_too() -> None:
 def test_a_plugin_under_an_old_name_is_told_the_new_one(kind: str, name: str, plugin: type | ModuleType) -> None:
     suite = SUITES[kind].load()
     for others in ({}, {"plugin": plugin}):
-        assert re.search(rf"sets `{name}`.*write plugin = {plugin.__name__}$", refusal(suite, **{name: plugin}, **others))
+        reason = refusal(suite, **{name: plugin}, **others)
+        assert re.search(rf"sets `{name}`.*write plugin = {plugin.__name__}$", reason)
     assert refusal(suite, plugin=plugin, **{name: pytest.fixture(lambda self: None)}) == ""
     assert refusal(suite, plugin=plugin, family_class="of another kind") == ""
 
