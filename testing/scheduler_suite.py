@@ -31,7 +31,7 @@ from dovetail.testing.side_effects import leaves_alone
 from dovetail.testing.suite import PluginSuite
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=8, max_model_len=32)
-OTHERS_FINISH = "requests finish while others are held"
+_OTHERS_FINISH = "requests finish while others are held"
 
 
 class SchedulerSuite(PluginSuite):
@@ -259,7 +259,7 @@ class SchedulerSuite(PluginSuite):
         simulation.hold(held)
         for token in range(num_others):
             simulation.add([token, 2, 2, 0], longest - 4)
-        simulation.run_until(lambda: simulation.live == [held], OTHERS_FINISH)
+        simulation.run_until(lambda: simulation.live == [held], _OTHERS_FINISH)
         assert simulation.step().requests == []
         simulation.resume(held)
         simulation.run()
@@ -366,7 +366,7 @@ def _finish_without(simulation: SchedulerSimulation, held: list[Sequence]) -> No
     """Holds requests until all others are finished."""
     for sequence in held:
         simulation.hold(sequence)
-    simulation.run_until(lambda: simulation.live == held, OTHERS_FINISH)
+    simulation.run_until(lambda: simulation.live == held, _OTHERS_FINISH)
     for sequence in held:
         simulation.resume(sequence)
 
