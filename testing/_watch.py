@@ -14,12 +14,13 @@ class Journal:
     """What a process has found so far, in a file that is left if it hangs or dies."""
 
     def __init__(self, path: Path | None):
-        self._file = None if path is None else path.open("w", encoding="utf-8")
+        self._path = path
 
     def write(self, found: Mapping[str, Any]) -> None:
-        """One line of JSON."""
-        if self._file is not None:
-            print(json.dumps(found, default=repr), file=self._file, flush=True)
+        """One more line of JSON."""
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(found, default=repr)}\n")
 
 
 class Watch:

@@ -9,12 +9,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from dovetail.contracts.kinds import KINDS
-from dovetail.plugins.commands.plugins.suite_end import read_end
+from dovetail.plugins.commands.plugins.suite_end import End, read_end, summary, unfinished_report
+from dovetail.plugins.commands.plugins.suite_page import suite_page
 from dovetail.registry.entries import HOOKS_KIND
+from dovetail.testing._session import run_class
+from dovetail.testing._watch import Journal
 from dovetail.testing.local_plugins import write_distribution
 from dovetail.testing.suite import SUITES, Suite
 
@@ -135,16 +139,49 @@ def test_a_plugin_that_hangs_in_import_is_given_up(tmp_path: Path) -> None:
         assert "waits_for_good.py, line 3 " in done.stderr
 
 
+class InTheMiddle:
+    """Three cases; the second looks at what the first has left."""
+
+    journal: ClassVar[Path]
+    left: ClassVar[dict[str, Any]]
+
+    def test_a(self) -> None:
+        assert "a" == "b"
+
+    def test_b(self) -> None:
+        end = End("test_b", "hung", "test_b did not end", "plugin.py, line 7 in apply")
+        type(self).left.update(unfinished_report(self.journal, end) or {})
+
+    def test_c(self) -> None: ...
+
+
+def test_a_journal_gives_a_report_at_any_time(tmp_path: Path) -> None:
+    left: dict[str, Any] = {}
+    journal = Journal(tmp_path / "journal")
+    assert unfinished_report(tmp_path / "journal", End("test_b", "hung", "")) is None
+    facts = ("plugin", "kind", "contract", "suite", "reference", "distribution", "machine", "time")
+    journal.write({**dict.fromkeys(facts, "x"), "attributes": {}, "versions": {"dovetail": "1"}, "hints": []})
+    run_class(InTheMiddle, {"journal": tmp_path / "journal", "left": left}, journal=journal)
+    found = [(result["name"], result["outcome"]) for result in left["results"]]
+    assert found == [("test_a", "failed"), ("test_b", "hung"), ("test_c", "not run")]
+    assert left["results"][1]["text"] == "test_b did not end\n\nplugin.py, line 7 in apply"
+    said = summary(left)
+    assert said.startswith("FAILED   test_a\n")
+    assert said.endswith("x (x x), x: 1 failed, 1 hung, 1 not run")
+    page = suite_page(left)
+    assert "The suite hung: 1 of 3 tests did not run." in page
+    assert "<h3>test_b</h3><pre>test_b did not end" in page
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("plugin", "outcome", "error"),
     [
-        pytest.param(
-            "Dies", "died", r"error: (test_\w+): the process ended by signal SIGKILL\n", marks=pytest.mark.nightly
-        ),
+        ("Dies", "died", r"error: (test_\w+): the process ended by signal SIGKILL\n"),
         (
             "Waits",
             "hung",
-            r"error: (test_\w+) did not end in 2 s: it hangs in \S+processors.py, line \d+"
+            r"error: (test_\w+) did not end in 20 s: it hangs in \S+processors.py, line \d+"
             r" \(the test is at \S+logits_suite.py, line \d+\) \(--timeout sets the limit\)\n",
         ),
     ],
@@ -152,7 +189,7 @@ def test_a_plugin_that_hangs_in_import_is_given_up(tmp_path: Path) -> None:
 def test_what_ended_before_a_test_hangs_or_dies_is_reported(
     folder: Path, plugin: str, outcome: str, error: str
 ) -> None:
-    arguments = ("--timeout", "2", "--out", "report.json", "--page", "report.html")
+    arguments = ("--timeout", "20", "--out", "report.json", "--page", "report.html")
     done = plugins_test(folder, f"./processors.py:{plugin}", *arguments)
     assert done.returncode == 3
     said = re.fullmatch(error, done.stderr)
