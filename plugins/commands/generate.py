@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -86,14 +87,11 @@ def generate(
         raise RequestError("nothing to complete: give a prompt, - for standard input, or --prompt-file FILE")
     if system is not None and not chat:
         raise RequestError("--system needs --chat: only a chat template knows where a system message goes")
+    flags = {"max_tokens": max_tokens, "temperature": temperature}
+    changed = partial(sampling_params, settings=sampling or [], default_max_tokens=128, **flags)
+    changed(SamplingParams())  # what no model accepts is refused before one is loaded
     with LLM(config=layered) as llm:
-        params = sampling_params(
-            llm.get_default_sampling_params(),
-            sampling or [],
-            default_max_tokens=128,
-            max_tokens=max_tokens,
-            temperature=temperature,
-        )
+        params = changed(llm.get_default_sampling_params())
         if not as_json:
             refuse_unseen(params)
         if chat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
@@ -95,14 +96,11 @@ def chat(
     from dovetail import LLM
 
     console = create_console(stderr=True)
+    flags = {"max_tokens": max_tokens, "temperature": temperature}
+    changed = partial(sampling_params, settings=sampling or [], default_max_tokens=512, **flags)
+    changed(SamplingParams())  # what no model accepts is refused before one is loaded
     with LLM(config=layered) as llm:
-        params = sampling_params(
-            llm.get_default_sampling_params(),
-            sampling or [],
-            default_max_tokens=512,
-            max_tokens=max_tokens,
-            temperature=temperature,
-        )
+        params = changed(llm.get_default_sampling_params())
         refuse_unseen(params)
         lines = LineInput(console)
         if lines.is_terminal:

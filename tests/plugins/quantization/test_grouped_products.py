@@ -84,6 +84,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(name: str) -> None:
         assert torch.equal(kernel.apply(x[:num_rows], None), alone[:num_rows]), num_rows
 
 
+@pytest.mark.nightly  # compiling takes 40 s
 def test_kernels_without_instructions_of_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     portable = tmp_path / "linear.c"
     portable.write_text(f"#define PORTABLE\n{SOURCE.read_text()}")
