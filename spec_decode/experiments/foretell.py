@@ -33,6 +33,8 @@ class Duration:
     minutes: float | None
     source: str
     """Where the number comes from; why there is none."""
+    again: float = 0.0
+    """Minutes more, where as many rounds as may are disturbed and run again."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,12 @@ class Foretold:
         """For the terminal."""
         minutes = self.duration.minutes
         most = "at most " if self.until_decided else ""
-        yield f"{most}about {minutes:.1f} minutes of turns" if minutes is not None else "minutes: not known"
+        yield (
+            f"{most}about {minutes:.1f} minutes of turns{self._again()}"
+            if minutes is not None
+            else "minutes: not known"
+        )
+        yield "  loading, the checks of tokens, the intervals and the table of compatibility take their time besides"
         yield f"  {self.duration.source}"
         spreads = ", ".join(f"{spread:.2f}" for spread in self.spreads)
         yield (
@@ -75,6 +82,12 @@ class Foretold:
             few = f" (fewer than {MIN_GROUPS} have no interval)" if effect.groups < MIN_GROUPS else ""
             yield f"  batch {effect.batch}, {effect.groups} groups{few}: {shown}"
 
+    def _again(self) -> str:
+        if not self.duration.minutes or not self.duration.again:
+            return ""
+        all_of_them = self.duration.minutes + self.duration.again
+        return f", {all_of_them:.1f} where other processes disturb as many rounds as may run again (rerun_disturbed)"
+
 
 def foretell(
     experiment: Experiment, setup: Setup, data: DataSet, earlier: SavedReport | None, *, until_decided: bool = False
@@ -86,7 +99,7 @@ def foretell(
         until_decided: each group runs once at most, and is looked at when it has ended.
     """
     if until_decided:
-        experiment = experiment.model_copy(update={"repetitions": 1})
+        experiment = experiment.model_copy(update={"repetitions": 1, "rerun_disturbed": 0})
     variants = [variant for plan in setup.engines for variant in plan.variants]
     records = by_variant(earlier.records()) if earlier is not None else {}
     spreads, source = _spreads(records)
@@ -129,6 +142,11 @@ def _num_turns(experiment: Experiment, batch: int, num_requests: int) -> int:
     return experiment.warmup + experiment.repetitions * -(-num_requests // batch)
 
 
+def _num_turns_again(experiment: Experiment, batch: int, num_requests: int) -> int:
+    """Of one variant, at most: rounds that are disturbed run again."""
+    return experiment.repetitions * min(experiment.rerun_disturbed, -(-num_requests // batch))
+
+
 def _as_before(
     experiment: Experiment,
     variants: Sequence[Variant],
@@ -141,7 +159,7 @@ def _as_before(
     if not seconds:
         return Duration(None, "the earlier report has no requests")
     before = earlier.provenance.experiment.get("sampling", {}).get("max_tokens", experiment.sampling.max_tokens)
-    total, unknown = 0.0, []
+    total, again, unknown = 0.0, 0.0, []
     for batch in experiment.grid.batch_sizes:
         nearest = min({key[0] for key in seconds}, key=lambda known: abs(math.log(known / batch)))
         alike = [own for key, own in seconds.items() if key[0] == nearest]
@@ -151,11 +169,14 @@ def _as_before(
                 unknown.append(f"{variant.label}, batch {batch}")
             turn = own if own is not None else sum(alike) / len(alike)
             total += turn * _num_turns(experiment, batch, num_requests)
+            again += turn * _num_turns_again(experiment, batch, num_requests)
+    scale = experiment.sampling.max_tokens / before / 60
     scaled = "" if before == experiment.sampling.max_tokens else f", scaled from {before} output tokens"
     guessed = f"; as the mean of others: {', '.join(unknown)}" if unknown else ""
     return Duration(
-        total * experiment.sampling.max_tokens / before / 60,
+        total * scale,
         f"from the turns of the earlier report of {earlier.provenance.date}{scaled}{guessed}",
+        again * scale,
     )
 
 
@@ -177,12 +198,17 @@ def _by_reading_weights(
         return Duration(None, "--from REPORT.json takes them from an earlier report of this machine")
     rate = _read_rate()
     step = estimate.weight_bytes / rate
-    turns = sum(_num_turns(experiment, batch, num_requests) for batch in experiment.grid.batch_sizes)
+    turns, again = (
+        sum(count(experiment, batch, num_requests) for batch in experiment.grid.batch_sizes)
+        for count in (_num_turns, _num_turns_again)
+    )
+    turn = len(variants) * experiment.sampling.max_tokens * step / 60
     return Duration(
-        len(variants) * turns * experiment.sampling.max_tokens * step / 60,
+        turns * turn,
         f"an estimate without any measured step: {experiment.sampling.max_tokens} decode steps a turn, each reading the"
         f" weights once at {rate / 1e9:.1f} GB/s, measured just now; prompts, larger batches and drafting take more,"
         " accepted drafts less. --from REPORT.json is better",
+        again * turn,
     )
 
 

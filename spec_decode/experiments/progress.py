@@ -13,6 +13,11 @@ _INTERVAL = 30.0
 """Seconds between lines, so that the log of a run of hours stays readable."""
 
 
+def tell_phase(what: str) -> None:
+    """A line on stderr as something begins that takes its time after the turns."""
+    print(f"after the turns: {what}", file=sys.stderr, flush=True)
+
+
 class TurnProgress:
     """Counts turns on stderr. Where that is no terminal, it writes the first turn, one line in half a minute, and how
     long all took."""

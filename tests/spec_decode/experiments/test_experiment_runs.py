@@ -12,10 +12,14 @@ import yaml
 from typer.testing import CliRunner
 
 from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.spec_decode.experiments.arms import prepare
 from dovetail.spec_decode.experiments.cli import app
 from dovetail.spec_decode.experiments.command import ABCommand
+from dovetail.spec_decode.experiments.datasets import load_prompts
 from dovetail.spec_decode.experiments.engine_features import NOT_SERVED
+from dovetail.spec_decode.experiments.foretell import Duration, Foretold, foretell
 from dovetail.spec_decode.experiments.journal import default_journal
+from dovetail.spec_decode.experiments.schema import parse_experiment
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 WRONG_RULE = """
@@ -125,6 +129,10 @@ def run(folder: Path, data: dict[str, Any], name: str = "report", *arguments: st
     out = folder / f"{name}.json"
     found = invoke(folder, data, "--json", str(out), "--html", str(folder / f"{name}.html"), *arguments)
     assert found.exit_code == 0, found.output + repr(found.exception)
+    # What comes after the turns takes long as well.
+    later = found.stderr.partition("turns in ")[2]
+    assert "after the turns: comparing tokens, and drawing the intervals" in later
+    assert ("after the turns: trying each arm" in later) == data["compatibility"]
     report: dict[str, Any] = json.loads(out.read_text())
     return report
 
@@ -490,6 +498,27 @@ def test_check_counts_only_prompts_that_fit(folder: Path) -> None:
     # Two of eight have 300 tokens, of 256.
     assert "21 groups will run" in found.output
     assert "batch 1, 6 groups:" in found.output
+
+
+@pytest.mark.parametrize(("batch", "turns", "again"), [(1, 1 + 2 * 8, 2 * 4), (4, 1 + 2 * 2, 2 * 2)])
+def test_check_counts_the_rounds_that_may_run_again(folder: Path, batch: int, turns: int, again: int) -> None:
+    """Of 8 prompts in 2 repetitions, after a turn of warm-up."""
+    sampling = {"max_tokens": 200, "ignore_eos": True}
+    data = experiment(grid={"batch_sizes": [batch]}, repetitions=2, rerun_disturbed=4, sampling=sampling)
+    parsed = parse_experiment(data, "here")
+    setup = prepare(parsed, folder, allow=False)
+    duration = foretell(parsed, setup, load_prompts(parsed.workload, folder), None).duration
+    assert duration.minutes is not None
+    assert duration.again / duration.minutes == pytest.approx(again / turns)
+
+
+def test_check_says_what_else_takes_time() -> None:
+    shown = list(Foretold(Duration(0.5, "so it is", 1.25), (), "", 1, ()).lines())
+    assert shown[0].startswith(
+        "about 0.5 minutes of turns, 1.8 where other processes disturb as many rounds as may run"
+    )
+    assert shown[1].startswith("  loading, the checks of tokens, the intervals")
+    assert next(iter(Foretold(Duration(0.5, ""), (), "", 1, ()).lines())) == "about 0.5 minutes of turns"
 
 
 def test_check_takes_times_and_spread_from_an_earlier_report(grid_run: dict[str, Any], folder: Path) -> None:
