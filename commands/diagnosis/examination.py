@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from dovetail.commands.diagnosis.apart import UNKNOWN_KIND, examine_apart
 from dovetail.commands.diagnosis.finding import Finding, finding, from_problem, in_order, once_per_place
+from dovetail.commands.diagnosis.imports import examine_imports
 from dovetail.commands.diagnosis.installation import examine_distribution, examine_names
-from dovetail.commands.diagnosis.sources import examine_imports, examine_source
+from dovetail.commands.diagnosis.sources import examine_source
 from dovetail.contracts.errors import PluginError
 from dovetail.registry.entries import Entry, host_major, normalize_name
 from dovetail.registry.loading import infer_kind, is_file_reference

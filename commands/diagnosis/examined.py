@@ -19,7 +19,7 @@ from typing import Any
 from dovetail.commands.diagnosis.asking import examine_answers
 from dovetail.commands.diagnosis.finding import Finding, finding, reference_remedy
 from dovetail.commands.diagnosis.members import examine_members
-from dovetail.commands.diagnosis.sources import reached
+from dovetail.commands.diagnosis.reach import reach_of
 from dovetail.commands.diagnosis.values import examine_capabilities, examine_variables
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kinds import KINDS
@@ -52,7 +52,7 @@ def examine_object(entry: Entry, found: object) -> Iterator[Finding]:
         remedy = _LATER if problem.code == "other-contract" else None
         yield finding(problem.code, problem.subject, f"{entry.label}: {problem.message}", remedy)
     codes = {problem.code for problem in problems}
-    members = list(examine_members(entry, found, reached(entry.reference.rpartition(":")[0])))
+    members = list(examine_members(entry, found, reach_of(entry.reference)))
     yield from members
     yield from examine_variables(entry, found)
     mistyped = list(examine_capabilities(entry, found)) if "capabilities-record" not in codes else []

@@ -147,6 +147,11 @@ CODES: dict[str, Code] = {
     "capability-type": Code(
         "error", "a capability's value has another type than the record's field", "Write a value of the field's type."
     ),
+    "capability-value": Code(
+        "error",
+        "a capability is a number that nothing can have",
+        "Write 1 or more; None means any where the field's type has it.",
+    ),
     "variable-type": Code(
         "error",
         "a class variable of the contract has a value of another type",

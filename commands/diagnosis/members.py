@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
 import inspect
@@ -13,7 +12,7 @@ from typing import Any
 
 from dovetail import contracts
 from dovetail.commands.diagnosis.finding import Finding, finding
-from dovetail.commands.diagnosis.sources import Source
+from dovetail.commands.diagnosis.reach import Reach
 from dovetail.commands.diagnosis.surface import is_public, since
 from dovetail.contracts.plugin import Plugin
 from dovetail.registry.entries import Entry
@@ -25,12 +24,12 @@ _LEAST = 4
 """Length from which on names are compared: short ones are close to each other by chance."""
 
 
-def examine_members(entry: Entry, plugin: type[Plugin], sources: tuple[Source, ...]) -> Iterator[Finding]:
+def examine_members(entry: Entry, plugin: type[Plugin], reach: Reach) -> Iterator[Finding]:
     """Findings about the members of a class that derives from its kind's base class."""
     lineage = _Lineage(entry, plugin)
     yield from _names(lineage)
     yield from _overrides(lineage)
-    yield from _newer(lineage, sources)
+    yield from _newer(lineage, reach)
 
 
 class _Lineage:
@@ -147,11 +146,27 @@ def _unfit_call(wanted: inspect.Signature, given: inspect.Signature, *, by_name:
             given.bind(*passed, **named)
         except TypeError as error:
             return "incompatible-override", f"takes {given}, where the host passes {wanted}: {error}"
+    if swapped := _swapped([p.name for p in positional], given):
+        return "incompatible-override", swapped
     try:
         given.bind(**{p.name: None for p in [*positional, *keywords] if p.kind is not kinds.POSITIONAL_ONLY})
     except TypeError:
         if by_name:
             return "renamed-parameter", f"has other names in {given} than the contract in {wanted}"
+    return None
+
+
+def _swapped(wanted: list[str], given: inspect.Signature) -> str | None:
+    """What is wrong where a parameter of the contract's name stands at another place: the call fits, and its values go
+    to the wrong names."""
+    kinds = inspect.Parameter
+    places = [
+        p.name for p in given.parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    ]
+    for place, (own, name) in enumerate(zip(places, wanted, strict=False), start=1):
+        if own != name and (own in wanted or name in places):
+            order = ", ".join(wanted)
+            return f"has `{own}` at place {place}, where the host passes `{name}`: the order is ({order})"
     return None
 
 
@@ -182,11 +197,11 @@ def _written(name: str, base: Any) -> str:
     return f"`{decorator}def {name}({inner})`"
 
 
-def _newer(lineage: _Lineage, sources: tuple[Source, ...]) -> Iterator[Finding]:
+def _newer(lineage: _Lineage, reach: Reach) -> Iterator[Finding]:
     declared = getattr(lineage.plugin, "contract", None)
     if not (isinstance(declared, tuple) and len(declared) == 2):
         return
-    used = _used(lineage, sources)
+    used = _used(lineage, reach)
     later = {name: version for name, version in since(lineage.entry.kind).items() if version > declared}
     for name in sorted(used & later.keys()):
         label, version = lineage.entry.label, later[name]
@@ -196,7 +211,7 @@ def _newer(lineage: _Lineage, sources: tuple[Source, ...]) -> Iterator[Finding]:
         )
 
 
-def _used(lineage: _Lineage, sources: tuple[Source, ...]) -> set[str]:
+def _used(lineage: _Lineage, reach: Reach) -> set[str]:
     """Names of the contract that a class surely uses: "Class" and "Class.member"."""
     used = {base.__name__ for base in lineage.bases}
     used |= {
@@ -207,9 +222,4 @@ def _used(lineage: _Lineage, sources: tuple[Source, ...]) -> set[str]:
         for one in fields(record):
             if one.default is not MISSING and getattr(record, one.name) != one.default:
                 used.add(f"{type(record).__name__}.{one.name}")
-    for source in sources:
-        used |= {one.name for one in source.imports if one.name is not None and is_public(one.module)}
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                used |= {f"{node.func.id}.{keyword.arg}" for keyword in node.keywords if keyword.arg is not None}
-    return used
+    return used | reach.used()

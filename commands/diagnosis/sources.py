@@ -13,13 +13,19 @@ from pathlib import Path
 import dovetail
 from dovetail.commands.diagnosis.finding import Finding, finding, reference_remedy
 from dovetail.commands.diagnosis.installation import extra_of
-from dovetail.commands.diagnosis.surface import ALL_KINDS, is_ours, open_to
+from dovetail.commands.diagnosis.surface import is_ours
 from dovetail.commands.summary import find_module
 from dovetail.registry.contents import siblings
 from dovetail.registry.entries import HOOKS_KIND, Entry
 
 _EXPORTED = frozenset(f"{dovetail.__name__}.{name}" for name in dovetail.__all__)
 """Names of the package itself, which it imports on first use."""
+
+_COMPOUND = (
+    *(ast.Module, ast.If, ast.Try, ast.TryStar, ast.With, ast.For, ast.While, ast.Match),
+    *(ast.ExceptHandler, ast.match_case, ast.withitem),
+)
+"""What has statements of the module's own top within."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,12 @@ class Import:
     line: int
     is_certain: bool
     """Whether it runs whenever the module is imported: at the top, outside of `try` and `if`."""
+    piece: ast.AST
+    """The one of the module's `pieces` that it is, or is in."""
+    bound: str = ""
+    """The name that it gives; none where it is no statement, and for `*`."""
+    is_whole: bool = True
+    """Whether `bound` means all of it: `import a.b` binds a."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class Source:
 def examine_source(entry: Entry, *, is_brief: bool = False) -> Iterator[Finding]:
     """Findings about the modules of a plugin, from its source alone. A module without Python source has none.
     `is_brief`: only whether the module is there."""
-    module, attribute = _parts(entry.reference)
+    module, attribute = parts_of(entry.reference)
     if module.endswith(".py"):
         if not Path(module).is_file():
             yield finding("module-gone", entry.label, f"{entry.label}: there is no file {module}")
@@ -64,28 +76,10 @@ def examine_source(entry: Entry, *, is_brief: bool = False) -> Iterator[Finding]
     yield from _missing_modules(entry, sources)
 
 
-def _parts(reference: str) -> tuple[str, str]:
+def parts_of(reference: str) -> tuple[str, str]:
     """Module or file, and what is meant of it: nothing for hooks that are a module."""
     module, colon, attribute = reference.rpartition(":")
     return (module, attribute) if colon else (reference, "")
-
-
-def examine_imports(entry: Entry) -> Iterator[Finding]:
-    """Findings about what a plugin's modules import of Dovetail, from their source alone. Where the entry's kind is
-    not known, only what no plugin may import."""
-    for source in reached(_parts(entry.reference)[0]):
-        for one in source.imports:
-            if not is_ours(one.module) or _unit(one.module) == _unit(source.module):
-                continue
-            kinds = _open_to(one)
-            what = one.module if one.name is None else f"{one.name} from {one.module}"
-            place = f"({source.path}, line {one.line})"
-            if not kinds:
-                message = f"{entry.label}: {what} is imported, which is not public {place}"
-                yield finding("private-import", entry.label, message)
-            elif entry.kind in ALL_KINDS - kinds:
-                message = f"{entry.label}: {what} is imported, which is for plugins of kind {min(kinds)} {place}"
-                yield finding("foreign-import", entry.label, message)
 
 
 @cache
@@ -106,24 +100,24 @@ def reached(module: str) -> tuple[Source, ...]:
         sources[name] = source = _source_of(name)
         for one in source.imports if source is not None else ():
             for target in (one.module, f"{one.module}.{one.name}" if one.name else one.module):
-                if _unit(target) == _unit(module):
+                if unit_of(target) == unit_of(module):
                     to_read.append(target)
     return tuple(source for source in sources.values() if source is not None)
 
 
 @cache
-def _find(module: str) -> ModuleSpec | None:
+def find_once(module: str) -> ModuleSpec | None:
     return find_module(module)
 
 
-def _unit(module: str) -> str:
+def unit_of(module: str) -> str:
     """The package whose parts know each other: a top-level one, and of Dovetail's own each folder."""
     return ".".join(module.split(".")[: 2 if is_ours(module) else 1])
 
 
 @cache
 def _source_of(module: str) -> Source | None:
-    spec = _find(module)
+    spec = find_once(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     return _read(module, Path(spec.origin))
@@ -136,14 +130,30 @@ def _read(module: str, path: Path) -> Source | None:
         return None
     is_package = path.name == "__init__.py"
     certain = set(map(id, tree.body))
-    imports = [one for node in ast.walk(tree) for one in _imports(node, module, is_package, id(node) in certain)]
+    imports = [
+        one
+        for piece in pieces(tree)
+        for node in ast.walk(piece)
+        for one in _imports(node, piece, module, is_package, id(node) in certain)
+    ]
     return Source(module, path, tree, tuple(imports))
 
 
-def _imports(node: ast.AST, module: str, is_package: bool, is_certain: bool) -> Iterator[Import]:
+def pieces(node: ast.AST) -> Iterator[ast.AST]:
+    """What is at the top of a module: its statements, and of `if`, `try` and the like those within, and the
+    expressions of their heads."""
+    if isinstance(node, _COMPOUND):
+        for child in ast.iter_child_nodes(node):
+            yield from pieces(child)
+    else:
+        yield node
+
+
+def _imports(node: ast.AST, piece: ast.AST, module: str, is_package: bool, is_certain: bool) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         for alias in node.names:
-            yield Import(alias.name, None, node.lineno, is_certain)
+            bound = alias.asname or alias.name.partition(".")[0]
+            yield Import(alias.name, None, node.lineno, is_certain, piece, bound, alias.asname is not None)
     elif isinstance(node, ast.ImportFrom):
         target = node.module or ""
         if node.level:
@@ -151,9 +161,10 @@ def _imports(node: ast.AST, module: str, is_package: bool, is_certain: bool) -> 
             package = parts[: len(parts) - node.level + is_package]
             target = ".".join([*package, *([target] if target else [])])
         for alias in node.names:
-            yield Import(target, alias.name, node.lineno, is_certain)
+            bound = "" if alias.name == "*" else alias.asname or alias.name
+            yield Import(target, alias.name, node.lineno, is_certain, piece, bound)
     elif isinstance(node, ast.Attribute) and ast.unparse(node) in _EXPORTED:
-        yield Import(dovetail.__name__, node.attr, node.lineno, is_certain=False)
+        yield Import(dovetail.__name__, node.attr, node.lineno, False, piece)
 
 
 def _surely_lacks(tree: ast.Module, name: str) -> bool:
@@ -171,21 +182,6 @@ def _surely_lacks(tree: ast.Module, name: str) -> bool:
         ):
             return False
     return True
-
-
-def _open_to(one: Import) -> frozenset[str]:
-    """The kinds of plugins that may import this; none where it is not public."""
-    if one.module == dovetail.__name__ and one.name in (None, "__version__"):
-        return ALL_KINDS  # that alone brings no engine
-    if one.name is None or one.name == "*":
-        return open_to(one.module)
-    inner = f"{one.module}.{one.name}"
-    if kinds := open_to(inner):
-        return kinds
-    if one.module == dovetail.__name__:
-        return open_to(one.module) if one.name in dovetail.__all__ else frozenset()
-    # `from dovetail.nn import loading`: perhaps a module that is not public, within one that is.
-    return open_to(one.module, one.name) if _find(inner) is None else frozenset()
 
 
 def _missing_modules(entry: Entry, sources: tuple[Source, ...]) -> Iterator[Finding]:

@@ -29,7 +29,8 @@ def examine_variables(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding]:
 
 
 def examine_capabilities(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding]:
-    """Capabilities whose values have another type than their fields, as far as plain types show."""
+    """Capabilities whose values have another type than their fields, as far as plain types show, and numbers that
+    nothing can have."""
     record: Any = plugin.capabilities
     if not dataclasses.is_dataclass(record):
         return
@@ -40,6 +41,16 @@ def examine_capabilities(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding
         if wanted is not None:
             message = f"{entry.label}: its capability {one.name} is {value!r}, no {wanted}"
             yield finding("capability-type", entry.label, message)
+        elif (number := _too_small(value)) is not None:
+            told = repr(value) if isinstance(value, int) else f"{value!r}, with {number} in it"
+            message = f"{entry.label}: its capability {one.name} is {told}: ranks and sizes are at least 1"
+            yield finding("capability-value", entry.label, message)
+
+
+def _too_small(value: object) -> int | None:
+    """A number below 1 that a capability is, or has in a set. All numbers of the records are ranks or sizes."""
+    numbers = value if isinstance(value, frozenset) else (value,)
+    return next((each for each in numbers if isinstance(each, int) and not isinstance(each, bool) and each < 1), None)
 
 
 def _unlike(hint: Any, value: object) -> str | None:

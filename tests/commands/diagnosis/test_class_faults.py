@@ -57,6 +57,24 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "incompatible-override",
         "'reason'",
     ),
+    "swapped": (
+        "draft_worker",
+        "def on_finished(self, token_ids, seq_id): ...",
+        "incompatible-override",
+        "`token_ids` at place 1, where the host passes `seq_id`",
+    ),
+    "two_of_three_swapped": (
+        "draft_worker",
+        "def on_verified(self, accepted, seq_id, num_drafted): ...",
+        "incompatible-override",
+        "(self, seq_id",
+    ),
+    "one_between": (
+        "draft_worker",
+        "def on_finished(self, seq_id, reason=None, token_ids=()): ...",
+        "incompatible-override",
+        "`reason` at place 2",
+    ),
     "renamed": ("draft_worker", "def propose(self, requests): return []", "renamed-parameter", "(batch)"),
     "instance_check": (
         "draft_worker",
@@ -95,6 +113,19 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "capabilities = DraftCapabilities(tensor_parallel=True)",
         "capability-type",
         "no int",
+    ),
+    "no_rank": (
+        "draft_worker",
+        "capabilities = DraftCapabilities(tensor_parallel=0)",
+        "capability-value",
+        "is 0: ranks",
+    ),
+    "size_of_nothing": (
+        "attention_backend",
+        "capabilities = AttentionCapabilities(\n"
+        "        device_types=None, dtypes=frozenset({'float32'}), head_sizes=frozenset({64, -1}))",
+        "capability-value",
+        "with -1 in it",
     ),
     "unprintable": (
         "attention_backend",
@@ -184,6 +215,12 @@ def test_nothing_is_said_of_sound_classes_beside_them(diagnosis):
     sound = [entry for entry in diagnosis.entries if entry.name == "good"]
     assert [entry.kind for entry in sound] == ["attention_backend", "draft_worker"]
     assert [diagnosis.of(entry) for entry in sound] == [[], []]
+
+
+def test_parameters_by_name_alone_may_stand_in_any_order(examine, tmp_path: Path):
+    body = "    def on_finished(self, *args, token_ids=(), seq_id=None): ...\n"
+    (tmp_path / "mine.py").write_text(f"{HEAD}\n\nclass Mine(Good):\n{body}")
+    assert examine(f"{tmp_path}/mine.py:Mine").findings == ()
 
 
 def test_a_reference_is_examined_and_gets_the_kind_of_its_class(examine, tmp_path: Path):
