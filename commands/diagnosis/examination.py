@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -102,15 +103,25 @@ def _chosen(registry: Registry, names: Sequence[str]) -> tuple[list[Entry], list
         except PluginError as error:
             is_reference = ":" in name or name.endswith(".py")
             message = str(error) if is_reference else f"there is no plugin '{name}'"
-            findings.append(finding("unknown-name", name, message, _file_remedy(name)))
+            remedy = _file_remedy(name) or _near_remedy(registry, name)
+            findings.append(finding("unknown-name", name, message, remedy))
     return list(dict.fromkeys(entries)), findings
 
 
 def _file_remedy(name: str) -> str | None:
     """What to do about an argument that means a file which gives no plugin; None for another one."""
+    if name.endswith(".whl"):
+        return "That is a wheel file: install it, then name its distribution."
     if name.endswith((".py", ".py:")):
         return f"Write '{name.rstrip(':')}:Class'."
     return "Correct the path: it counts from the working folder." if is_file_reference(name) else None
+
+
+def _near_remedy(registry: Registry, name: str) -> str | None:
+    """The names that are close to one that nothing has; None where there are none."""
+    known = sorted({entry.name for entry in registry.metadata.entries})
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    return f"Did you mean {' or '.join(map(repr, nearest))}?" if nearest else None
 
 
 def _names(name: str, entry: Entry) -> bool:

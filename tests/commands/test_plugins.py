@@ -8,9 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dovetail.plugins.commands.plugins import PluginsCommand
 from dovetail.testing.local_plugins import write_distribution
 
 SINK = """
@@ -52,6 +55,11 @@ class Greet(Command):
         return app
 """
 RUN = "import sys; from dovetail.commands.main import main; main()"
+
+
+def plugins(*arguments: str) -> Any:
+    """What `dovetail plugins ARGUMENTS` does here, as click's `Result`."""
+    return CliRunner().invoke(PluginsCommand().app(), arguments, env={"COLUMNS": "200", "TERM": "dumb"})
 
 
 @pytest.fixture
@@ -205,6 +213,56 @@ def test_doctor_finds_nothing_wrong_with_what_is_installed(dovetail):
     result = dovetail("plugins", "doctor")
     assert (result.returncode, result.stderr) == (0, "")
     assert "nothing wrong was found" in result.stdout
+
+
+def test_doctor_without_names_shows_what_it_found_and_counts_the_rest(acme, monkeypatch):
+    monkeypatch.syspath_prepend(acme)
+    points = {"dovetail.telemetry_sink.v1": {"jsonl": "twin_sink:Sink", "gone": "no_such_sink:Sink"}}
+    write_distribution(acme, "twin", entry_points=points, modules={"twin_sink.py": SINK})
+    short, whole = plugins("doctor").output, plugins("doctor", "--verbose").output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in short.splitlines() if line.startswith("│")]
+    twin = [row for row in rows if row[2] == "twin 1.0"]
+    assert twin == [
+        ["telemetry_sink", "gone", "twin 1.0", "module-gone"],
+        ["telemetry_sink", "jsonl", "twin 1.0", "taken-name"],
+    ]
+    assert "acme 1.0: 2 plugins, metadata ok\n" in short
+    assert "twin 1.0: 2 plugins, 2 with findings\n" in short
+    assert "none imported" in short
+    assert not [row for row in rows if row[3] == "ok"]
+    assert re.search(r"greet\s*│ acme 1\.0\s*│ metadata ok", whole)
+
+
+def test_doctor_says_ok_of_no_plugin_whose_distribution_has_a_finding(acme, monkeypatch):
+    monkeypatch.syspath_prepend(acme)
+    write_distribution(
+        acme,
+        "twin",
+        entry_points={"dovetail.telemetry_sink.v1": {"twin": "twin_sink:Sink"}},
+        modules={"twin_sink.py": SINK},
+        requires=("numpy>=99",),
+    )
+    output = plugins("doctor", "twin").output
+    assert re.search(r"│ twin 1\.0\s*│ missing-dependency", output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("info", "ngrm"), "there is no plugin 'ngrm'. Did you mean 'ngram'?"),
+        (("test", "nosuch"), "there is no plugin 'nosuch'. See `dovetail plugins list`."),
+        (("info", "dist/x-1.whl"), "'dist/x-1.whl' is a wheel file: install it, then name a plugin of it"),
+        (("test", "x-1.whl", "--kind", "scheduler"), "'x-1.whl' is a wheel file: install it, then name a plugin of it"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_what_is_near_alone(arguments, message):
+    assert str(plugins(*arguments).exception) == message
+
+
+def test_doctor_says_what_is_near_and_what_a_wheel_is_for():
+    output = plugins("doctor", "ngrm", "dist/x-1.whl").output
+    assert "Did you mean 'ngram'?" in output
+    assert "That is a wheel file: install it" in output
 
 
 def test_doctor_examines_references_and_names_and_goes_on(dovetail, acme):

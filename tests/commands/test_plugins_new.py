@@ -239,6 +239,18 @@ class TestRefusals:
         assert "exists" in refusal("acme", "--kind", "scheduler", "--folder", "link")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["acme", "file", "link"]
 
+    def test_the_folder_of_a_plugin_that_is_installed_in_place(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        package = tmp_path / "acme-skip" / "src" / "acme_skip"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        monkeypatch.syspath_prepend(package.parent)
+        arguments = ("acme-skip", "--kind", "scheduler")
+        assert "acme-skip exists, and is left as it is" in refusal(*arguments)
+        elsewhere = refusal(*arguments, "--folder", "elsewhere")
+        assert f"Python finds a package 'acme_skip' already in {package}, which it would hide" in elsewhere
+
     def test_a_folder_in_none(self) -> None:
         assert "there is no folder nowhere" in refusal("acme", "--kind", "scheduler", "--folder", "nowhere/acme")
 
@@ -254,6 +266,18 @@ class TestRefusals:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
         assert "acme cannot be written" in done.stderr, done.stderr
         assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_are_public_bases_it_says_how_to_start_from_one(tmp_path: Path) -> None:
+    def said(*arguments: str) -> str:
+        name = f"{tmp_path}/{len(list(tmp_path.iterdir()))}"
+        return new("acme-own", *arguments, "--folder", name).output
+
+    assert "To start from the public base of another plugin: --from fcfs or --from priority" in said(
+        "--kind", "scheduler"
+    )
+    assert "public base" not in said("--kind", "scheduler", "--from", "fcfs")
+    assert "public base" not in said("--kind", "route")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
+from packaging.utils import canonicalize_name
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,6 +28,9 @@ def examine_plugins(
         ),
     ] = None,
     examines_all: Annotated[bool, typer.Option("--all", help="Import and examine every installed plugin.")] = False,
+    shows_all: Annotated[
+        bool, typer.Option("--verbose", help="Show a row for every plugin, not those with findings alone.")
+    ] = False,
     is_strict: Annotated[bool, typer.Option("--strict", help="The exit code is 1 for warnings as well.")] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds for the import and the examination of one plugin.")
@@ -41,7 +46,7 @@ def examine_plugins(
     if as_json:
         typer.echo(json.dumps(_as_data(diagnosis), indent=2, ensure_ascii=False))
     else:
-        _print(diagnosis)
+        _print(diagnosis, imports=bool(names) or examines_all, shows_all=bool(names) or examines_all or shows_all)
     if diagnosis.errors or (is_strict and any(one.severity == "warning" for one in diagnosis.findings)):
         raise typer.Exit(1)
 
@@ -54,17 +59,36 @@ def _as_data(diagnosis: Diagnosis) -> dict[str, object]:
     return {"examined": examined, "findings": [dataclasses.asdict(one) for one in diagnosis.findings]}
 
 
-def _print(diagnosis: Diagnosis) -> None:
+def _print(diagnosis: Diagnosis, *, imports: bool, shows_all: bool) -> None:
+    """Prints a table of the plugins, all or those with findings, and every finding. `imports`: whether the plugins
+    were imported; without that `ok` would say too much."""
     console = create_console()
+    sound = "ok" if imports else "metadata ok"
+    status = {entry: ", ".join(_codes(diagnosis, entry)) for entry in diagnosis.entries}
     table = Table("kind", "name", "distribution", "status")
-    for entry in diagnosis.entries:
-        table.add_row(*cells(entry.kind, entry.name, entry.origin, _status(diagnosis, entry)))
-    console.print(table)
+    for entry, codes in status.items():
+        if codes or shows_all:
+            table.add_row(*cells(entry.kind, entry.name, entry.origin, codes or sound))
+    if table.row_count:
+        console.print(table)
+    if not shows_all:
+        _print_counts(status, sound)
     for one in diagnosis.findings:
         _print_finding(one)
     count = {severity: sum(one.severity == severity for one in diagnosis.findings) for severity in _STYLES}
     counts = ", ".join(f"{number} {severity}{'s' * (number != 1)}" for severity, number in count.items() if number)
-    console.print(f"{len(diagnosis.entries)} plugins examined: {counts or 'nothing wrong was found'}.")
+    how = "" if imports else ", none imported"
+    console.print(f"{len(diagnosis.entries)} plugins examined{how}: {counts or 'nothing wrong was found'}.")
+
+
+def _print_counts(status: Mapping[Entry, str], sound: str) -> None:
+    """A line for each distribution."""
+    console = create_console()
+    for origin in dict.fromkeys(entry.origin for entry in status):
+        found = [bool(codes) for entry, codes in status.items() if entry.origin == origin]
+        count = f"{len(found)} plugin{'s' * (len(found) != 1)}"
+        said = f"{sum(found)} with findings" if any(found) else sound
+        console.print(f"{origin}: {count}, {said}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_finding(one: Finding) -> None:
@@ -74,6 +98,13 @@ def _print_finding(one: Finding) -> None:
     console.print(f"    {escape(one.remedy)}", soft_wrap=True)
 
 
-def _status(diagnosis: Diagnosis, entry: Entry) -> str:
-    codes = dict.fromkeys(one.code for one in diagnosis.of(entry) if one.severity != "note")
-    return ", ".join(codes) or "ok"
+def _codes(diagnosis: Diagnosis, entry: Entry) -> list[str]:
+    """The codes of the findings about a plugin, its name or its distribution."""
+    about = {entry.label, f"{entry.kind} '{entry.name}'"}
+    owner = canonicalize_name(entry.distribution or "")
+    found = [
+        one.code
+        for one in diagnosis.findings
+        if not about.isdisjoint((one.subject, *one.others)) or canonicalize_name(one.subject.partition(" ")[0]) == owner
+    ]
+    return list(dict.fromkeys(found))

@@ -36,6 +36,8 @@ def find_entry(registry: Registry, name: str, kind: str | None) -> Entry:
 
 def listed_entry(registry: Registry, name: str, kind: str | None) -> Entry | None:
     """The entry of `name`, without importing anything; None for a reference whose kind only its class has."""
+    if name.endswith(".whl"):
+        raise PluginError(f"'{name}' is a wheel file: install it, then name a plugin of it")
     if kind == HOOKS_KIND and ":" in name and not _hooks_of(registry, name):
         return None
     if kind is not None:
@@ -54,9 +56,9 @@ def listed_entry(registry: Registry, name: str, kind: str | None) -> Entry | Non
     if ":" in name:
         return None
     known = sorted({entry.name for entry in registry.metadata.entries})
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
-    raise PluginError(f"there is no plugin '{name}'.{hint} Known: {', '.join(known)}")
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    hint = f"Did you mean {' or '.join(map(repr, nearest))}?" if nearest else "See `dovetail plugins list`."
+    raise PluginError(f"there is no plugin '{name}'. {hint}")
 
 
 def _find(registry: Registry, kind: str, name: str) -> Entry:

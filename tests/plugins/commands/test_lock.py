@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from dovetail.contracts.errors import ConfigError
+from dovetail.plugins.commands.lock import LockCommand
 from dovetail.testing.local_plugins import write_distribution
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
@@ -64,6 +67,29 @@ def test_a_lock_is_written_checked_compared_and_kept_to(folder):
     expected = "distribution acme: the same version 1.0, and other files: acme_sink.py\nnot equal\n"
     assert compared.stdout == expected
     assert run(folder, "lock", "--diff", "new.lock", "new.lock").stdout == "equal\n"
+
+
+def test_values_that_differ_are_told_and_count_where_asked_for(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+
+    def here(*arguments: str) -> tuple[int, list[str]]:
+        result = CliRunner().invoke(LockCommand().app(), arguments)
+        return result.exit_code, result.stdout.splitlines()
+
+    assert here("engine.json")[0] == 0
+    config = json.loads((folder / "engine.json").read_text()) | {"cache": {"num_blocks": 65}}
+    (folder / "other.json").write_text(json.dumps(config))
+    check = ("--check", "dovetail.lock", "other.json")
+    told = "config cache.num_blocks: 64 in the lock, 65 in this config"
+    summary = "equal in parts, distributions and models; 1 config value differs: cache.num_blocks"
+    assert here(*check) == (0, [f"(informative) {told}", summary])
+    assert here(*check, "--values") == (1, [told, "not equal"])
+    assert here("other.json", "--out", "other.lock")[0] == 0
+    assert here("--diff", "dovetail.lock", "other.lock")[1][-1] == summary
+    assert here("--diff", "dovetail.lock", "other.lock", "--values")[0] == 1
+    for refused in (("--check", "dovetail.lock", "--values"), ("engine.json", "--values")):
+        assert isinstance(CliRunner().invoke(LockCommand().app(), refused).exception, ConfigError)
 
 
 def test_two_questions_at_once_and_a_lock_that_is_not_there_are_refused(folder):

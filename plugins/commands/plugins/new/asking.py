@@ -15,7 +15,14 @@ from rich.table import Table
 from dovetail.commands import print_warning
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.plugins.commands.plugins.cells import cells
-from dovetail.plugins.commands.plugins.new.names import SUMMARIES, checked_author, checked_kind, checked_names
+from dovetail.plugins.commands.plugins.new.names import (
+    SUMMARIES,
+    check_free,
+    checked_author,
+    checked_kind,
+    checked_names,
+    spelled_names,
+)
 from dovetail.plugins.commands.plugins.new.project import check_folder
 from dovetail.plugins.commands.plugins.new.templates import load_template, offered
 
@@ -62,12 +69,20 @@ def ask(
 
 
 def _check_given(name: str | None, author: str | None, folder: Path | None) -> None:
-    if name is not None:
-        checked_names(name, None)
+    names = spelled_names(name) if name is not None else None
     if author is not None:
         checked_author(author)
     if folder is not None:
         check_folder(folder.expanduser())
+    if names is None:
+        return
+    try:
+        check_free(names, None)
+    except ConfigError:
+        # Its author's, installed in place: then the folder is what to speak of.
+        if folder is None:
+            check_folder(Path(names.distribution))
+        raise
 
 
 def _kinds() -> Table:

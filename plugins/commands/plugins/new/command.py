@@ -37,10 +37,12 @@ def new_plugin(
         name, kind, start = answers.name, answers.kind, answers.start
         author, folder = answers.author, answers.folder
     kind = names.checked_kind(kind)
-    project_names = names.checked_names(name, kind)
-    by = names.checked_author(author or "")
+    project_names = names.spelled_names(name)
     target = (folder or Path(project_names.distribution)).expanduser()
+    # First: an author whose plugin is installed in place has the name taken by this very folder.
     project.check_folder(target)
+    names.check_free(project_names, kind)
+    by = names.checked_author(author or "")
     template = templates.load_template(kind, start)
     files = project.render(template, project_names, kind, by, __version__)
     project.write(files, target)
@@ -49,6 +51,10 @@ def new_plugin(
     console.print("Its tests pass as it is:", markup=False)
     for line in (f"cd {target}", "pip install -e '.[test]'", "pytest", f"dovetail plugins list --kind {kind}"):
         console.print(f"    {line}", markup=False)
+    starts = templates.offered(kind) if start is None else []
+    if starts:
+        hint = " or ".join(f"--from {each}" for each in starts)
+        console.print(f"To start from the public base of another plugin: {hint}", markup=False, soft_wrap=True)
 
 
 def _kind_of_start(start: str) -> str | None:

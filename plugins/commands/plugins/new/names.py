@@ -7,6 +7,7 @@ import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
@@ -64,17 +65,38 @@ def checked_kind(kind: str) -> str:
     raise unknown_kind(spelled)
 
 
-def checked_names(name: str, kind: str | None) -> ProjectNames:
-    """The names that follow from `name`. Raises `ConfigError` where one of them cannot be used, or is taken.
-
-    `kind` may be unknown still (None); then names of plugins are not compared.
-    """
+def spelled_names(name: str) -> ProjectNames:
+    """The names that follow from `name`. Raises `ConfigError` where it cannot be one."""
     names = ProjectNames(name.strip())
     if reason := _reason_against(names):
-        raise ConfigError(f"'{name}' cannot be the name of a distribution with a plugin: {reason}")
-    if kind is not None:
-        _check_free(names.package, kind)
+        raise _unusable(name, reason)
     return names
+
+
+def check_free(names: ProjectNames, kind: str | None) -> None:
+    """Raises `ConfigError` where one of the names is taken. `kind` may be unknown still (None); then names of plugins
+    are not compared."""
+    package = names.package
+    spec = importlib.util.find_spec(package)
+    if spec is not None:
+        place = f" in {Path(spec.origin).parent}" if spec.origin and Path(spec.origin).is_file() else ""
+        reason = f"Python finds a package '{package}' already{place}, which it would hide: choose another name"
+        raise _unusable(names.distribution, reason)
+    entries = Registry.scan().metadata.entries if kind is not None else ()
+    taken = [entry for entry in entries if (entry.kind, entry.name) == (kind, package)]
+    if taken:
+        raise ConfigError(f"there is a {kind} '{package}' already, of {taken[0].origin}: choose another name")
+
+
+def checked_names(name: str, kind: str | None) -> ProjectNames:
+    """The names that follow from `name`, which can be used and are free."""
+    names = spelled_names(name)
+    check_free(names, kind)
+    return names
+
+
+def _unusable(name: str, reason: str) -> ConfigError:
+    return ConfigError(f"'{name}' cannot be the name of a distribution with a plugin: {reason}")
 
 
 def _reason_against(names: ProjectNames) -> str | None:
@@ -87,15 +109,7 @@ def _reason_against(names: ProjectNames) -> str | None:
         return f"it has {len(package)} characters, and at most {MAX_LENGTH} are allowed"
     if package == "auto" or yaml.safe_load(package) != package:
         return f"'{package}' means something else in a config: choose another name"
-    if importlib.util.find_spec(package) is not None:
-        return f"Python finds a package '{package}' already, which it would hide: choose another name"
     return None
-
-
-def _check_free(plugin: str, kind: str) -> None:
-    taken = [entry for entry in Registry.scan().metadata.entries if (entry.kind, entry.name) == (kind, plugin)]
-    if taken:
-        raise ConfigError(f"there is a {kind} '{plugin}' already, of {taken[0].origin}: choose another name")
 
 
 def checked_author(text: str) -> Author:
