@@ -152,7 +152,7 @@ class SchedulerSimulation:
         )
         for fork in forks:
             fork.fork_parent = first
-        self._parked[first.seq_id] = forks
+        self._parked[first.seq_id] = [*forks]
         self._enter(first)
         return first
 

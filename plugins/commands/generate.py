@@ -87,8 +87,13 @@ def generate(
         raise RequestError("nothing to complete: give a prompt, - for standard input, or --prompt-file FILE")
     if system is not None and not chat:
         raise RequestError("--system needs --chat: only a chat template knows where a system message goes")
-    flags = {"max_tokens": max_tokens, "temperature": temperature}
-    changed = partial(sampling_params, settings=sampling or [], default_max_tokens=128, **flags)
+    changed = partial(
+        sampling_params,
+        settings=sampling or [],
+        default_max_tokens=128,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
     changed(SamplingParams())  # what no model accepts is refused before one is loaded
     with LLM(config=layered) as llm:
         params = changed(llm.get_default_sampling_params())

@@ -96,8 +96,13 @@ def chat(
     from dovetail import LLM
 
     console = create_console(stderr=True)
-    flags = {"max_tokens": max_tokens, "temperature": temperature}
-    changed = partial(sampling_params, settings=sampling or [], default_max_tokens=512, **flags)
+    changed = partial(
+        sampling_params,
+        settings=sampling or [],
+        default_max_tokens=512,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
     changed(SamplingParams())  # what no model accepts is refused before one is loaded
     with LLM(config=layered) as llm:
         params = changed(llm.get_default_sampling_params())
