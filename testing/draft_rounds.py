@@ -35,6 +35,10 @@ class RequestStep:
     """None: drawn."""
     drafted: Draft | None = None
     """What the step verified."""
+    prediction: Sequence[int] | None = None
+    """What the request expects its output to be; drafters that do not declare `reads_prediction` are not shown it."""
+    forced: Sequence[int] = ()
+    """What its grammar says will come next."""
 
     @property
     def chosen_seed(self) -> int:
@@ -54,6 +58,14 @@ class RequestStep:
         random = np.random.default_rng([self.chosen_seed, len(self.token_ids), 1])
         ids = [random.permutation(vocab_size)[:count] for _ in follows]
         return TopTokens(np.array(follows, np.int32), np.array(parents, np.int32), np.array(ids, np.int32))
+
+    def predicted(self) -> NDArray[np.int32] | None:
+        """`prediction`, read-only."""
+        if self.prediction is None:
+            return None
+        predicted = np.array(self.prediction, dtype=np.int32)
+        predicted.flags.writeable = False
+        return predicted
 
     def stream(self) -> NDArray[np.float64]:
         """[max_drafts] uniforms, an array of its own."""
@@ -126,7 +138,16 @@ class Talk:
         """Its part in the next batch: all states that it was not shown yet."""
         end = len(self.token_ids) - 1
         prompt = self._num_prompt_tokens
-        step = RequestStep(self.seq_id, self.token_ids, self.num_taken, end, max_drafts, prompt, drafted=self._verified)
+        step = RequestStep(
+            self.seq_id,
+            self.token_ids,
+            self.num_taken,
+            end,
+            max_drafts,
+            prompt,
+            drafted=self._verified,
+            prediction=self.text[prompt:],
+        )
         self.num_taken = end
         return step
 
@@ -135,6 +156,40 @@ class Talk:
         self._last = None if draft is None else replace(draft, token_ids=[int(token) for token in draft.token_ids])
         tokens = [] if draft is None else list(self._last.token_ids if self._last else [])
         self.drafts.append((tokens, None if draft is None or draft.parents is None else list(draft.parents)))
+
+
+@dataclass
+class Misled:
+    """A request whose guesses all come true, or never do: what came in its place then begins as its text does, so that
+    there is more to guess."""
+
+    seq_id: int
+    text: Sequence[int]
+    is_right: bool
+    vocab_size: int
+    num_taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_ids = [*self.text[:30]]
+
+    def step(self, max_drafts: int) -> RequestStep:
+        """Its part in the next batch: the states of what the last step computed."""
+        end = len(self.token_ids) - 1
+        step = RequestStep(self.seq_id, list(self.token_ids), self.num_taken, end, max_drafts, 25)
+        self.num_taken = end
+        return step
+
+    def advance(self, worker: DraftWorker, draft: Draft | None) -> None:
+        """The step that verifies a draft."""
+        if draft is None or not len(draft.token_ids):
+            self.token_ids.append(self.text[len(self.token_ids) % len(self.text)])
+            return
+        path = first_path(draft) if self.is_right else []
+        worker.on_verified(self.seq_id, path, len(draft.token_ids))
+        self.token_ids += [int(draft.token_ids[node]) for node in path]
+        if not self.is_right:
+            self.token_ids += [(int(draft.token_ids[0]) + 1) % self.vocab_size, *self.text[:6]]
+        self.token_ids.append(self.text[6])
 
 
 def first_path(draft: Draft) -> list[int]:
@@ -172,10 +227,10 @@ def text(vocab_size: int, period: int | None = None, seed: int = 0) -> list[int]
     return tokens
 
 
-def assert_same_draft(draft: Draft | None, other: Draft | None) -> None:
-    """Asserts that two drafts are equal, probabilities but for rounding."""
+def assert_same_draft(draft: Draft | None, other: Draft | None, what: str = "") -> None:
+    """Asserts that two drafts are equal, probabilities but for rounding. `what` they are is for the message."""
     tokens = [(list(d.token_ids), d.parents) if d is not None else None for d in (draft, other)]
-    assert tokens[0] == tokens[1]
+    assert tokens[0] == tokens[1], what
     if draft is not None and other is not None and draft.probs is not None and other.probs is not None:
         torch.testing.assert_close(draft.probs, other.probs, rtol=1e-4, atol=1e-5)
 

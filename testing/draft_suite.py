@@ -47,6 +47,7 @@ from dovetail.testing.acceptance_suite import SIGNIFICANCE, uniform_pair_p
 from dovetail.testing.draft_pages import SuitePages
 from dovetail.testing.draft_rounds import (
     HostBatch,
+    Misled,
     RequestStep,
     Talk,
     as_lists,
@@ -57,7 +58,7 @@ from dovetail.testing.draft_rounds import (
 )
 from dovetail.testing.draft_stages import ConstantStage
 from dovetail.testing.side_effects import leaves_alone
-from dovetail.testing.suite import PluginSuite
+from dovetail.testing.suite import PluginSuite, overrides
 from dovetail.testing.target_passes import SuitePasses
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 
@@ -198,9 +199,13 @@ class DraftWorkerSuite(PluginSuite):
         steps = []
         for seq_id in range(num_requests):
             phrase = np.random.default_rng(seq_id).integers(0, self.vocab_size, 7, dtype=np.int32)
-            tokens = np.resize(phrase, num_known) if known is None else known
+            if overrides(type(self), DraftWorkerSuite, "text"):
+                phrase = np.array(self.text(7, seq_id)[:119], dtype=np.int32)  # whole periods
+            text = np.resize(phrase, num_known + 20)
+            tokens, last = text[:num_known] if known is None else known, num_known - 1 if end is None else end
             count = self.num_tokens if max_drafts is None else max_drafts
-            steps.append(RequestStep(seq_id, tokens.tolist(), first, num_known - 1 if end is None else end, count))
+            prediction = text[max(1, len(tokens) - 5) :].tolist()
+            steps.append(RequestStep(seq_id, tokens.tolist(), first, last, count, prediction=prediction))
         return self.batch_of(steps).batch
 
     def batch_of(self, steps: Sequence[RequestStep]) -> HostBatch:
@@ -224,7 +229,9 @@ class DraftWorkerSuite(PluginSuite):
                     hidden_rows=np.arange(num_rows, num_rows + count),
                     uniforms=step.stream(),
                     first_position=step.first,
+                    forced=tuple(step.forced[: step.max_drafts]),
                     top_tokens=self._top_tokens(step),
+                    prediction=step.predicted() if self.plugin.capabilities.reads_prediction else None,
                 )
             )
             num_rows += count
@@ -257,6 +264,39 @@ class DraftWorkerSuite(PluginSuite):
         assert len(drafts) == 3
         for draft in drafts:
             self.check(draft, self.num_tokens)
+        self._require_drafts(drafts, "requests whose texts repeat themselves")
+
+    def test_guesses_something(self) -> None:
+        """For some request in some round: texts that repeat themselves or do not, with a prediction (where it reads
+        one) or tokens that a grammar forces. All that the suite says of drafts, it says of those that it sees."""
+        talks = [Talk(seq_id, tokens, 30) for seq_id, tokens in enumerate((self.text(7), self.text(), self._few(6)))]
+        drafts = self._guesses(talks, forced=self.text()[:2])
+        hint = "so no test looks at a draft of its: override `text` with texts that it continues"
+        self._require_drafts(drafts, f"any of the suite's texts, {hint}")
+
+    def _few(self, seed: int) -> list[int]:
+        """A text in which most tokens were followed by several others before."""
+        random = np.random.default_rng(seed)
+        return [int(token) for token in random.integers(0, min(4, self.vocab_size), 120)]
+
+    def _guesses(self, talks: Sequence[Talk], forced: Sequence[int] = ()) -> list[Draft]:
+        """Six rounds: the drafts that are not empty. Of the last request, tokens may be forced."""
+        worker, drafts = self.create(), []
+        for _ in range(6):
+            for talk in talks:
+                talk.advance(worker)
+            steps = [talk.step(self.num_tokens) for talk in talks]
+            steps[-1] = replace(steps[-1], forced=forced)
+            for talk, draft in zip(talks, worker.propose(self.batch_of(steps).batch), strict=True):
+                self.check(draft, self.num_tokens)
+                talk.take(draft)
+                drafts += [draft] if draft is not None and len(draft.token_ids) else []
+        return drafts
+
+    def _require_drafts(self, drafts: Sequence[Draft | None], of: str) -> None:
+        """Skips the test, by name, where there is no draft to look at."""
+        if not any(draft is not None and len(draft.token_ids) for draft in drafts):
+            pytest.skip(f"{self.plugin.__name__} guesses nothing for {of}")
 
     def test_drafts_over_as_many_ranks_as_it_declares(self) -> None:
         """Over several ranks none holds the target's whole embedding, and a drafter that asks for it gets an error."""
@@ -272,8 +312,10 @@ class DraftWorkerSuite(PluginSuite):
     def test_keeps_to_max_drafts(self) -> None:
         """A request near its end gets no more nodes than it can use."""
         for count in (0, 1, 2):
-            for draft in self.create().propose(self.batch(2, max_drafts=count)):
+            drafts = self.create().propose(self.batch(2, max_drafts=count))
+            for draft in drafts:
                 self.check(draft, count)
+        self._require_drafts(drafts, "requests whose texts repeat themselves")
 
     def test_serves_short_requests(self) -> None:
         """The shortest prompt is one token; what follows it is known as well when guesses are wanted."""
@@ -313,7 +355,11 @@ class DraftWorkerSuite(PluginSuite):
         together = self.create().propose(self.batch(3))
         for seq_id in range(3):
             request = self.batch(3).requests[seq_id]
-            step = RequestStep(seq_id, request.token_ids.tolist(), 0, len(request.token_ids) - 1, self.num_tokens)
+            known, prediction = request.token_ids.tolist(), request.prediction
+            step = RequestStep(
+                *(seq_id, known, 0, len(known) - 1, self.num_tokens),
+                prediction=None if prediction is None else prediction.tolist(),
+            )
             assert_same_draft(together[seq_id], self.create().propose(self.batch_of([step]).batch)[0])
 
     def test_requests_that_run_side_by_side_do_not_meet(self) -> None:
@@ -347,8 +393,50 @@ class DraftWorkerSuite(PluginSuite):
         return {seq_id: talk.drafts for seq_id, talk in talks.items()}
 
     def text(self, period: int | None = None, seed: int = 0) -> list[int]:
-        """120 tokens, see `draft_rounds.text`."""
+        """120 tokens: those of every `period` again and again, or without repetition as far as possible. What the
+        suite's requests say is made of them: override it for a drafter that continues particular texts only."""
         return text(self.vocab_size, period, seed)
+
+    @pytest.mark.parametrize("is_right", [True, False], ids=["right", "wrong"])
+    def test_drafts_follow_from_the_call_alone(self, is_right: bool) -> None:
+        """Those of a drafter that is `stateless`: after calls whose guesses were all right, or all wrong, and after the
+        end of requests, it guesses what a new one guesses in the same call. For the host leaves out calls."""
+        if not self.plugin.capabilities.stateless:
+            pytest.skip(f"{self.plugin.__name__} does not declare stateless")
+        worker = self.create()
+        texts = (self.text(7), self.text(), self.text(7, 1))
+        requests = [Misled(seq_id, tokens, is_right, self.vocab_size) for seq_id, tokens in enumerate(texts)]
+        for round_id in range(11):
+            if round_id == 10:
+                for request in requests:
+                    worker.on_finished(request.seq_id, request.token_ids)
+                requests = [Misled(seq_id, tokens, is_right, self.vocab_size) for seq_id, tokens in enumerate(texts, 3)]
+            steps = [request.step(self.num_tokens) for request in requests]
+            drafts = worker.propose(self.batch_of(steps).batch)
+            expected = self.create().propose(self.batch_of(steps).batch)
+            for request, draft, other in zip(requests, drafts, expected, strict=True):
+                assert_same_draft(
+                    draft, other, f"request {request.seq_id} after {round_id} calls: `stateless` is declared"
+                )
+                request.advance(worker, draft)
+
+    def test_guesses_from_predictions(self) -> None:
+        """Some draft differs from what the drafter guesses without a prediction, of outputs that are as predicted, 1 to
+        20 tokens long."""
+        self.require("reads_prediction")
+        steps = []
+        for tokens in (self.text(), self.text(7)):
+            for num_output in (1, 6, 20):
+                prompt = 40 - num_output
+                step = RequestStep(
+                    len(steps), tokens[:40], 0, 39, self.num_tokens, prompt, prediction=tokens[prompt:80]
+                )
+                steps.append(step)
+        without = [replace(step, prediction=None) for step in steps]
+        drafts, others = (
+            [as_lists(draft) for draft in self.create().propose(self.batch_of(each).batch)] for each in (steps, without)
+        )
+        assert drafts != others, "`reads_prediction` is declared, and predictions change no draft"
 
     def test_takes_in_prompts_that_are_not_complete(self) -> None:
         """Steps that compute part of a prompt, after which nothing is to be guessed, and then the rest."""
@@ -446,16 +534,8 @@ class DraftWorkerSuite(PluginSuite):
         self.require("trees")
         if self._proposes_trees_by_option() is False:
             pytest.skip(f"{self.plugin.__name__} proposes no trees with these options")
-        worker, random, drafts = self.create(), np.random.default_rng(6), []
-        texts = random.integers(0, min(4, self.vocab_size), (4, 120)).tolist()
-        talks = [Talk(seq_id, tokens, 60) for seq_id, tokens in enumerate(texts)]
-        for _ in range(6):
-            for talk in talks:
-                talk.advance(worker)
-            batch = self.batch_of([talk.step(self.num_tokens) for talk in talks]).batch
-            for talk, draft in zip(talks, worker.propose(batch), strict=True):
-                talk.take(draft)
-                drafts += [draft] if draft is not None and len(draft.token_ids) > 1 else []
+        talks = [Talk(seq_id, self._few(seq_id), 60) for seq_id in range(4)]
+        drafts = [draft for draft in self._guesses(talks) if len(draft.token_ids) > 1]
         if not drafts:
             pytest.skip(f"{self.plugin.__name__} guesses no two tokens of the suite's texts")
         assert any(draft.is_tree for draft in drafts), "`trees` is declared, and every draft is a chain"

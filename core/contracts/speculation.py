@@ -49,8 +49,9 @@ class DraftCapabilities:
     confidence: bool = False
     """The drafter sets `Draft.confidence`."""
     stateless: bool = False
-    """The drafter guesses from a `DraftRequest` and its states of the same call alone. So the host leaves requests
-    without a wanted draft out of the batch, and does not call where no draft is wanted at all."""
+    """Drafts depend on nothing but the call: on a `DraftRequest` and its states in the same `propose`, never on earlier
+    calls, verdicts or requests. What changes no draft may be kept. So the host leaves requests without a wanted draft
+    out of the batch, and does not call where no draft is wanted at all."""
     reads_prediction: bool = False
     """The drafter guesses from `DraftRequest.prediction`; requests that bring one are refused where their drafter does
     not."""

@@ -21,7 +21,7 @@ from dovetail.contracts.speculation import (
 )
 from dovetail.testing.capabilities import Capability
 from dovetail.testing.draft_suite import DraftWorkerSuite
-from dovetail.testing.faults import Fault, check_fault
+from dovetail.testing.faults import Fault, check_fault, run_test
 from dovetail.testing.hints import try_capability
 
 
@@ -273,6 +273,178 @@ LOOKUP_FAULTS = [
 ]
 
 
+class Fresh(DraftWorker):
+    """Guesses what followed the same two tokens before in the request, which it reads anew in each call."""
+
+    contract = (1, 0)
+    capabilities = DraftCapabilities(tensor_parallel=None, stateless=True)
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        return [self.guess(request) for request in batch.requests]
+
+    def guess(self, request: DraftRequest) -> Draft | None:
+        return self.continuation(request, self.pairs(request))
+
+    def pairs(self, request: DraftRequest) -> Pairs:
+        pairs = Pairs()
+        pairs.take(request.token_ids.tolist())
+        return pairs
+
+    def continuation(self, request: DraftRequest, pairs: Pairs) -> Draft | None:
+        tokens, guess = request.token_ids.tolist(), list[int]()
+        while len(guess) < request.max_drafts:
+            last, token = (tokens + guess)[-2:]
+            if (last, token) not in pairs.table:
+                break
+            guess.append(pairs.table[last, token])
+        return Draft(guess) if guess else None
+
+
+class KeepsAnIndex(Fresh):
+    """Takes into a request's index what came since the last call, going by the states."""
+
+    def __init__(self, options: PluginOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        self.indices: dict[int, Pairs] = {}
+
+    def pairs(self, request: DraftRequest) -> Pairs:
+        index = self.indices.setdefault(request.seq_id, Pairs())
+        for i in range(max(2, request.first_position), len(request.token_ids)):
+            last, token, following = request.token_ids[i - 2 : i + 1].tolist()
+            index.table[last, token] = following
+        return index
+
+    def on_finished(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        self.indices.pop(seq_id, None)
+
+
+class GivesUp(Fresh):
+    """After three drafts of which nothing was accepted."""
+
+    num_misses: int = 0
+
+    def on_verified(self, seq_id: int, accepted: Sequence[int], num_drafted: int) -> None:
+        self.num_misses += not accepted
+
+    def guess(self, request: DraftRequest) -> Draft | None:
+        return super().guess(request) if self.num_misses < 3 else None
+
+
+class SeesItsMisses(Fresh):
+    """By itself, in the tokens that came; each shortens the drafts of its request, and hits lengthen them."""
+
+    def __init__(self, options: PluginOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        self.guesses: dict[int, tuple[int, int]] = {}
+        self.lengths: dict[int, int] = {}
+
+    def guess(self, request: DraftRequest) -> Draft | None:
+        length = self.lengths.get(request.seq_id, 4)
+        if request.seq_id in self.guesses:
+            place, token = self.guesses[request.seq_id]
+            if place < len(request.token_ids):
+                length += 1 if request.token_ids[place] == token else -1
+        self.lengths[request.seq_id] = length = min(4, max(1, length))
+        draft = super().guess(request)
+        if draft is None:
+            return None
+        self.guesses[request.seq_id] = len(request.token_ids), draft.token_ids[0]
+        return Draft(draft.token_ids[:length])
+
+
+class GetsBolder(Fresh):
+    """Guesses one token until two drafts were accepted."""
+
+    num_hits: int = 0
+
+    def on_verified(self, seq_id: int, accepted: Sequence[int], num_drafted: int) -> None:
+        self.num_hits += bool(accepted)
+
+    def guess(self, request: DraftRequest) -> Draft | None:
+        draft = super().guess(request)
+        return draft if draft is None or self.num_hits >= 2 else Draft(draft.token_ids[:1])
+
+
+class Notes(Fresh):
+    """What was accepted, for nobody's draft."""
+
+    def __init__(self, options: PluginOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        self.accepted: dict[int, int] = {}
+
+    def on_verified(self, seq_id: int, accepted: Sequence[int], num_drafted: int) -> None:
+        self.accepted[seq_id] = self.accepted.get(seq_id, 0) + len(accepted)
+
+
+class Caches(Fresh):
+    """What it read of a request before: its drafts are the same without."""
+
+    def __init__(self, options: PluginOptions, setup: DraftSetup):
+        super().__init__(options, setup)
+        self.cached: dict[int, Pairs] = {}
+
+    def pairs(self, request: DraftRequest) -> Pairs:
+        pairs = self.cached.setdefault(request.seq_id, Pairs())
+        pairs.take(request.token_ids.tolist())
+        return pairs
+
+    def on_finished(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        self.cached.pop(seq_id, None)
+
+
+class IgnoresPredictions(Lookup):
+    capabilities = DraftCapabilities(tensor_parallel=None, reads_prediction=True)
+
+
+class Silent(DraftWorker):
+    contract = (1, 0)
+    capabilities = DraftCapabilities(tensor_parallel=None)
+
+    def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:
+        return [None] * len(batch.requests)
+
+
+CALL_ALONE = "test_drafts_follow_from_the_call_alone"
+DECLARED_FAULTS = [
+    Fault("declares stateless and keeps an index of each request", KeepsAnIndex, CALL_ALONE),
+    Fault("declares stateless and gives up after some misses", GivesUp, f"{CALL_ALONE}[wrong]"),
+    Fault("declares stateless and goes by its misses in the text", SeesItsMisses, f"{CALL_ALONE}[wrong]"),
+    Fault("declares stateless and guesses more after hits", GetsBolder, f"{CALL_ALONE}[right]"),
+    Fault("declares predictions and reads none", IgnoresPredictions, "test_guesses_from_predictions"),
+]
+
+
+@pytest.mark.parametrize("plugin", [Notes, Caches])
+def test_a_stateless_drafter_may_keep_what_changes_no_draft(plugin: type[DraftWorker]) -> None:
+    outcome = run_test(DraftWorkerSuite, CALL_ALONE, plugin=plugin)
+    assert len(outcome.passed) == 2, outcome
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["test_guesses_something", "test_keeps_to_max_drafts", "test_answers_every_request_with_a_well_formed_draft"],
+)
+def test_what_cannot_be_said_of_a_drafter_that_never_guesses_is_skipped(test: str) -> None:
+    assert run_test(DraftWorkerSuite, test, plugin=Silent).skipped == [test]
+    assert run_test(DraftWorkerSuite, test, plugin=Lookup).passed == [test]
+
+
+class Continues(Lookup):
+    """Texts that begin with 1, 2, 3."""
+
+    def guess(self, request: DraftRequest) -> Draft | None:
+        return super().guess(request) if request.token_ids[:3].tolist() == [1, 2, 3] else None
+
+
+def test_a_subclass_may_have_texts_of_its_own() -> None:
+    def text(suite: DraftWorkerSuite, period: int | None = None, seed: int = 0) -> list[int]:
+        return [1, 2, 3, *(4 + seed % 3 + (i % 5) for i in range(117))]
+
+    for test in ("test_guesses_something", "test_keeps_to_max_drafts"):
+        assert run_test(DraftWorkerSuite, test, plugin=Continues).skipped == [test]
+        assert run_test(DraftWorkerSuite, test, plugin=Continues, text=text).passed == [test]
+
+
 class Drawn(DraftWorker):
     """Draws each token from a distribution that depends on the one before it."""
 
@@ -359,13 +531,19 @@ DRAWN_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", LOOKUP_FAULTS + DRAWN_FAULTS, ids=str)
+@pytest.mark.parametrize("fault", LOOKUP_FAULTS + DECLARED_FAULTS + DRAWN_FAULTS, ids=str)
 def test_the_suite_finds_a_drafter_that(fault: Fault) -> None:
     check_fault(fault, DraftWorkerSuite, plugin=fault.plugin, num_draws=800)
 
 
 @pytest.mark.parametrize(
-    ("capability", "case"), [("probabilities", FROM_ITS_DISTRIBUTION), ("trees", TREES)], ids=lambda value: value
+    ("capability", "case"),
+    [
+        ("probabilities", FROM_ITS_DISTRIBUTION),
+        ("trees", TREES),
+        ("reads_prediction", "test_guesses_from_predictions"),
+    ],
+    ids=lambda value: value,
 )
 def test_what_a_drafter_never_gives_is_no_hint(capability: str, case: str) -> None:
     assert try_capability(DraftWorkerSuite, {"plugin": Lookup}, Capability(capability), [case]) is None
@@ -373,6 +551,10 @@ def test_what_a_drafter_never_gives_is_no_hint(capability: str, case: str) -> No
 
 class TestLookup(DraftWorkerSuite):
     plugin = Lookup
+
+
+class TestFresh(DraftWorkerSuite):
+    plugin = Fresh
 
 
 class TestDrawn(DraftWorkerSuite):
