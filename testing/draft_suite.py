@@ -424,7 +424,7 @@ class DraftWorkerSuite(PluginSuite):
         """Some draft differs from what the drafter guesses without a prediction, of outputs that are as predicted, 1 to
         20 tokens long."""
         self.require("reads_prediction")
-        steps = []
+        steps: list[RequestStep] = []
         for tokens in (self.text(), self.text(7)):
             for num_output in (1, 6, 20):
                 prompt = 40 - num_output
@@ -459,7 +459,7 @@ class DraftWorkerSuite(PluginSuite):
             for seq_id in (0, 6):
                 step = RequestStep(seq_id, tokens, 0, len(tokens) - 1, self.num_tokens, seed=0, is_sampled=True)
                 drafts.append(self._taught().propose(self.batch_of([step]).batch)[0])
-            assert_same_draft(*drafts)
+            assert_same_draft(drafts[0], drafts[1])
 
     def _taught(self) -> DraftWorker:
         """A worker that has seen a request to its end, under seq_id 0, and another that goes on."""

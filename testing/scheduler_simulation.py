@@ -136,7 +136,7 @@ class SchedulerSimulation:
         """Adds a request of `num_forks + 1` sequences; the forks enter once the first has an output token."""
         total = len(prompt) + num_output_tokens
         assert self._fits(total), f"a request of {total} tokens does not fit; see longest_request"
-        first, *forks = (
+        sequences: list[Sequence] = [
             _Request(
                 seq_id := next(self._seq_ids),
                 f"request-{seq_id}",
@@ -149,7 +149,8 @@ class SchedulerSimulation:
                 seed=seed,
             )
             for seed in range(num_forks + 1)
-        )
+        ]
+        first, *forks = sequences
         for fork in forks:
             fork.fork_parent = first
         self._parked[first.seq_id] = [*forks]
