@@ -87,13 +87,8 @@ def generate(
         raise RequestError("nothing to complete: give a prompt, - for standard input, or --prompt-file FILE")
     if system is not None and not chat:
         raise RequestError("--system needs --chat: only a chat template knows where a system message goes")
-    changed = partial(
-        sampling_params,
-        settings=sampling or [],
-        default_max_tokens=128,
-        max_tokens=max_tokens,
-        temperature=temperature,
-    )
+    flagged = partial(sampling_params, max_tokens=max_tokens, temperature=temperature)
+    changed = partial(flagged, settings=sampling or [], default_max_tokens=128)
     changed(SamplingParams())  # what no model accepts is refused before one is loaded
     with LLM(config=layered) as llm:
         params = changed(llm.get_default_sampling_params())

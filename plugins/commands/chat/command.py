@@ -96,13 +96,8 @@ def chat(
     from dovetail import LLM
 
     console = create_console(stderr=True)
-    changed = partial(
-        sampling_params,
-        settings=sampling or [],
-        default_max_tokens=512,
-        max_tokens=max_tokens,
-        temperature=temperature,
-    )
+    flagged = partial(sampling_params, max_tokens=max_tokens, temperature=temperature)
+    changed = partial(flagged, settings=sampling or [], default_max_tokens=512)
     changed(SamplingParams())  # what no model accepts is refused before one is loaded
     with LLM(config=layered) as llm:
         params = changed(llm.get_default_sampling_params())
