@@ -95,7 +95,7 @@ wheel-outsiders: wheel
 	cp tests/frozen/conftest.py .venv-outsiders/tests
 	cp -r tests/frozen/as_wheels tests/frozen/v1 tests/frozen/test_frozen_v1.py .venv-outsiders/tests
 	cd .venv-outsiders/tests && mv v1 test_frozen_v1.py as_wheels
-	cd .venv-outsiders/tests && env -u PYTHONDONTWRITEBYTECODE ../bin/python -m pytest -q -c /dev/null --rootdir=. -o filterwarnings=error --import-mode=importlib as_wheels
+	cd .venv-outsiders/tests && env -u PYTHONDONTWRITEBYTECODE ../bin/python -m pytest -q -c /dev/null --rootdir=. -W error --import-mode=importlib as_wheels
 
 # The distributions of examples/plugins with that wheel, alone and together: their tests, their tokens, their speeds.
 wheel-examples: wheel

@@ -26,6 +26,7 @@ class TestConfig(CommandSuite):
 class TestEveryCommand(CommandSuite):
     """Help is all that every command can do in a moment."""
 
+    plugin = PluginsCommand  # the first; the fixture sets each in turn
     works = (["--help"],)
 
     @pytest.fixture(autouse=True, params=sorted(entry.name for entry in entry_points(group="dovetail.command.v1")))

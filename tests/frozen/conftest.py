@@ -21,12 +21,6 @@ SOURCES = Path(__file__).parent / "v1"
 PACKAGE = "dovetail_frozen_v1"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # The frozen weight format leaves files open that it refuses, and may not be changed any more. Garbage of its tests
-    # is collected in whatever test comes later, which is not the one to fail.
-    config.addinivalue_line("filterwarnings", r"ignore:unclosed file .*model[.]npz:ResourceWarning")
-
-
 def frozen_entry_points() -> dict[str, dict[str, str]]:
     """By group. Each module has the plugin of the kind that it is named for, as class `Frozen`; of hooks it is the
     module."""
