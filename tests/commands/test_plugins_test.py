@@ -287,6 +287,7 @@ def test_a_route_is_tested_with_a_path_and_a_body(folder: Path) -> None:
     assert "dovetail.testing.RouteSuite: 5 passed" in done.stdout
 
 
+@pytest.mark.nightly
 def test_hooks_go_by_their_name_too(tmp_path: Path) -> None:
     write_distribution(
         tmp_path,

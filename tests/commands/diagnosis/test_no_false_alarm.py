@@ -54,6 +54,7 @@ def test_nothing_is_said_of_the_examples():
     assert diagnosis.findings == ()
 
 
+@pytest.mark.nightly
 def test_nothing_is_said_of_the_example_distributions(monkeypatch):
     references = []
     for path in sorted((ROOT / "examples" / "plugins").glob("*/pyproject.toml")):
