@@ -21,6 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import yaml
 
 from dovetail import LLM, SamplingParams
@@ -169,26 +170,38 @@ def pairs_of(compared: Mapping[str, Config]) -> Iterator[tuple[str, Config, Conf
     yield "all together", merged(*others, *fixed, exact), everything, True
 
 
-def read_comparison(folder: Path) -> Config:
-    """What compare.yaml says; `{folder}` in it is the folder that it lies in."""
+def read_comparison(folder: Path, answers: Path) -> Config:
+    """What compare.yaml says; `{folder}` in it is the folder that it lies in, and `{answers}` a file of the token ids
+    that the model answers, as numpy writes them."""
     text = (folder / "compare.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text.replace("{folder}", folder.as_posix()))
+    return yaml.safe_load(text.replace("{folder}", folder.as_posix()).replace("{answers}", answers.as_posix()))
+
+
+def write_answers(base: Config, path: Path) -> None:
+    """All tokens that the model answers to the requests, without any of the plugins."""
+    with LLM(**merged(base, {"executor": EXECUTORS["cpu"][0]})) as llm:
+        turn = Turn(llm)
+        turn.take()
+    np.save(path, np.array([token for tokens in turn.tokens for token in tokens], dtype=np.int32))
 
 
 def main(folders: Sequence[Path]) -> int:
     """Exit code."""
-    compared = {folder.name: read_comparison(folder) for folder in folders}
-    architectures = {each["architecture"] for each in compared.values() if "architecture" in each} or {"llama"}
-    (architecture,) = architectures
-    ports = [each["receives_udp"] for each in compared.values() if "receives_udp" in each]
     is_right = True
     with tempfile.TemporaryDirectory() as directory:
-        save_tiny_model(Path(directory), tiny_config(architecture, **SIZES))
+        answers = Path(directory, "answers.npy")
+        compared = {folder.name: read_comparison(folder, answers) for folder in folders}
+        ports = [each["receives_udp"] for each in compared.values() if "receives_udp" in each]
+        architectures = {each["architecture"] for each in compared.values() if "architecture" in each} or {"llama"}
+        (architecture,) = architectures
+        model = Path(directory, "model")
+        save_tiny_model(model, tiny_config(architecture, **SIZES))
         base = {
-            "model": {"path": directory, "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 320},
+            "model": {"path": str(model), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 320},
             "cache": {"block_size": 16, "num_blocks": 400},
             "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 256},
         }
+        write_answers(base, answers)
         for what, bundled, ours, must_be_equal in pairs_of(compared):
             for executors in EXECUTORS.values():
                 with receiver(ports[0] if ports else None) as sizes:
