@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.speculation import Draft, DraftBatch, DraftCapabilities, DraftRequest, DraftSetup, DraftWorker
-from dovetail.spec_decode.suffix.matching import match_lengths, padded
+from dovetail.spec_decode.matching import match_lengths, padded
 
 
 class PredictionOptions(PluginOptions):

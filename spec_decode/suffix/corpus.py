@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.nn.native.disk_cache import cache_directory, check_file, check_folder, make_private_folder
+from dovetail.spec_decode.matching import MAX_MATCHES, NOTHING
 from dovetail.spec_decode.suffix.documents import corpus_files, read_documents
-from dovetail.spec_decode.suffix.matching import MAX_MATCHES, NOTHING
 
 DEPTH = 9
 """Tokens by which places are sorted: longer matches lie among those of this length."""

@@ -30,9 +30,9 @@ from dovetail.contracts.speculation import (
     SpeculationNeed,
     TreesByOption,
 )
+from dovetail.spec_decode.matching import MAX_MATCHES, Guess, best_guess, match_lengths, padded
 from dovetail.spec_decode.suffix.corpus import PAD, Corpus, open_corpus
 from dovetail.spec_decode.suffix.documents import corpus_files, needs_tokenizer
-from dovetail.spec_decode.suffix.matching import MAX_MATCHES, Guess, best_guess, match_lengths, padded
 from dovetail.spec_decode.suffix.store import AnswerStore
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.spec_decode.suffix.matching import MAX_MATCHES, NOTHING
+from dovetail.spec_decode.matching import MAX_MATCHES, NOTHING
 
 _MAX_TAIL = 8192
 _SPARE = 8

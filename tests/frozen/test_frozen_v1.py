@@ -74,7 +74,7 @@ def test_every_kind_of_major_version_1_has_a_frozen_plugin():
 def test_all_are_found_and_load(frozen, dovetail):
     for kind in FROZEN_KINDS - {"hooks"}:
         assert frozen.load(kind, "frozen").contract == (1, 0)
-    result = dovetail("plugins", "doctor", "dovetail-frozen-v1:frozen")
+    result = dovetail("plugins", "doctor", "frozen")
     rows = [line.split() for line in result.stdout.splitlines() if "dovetail-frozen-v1" in line]
     assert len(rows) == len(FROZEN_KINDS), result.stdout
     assert all("ok" in row for row in rows)

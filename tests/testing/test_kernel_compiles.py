@@ -24,6 +24,7 @@ from dovetail.attention_backends.triton_mla.backend import TritonMLABackend
 from dovetail.attention_backends.triton_mla.launch import LatentLauncher
 from dovetail.contracts.device import Graph, Work
 from dovetail.executors.gpu.host import HostDevice
+from dovetail.nn.kernels import PackedLinear
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.plugins.quantization import int8_kernel
 from dovetail.plugins.quantization.int4.method import _Packed
@@ -52,6 +53,8 @@ def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "capabilities", can)
     monkeypatch.setattr(machine, "device_facts", lambda device: (1, 90))
     monkeypatch.setattr(TritonOperators, "check", classmethod(lambda cls, need, options, environment: []))
+    # Weights that a processor's oneDNN packs are for CPUs alone.
+    monkeypatch.setattr(PackedLinear, "serves", staticmethod(lambda device, dtype: False))
 
 
 class WatchedGraph(Graph):

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError
+from dovetail.spec_decode.matching import MAX_MATCHES, match_lengths
 from dovetail.spec_decode.suffix import corpus as corpora
 from dovetail.spec_decode.suffix.corpus import open_corpus
 from dovetail.spec_decode.suffix.documents import needs_tokenizer
 from dovetail.spec_decode.suffix.drafter import SuffixDrafter
-from dovetail.spec_decode.suffix.matching import MAX_MATCHES, match_lengths
 from dovetail.testing.draft_suite import DraftWorkerSuite
 from dovetail.testing.story_model import STORY, save_story_model
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.speculation import DraftBatch, DraftRequest
+from dovetail.spec_decode.matching import MAX_COUNTED, grow, match_lengths, padded
 from dovetail.spec_decode.suffix.drafter import SuffixDrafter, SuffixOptions
-from dovetail.spec_decode.suffix.matching import MAX_COUNTED, grow, match_lengths, padded
 from dovetail.testing.draft_suite import DraftWorkerSuite
 
 
