@@ -66,7 +66,7 @@ def reason_against_quirks(suite: type, quirks: Mapping[str, Any]) -> str | None:
 
 def expect_failures(suite: type) -> None:
     """Wraps the tests of a new subclass of a suite that its `quirks` name, so that they must fail. A name of no test is
-    passed over: `reason_against_quirks` tells of it when tests run."""
+    passed over: `reason_against_quirks` reports it when tests run."""
     quirks: Mapping[str, Quirk] = vars(suite).get("quirks") or _inherited(suite)
     wrapped = {_test_of(name) for name in _inherited(suite)}
     # In order: processes of pytest-xdist must find the tests in the same one.

@@ -42,8 +42,8 @@ def examine_capabilities(entry: Entry, plugin: type[Plugin]) -> Iterator[Finding
             message = f"{entry.label}: its capability {one.name} is {value!r}, no {wanted}"
             yield finding("capability-type", entry.label, message)
         elif (number := _too_small(value)) is not None:
-            told = repr(value) if isinstance(value, int) else f"{value!r}, with {number} in it"
-            message = f"{entry.label}: its capability {one.name} is {told}: ranks and sizes are at least 1"
+            shown = repr(value) if isinstance(value, int) else f"{value!r}, with {number} in it"
+            message = f"{entry.label}: its capability {one.name} is {shown}: ranks and sizes are at least 1"
             yield finding("capability-value", entry.label, message)
 
 

@@ -25,7 +25,7 @@ from dovetail.contracts.needs import unbacked
 from dovetail.contracts.plugin import Plugin, PluginOptions, Stability
 from dovetail.registry.contents import siblings
 from dovetail.registry.entries import Entry, Problem, normalize_name, version_refusal
-from dovetail.registry.slow_imports import tell_if_slow
+from dovetail.registry.slow_imports import warn_if_slow
 
 _PLUGIN_ERRORS = (Exception, SystemExit)
 """What plugin code may raise without ending the host. A plugin that exits on import is a broken plugin."""
@@ -100,7 +100,7 @@ def import_object(entry: Entry) -> object:
     """Imports the object of the entry's reference: "module", "module:name" or "/absolute/file.py:name"."""
     if entry.is_own:
         return _import_object(entry)
-    return tell_if_slow(entry.label, partial(_import_object, entry))
+    return warn_if_slow(entry.label, partial(_import_object, entry))
 
 
 def _import_object(entry: Entry) -> object:

@@ -12,19 +12,19 @@ PATIENCE_S = 10.0
 T = TypeVar("T")
 
 
-def tell_if_slow(label: str, imports: Callable[[], T]) -> T:
+def warn_if_slow(label: str, imports: Callable[[], T]) -> T:
     """Calls `imports`, which imports what messages call `label`. One line on stderr says so if that takes longer than
     `PATIENCE_S`; it goes on all the same."""
-    teller = threading.Timer(PATIENCE_S, _tell, (label, threading.get_ident()))
-    teller.daemon = True  # a process that is interrupted does not wait for it
-    teller.start()
+    timer = threading.Timer(PATIENCE_S, _warn, (label, threading.get_ident()))
+    timer.daemon = True  # a process that is interrupted does not wait for it
+    timer.start()
     try:
         return imports()
     finally:
-        teller.cancel()
+        timer.cancel()
 
 
-def _tell(label: str, thread: int) -> None:
+def _warn(label: str, thread: int) -> None:
     place = module_line(thread)
     where = f": it is at {place}" if place else ""
     print(f"importing {label} takes more than {PATIENCE_S:g} s{where}", file=sys.stderr, flush=True)

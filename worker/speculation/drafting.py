@@ -416,7 +416,8 @@ class Drafting:
         facts, inputs, batch = self._facts[name], step.inputs, step.batch
         seq_ids = [step.plan.seq_ids[index] for index in indices]
         unread, behind = self._unread(name, indices, step)
-        most = self._most_drafts(name, indices, step)
+        known = batch.num_tokens[inputs.rows[indices]].astype(np.int64)
+        most = self._most_drafts(facts, seq_ids, indices, known, step)
         try:
             wanted = self._lengths.ask(name, seq_ids, most, batch.known_tokens, len(step.plan.seq_ids), behind)
         except LengthFault as fault:
@@ -424,7 +425,8 @@ class Drafting:
             return {}
         if facts.stateless or facts.reads_late:
             chosen = np.flatnonzero(wanted).tolist()
-            indices, seq_ids, wanted = [indices[i] for i in chosen], [seq_ids[i] for i in chosen], wanted[chosen]
+            indices, seq_ids = [indices[i] for i in chosen], [seq_ids[i] for i in chosen]
+            known, wanted = known[chosen], wanted[chosen]
             unread = [unread[i] for i in chosen] if facts.reads_late else []
         elif not wanted.any() and self._can_wait(name, seq_ids, indices, step, states):
             return {}
@@ -436,7 +438,6 @@ class Drafting:
             shown = [Span(now.start, np.arange(len(now))) for now in read]
         else:
             shown = self._states_shown(name, seq_ids, indices, inputs)
-        known = batch.num_tokens[inputs.rows[indices]].astype(np.int64)
         uniforms = draft_uniforms(sampler, seq_ids, known, int(wanted.max()))
         grammars = sampler.grammars if sampler.grammars.wants(seq_ids) else None
         return {
@@ -445,17 +446,16 @@ class Drafting:
             if len(shown[i].rows)
         }
 
-    def _most_drafts(self, name: str, indices: list[int], step: ComputedStep) -> NDArray[np.int64]:
-        """int64, by request: how many drafts it could use."""
-        facts, inputs, batch = self._facts[name], step.inputs, step.batch
-        seq_ids = [step.plan.seq_ids[index] for index in indices]
-        known = batch.num_tokens[inputs.rows[indices]].astype(np.int64)
+    def _most_drafts(
+        self, facts: DrafterFacts, seq_ids: list[int], indices: list[int], known: NDArray[np.int64], step: ComputedStep
+    ) -> NDArray[np.int64]:
+        """int64, by request: how many drafts it could use. `known`: how many tokens it has."""
         limits = np.array([self._requests[seq_id].max_total_tokens for seq_id in seq_ids])
         # A round yields at least one token, so the last one that fits is never a draft.
         most: NDArray[np.int64] = np.clip(limits - known - 1, 0, facts.num_tokens) * (step.counts[indices] > 0)
         if facts.reads_late:  # a first token does not wait until the drafter has read the prompt
-            prompts = [batch.requests[seq_id].request.num_prompt_tokens for seq_id in seq_ids]
-            most *= np.array(_starts(inputs, indices)) >= np.array(prompts)
+            prompts = [step.batch.requests[seq_id].request.num_prompt_tokens for seq_id in seq_ids]
+            most *= np.array(_starts(step.inputs, indices)) >= np.array(prompts)
         return most
 
     def _draft_request(
