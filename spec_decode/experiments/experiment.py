@@ -30,7 +30,7 @@ from dovetail.spec_decode.experiments.load.open_loop import LoadCourse
 from dovetail.spec_decode.experiments.load.plan import plan_load, read_load_trace
 from dovetail.spec_decode.experiments.load.results import LoadReport, describe_load
 from dovetail.spec_decode.experiments.measuring import Course, Decide, Measured, TimeLimit, measure
-from dovetail.spec_decode.experiments.progress import TurnProgress, tell_phase
+from dovetail.spec_decode.experiments.progress import TurnProgress, print_phase
 from dovetail.spec_decode.experiments.provenance import sha256_of
 from dovetail.spec_decode.experiments.records import by_variant
 from dovetail.spec_decode.experiments.report import Report
@@ -140,7 +140,7 @@ def _report(
     has_looked = measured.extent.decided is not None
     resampler = AlwaysValid(experiment.seed) if has_looked else Resampler(experiment.seed)
     is_greedy = experiment.sampling.temperature == 0
-    tell_phase("comparing tokens, and drawing the intervals of speed")
+    print_phase("comparing tokens, and drawing the intervals of speed")
     equality = compare_equality(setup, bench, workload, measured) if is_greedy else []
     acceptance = describe_acceptance(measured.requests)
     compared = compare_speed(measured.requests, resampler, baseline_of(experiment, setup))
@@ -174,7 +174,7 @@ def _report(
 
 
 def _try_all(setup: Setup, bench: Bench, workload: Workload) -> list[Trial]:
-    tell_phase("trying each arm with each feature of the engine (compatibility)")
+    print_phase("trying each arm with each feature of the engine (compatibility)")
     return [*try_features(setup, bench, workload), *try_engine_features(bench, workload)]
 
 
@@ -191,7 +191,7 @@ def _try_with_fixed_lengths(experiment: Experiment, setup: Setup, workload: Work
 
 def _watch(experiment: Experiment, setup: Setup, workload: Workload, measured: Measured) -> list[Equality]:
     """Equality of sampled runs, in engines of its own."""
-    tell_phase("watching the acceptance rules of sampled arms")
+    print_phase("watching the acceptance rules of sampled arms")
     ran = by_variant(measured.requests)
     variants = [
         (batch, variant)

@@ -13,7 +13,7 @@ _INTERVAL = 30.0
 """Seconds between lines, so that the log of a run of hours stays readable."""
 
 
-def tell_phase(what: str) -> None:
+def print_phase(what: str) -> None:
     """A line on stderr as something begins that takes its time after the turns."""
     print(f"after the turns: {what}", file=sys.stderr, flush=True)
 
