@@ -43,8 +43,8 @@ mkdir -p "$out"
 
 limit() { # seconds that a part may take
   case "$1" in
-    machine) echo 25 ;; precompile) echo 75 ;; operators) echo 40 ;; attention) echo 60 ;; decode) echo 80 ;;
-    quantization) echo 40 ;; prefill) echo 40 ;; tokens) echo 60 ;; serving) echo 80 ;; tail) echo 35 ;; *) echo 60 ;;
+    machine) echo 25 ;; precompile) echo 45 ;; operators) echo 40 ;; attention) echo 60 ;; decode) echo 80 ;;
+    quantization) echo 40 ;; prefill) echo 40 ;; tokens) echo 90 ;; serving) echo 80 ;; tail) echo 35 ;; *) echo 60 ;;
   esac
 }
 

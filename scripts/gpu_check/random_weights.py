@@ -1,10 +1,10 @@
-"""A weight format that makes up its tensors: a Llama of any size without a checkpoint. Speed does not depend on the
-numbers."""
+"""A weight format that makes up its tensors: a Llama of any size without a checkpoint."""
 
 from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -31,12 +31,13 @@ class RandomReader(WeightReader):
         ]
 
     def read(self, name: str) -> torch.Tensor:
-        """The same in every run."""
+        """The same in every run. Each name starts at a place of its own in the pool, so that small tensors differ."""
         shape = self._shapes[name]
         if len(shape) == 1:
             return torch.ones(shape, dtype=self._dtype)
         count = math.prod(shape)
-        return self._pool.repeat(-(-count // len(self._pool)))[:count].view(shape)
+        pool = self._pool.roll(-(zlib.crc32(name.encode()) % len(self._pool)))
+        return pool.repeat(-(-count // len(pool)))[:count].view(shape)
 
 
 class RandomWeights(WeightFormat):

@@ -38,7 +38,7 @@ def serve(report: Report, arguments: Arguments, prompts: list[list[int]], output
         sections = engine_sections(arguments, directory)
         with LLMEngine.from_config(sections) as engine:
             run_all(engine, prompts[:4], params, "warm")
-            clock = engine._parts.executor.clock  # type: ignore[attr-defined]
+            clock = engine.tokens._parts.executor.clock  # type: ignore[attr-defined]
             clock.synchronize()
             clock.marks.clear()
             started = time.perf_counter()

@@ -1,38 +1,51 @@
-"""Greedy tokens on the GPU against the CPU, both in float32, on a real model if one is given, in several ways of
-running it."""
+"""Greedy tokens on the GPU against the CPU, both in float32, on a model of random weights, and on a real one if one is
+given, in several ways of running it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import Arguments, Report, engine_sections, random_model, run
+from common import HERE, LLAMA_8B, Arguments, Report, run
 
 from dovetail import LLM, SamplingParams
 
 PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60)), [7] * 20, list(range(40, 300))]
+AS_NUMBERS = {"dtype": "float32", "tokenizer_mode": "none"}
+RANDOM = LLAMA_8B | {
+    "vocab_size": 2048,
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float32",
+}
+"""A small model with heads of a large one."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=48, ignore_eos=True)
 
 
 def body(report: Report, arguments: Arguments) -> None:
-    """Both comparisons."""
+    """A model of random weights, then the real one."""
     # The CPU multiplies float32 as it is; tensor cores would round it to 10 bits.
     torch.backends.cuda.matmul.allow_tf32 = False
-    with random_model(arguments) as directory:
-        if arguments.model is None:
-            if not arguments.null:
-                report.add("a real model: not run, no --model was given", "skipped")
-                return
-            own: dict[str, Any] = engine_sections(arguments, directory)
-        else:
-            own = {"model": {"path": str(Path(arguments.model)), "dtype": "float32", "tokenizer_mode": "none"}}
-        compare(report, arguments, own)
+    with TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(RANDOM))
+        model = {"path": directory, "weight_format": f"{HERE / 'random_weights.py'}:RandomWeights"}
+        compare(report, arguments, {"model": {**model, **AS_NUMBERS}}, "random weights")
+    if arguments.model is None:
+        report.add("a real model: not run, no --model was given", "skipped")
+    else:
+        compare(report, arguments, {"model": {"path": str(Path(arguments.model)), **AS_NUMBERS}}, "real model")
 
 
-def compare(report: Report, arguments: Arguments, sections: dict[str, Any]) -> None:
+def compare(report: Report, arguments: Arguments, sections: dict[str, Any], what: str) -> None:
     """The same prompts on the CPU, and here in each of several ways."""
     model = {"model": sections["model"]}
     cpu = model | {"device": "cpu", "executor": "cpu", "attention": "reference", "cache": {"num_blocks": 400}}
@@ -55,10 +68,16 @@ def compare(report: Report, arguments: Arguments, sections: dict[str, Any]) -> N
     if arguments.null:
         del ways["captured"]
     for name, way in ways.items():
-        judge(report, name, lambda way=way: generate(base | way, GREEDY), expected)  # type: ignore[misc]
-    judge(report, "asleep and woken", lambda: generate_woken(base | {"executor": executor}), expected)
+        judge(report, f"{what}, {name}", lambda way=way: generate(base | way, GREEDY), expected)  # type: ignore[misc]
+    judge(report, f"{what}, asleep and woken", lambda: generate_woken(base | {"executor": executor}), expected)
     # A draw near the edge of two tokens may round to the other one.
-    judge(report, "sampled with seeds", lambda: generate(base | {"executor": executor}, SAMPLED), sampled, least=0.6)
+    judge(
+        report,
+        f"{what}, sampled with seeds",
+        lambda: generate(base | {"executor": executor}, SAMPLED),
+        sampled,
+        least=0.6,
+    )
 
 
 def judge(
