@@ -15,7 +15,7 @@ from dovetail.engine.remote.client import RemoteEngine
 WithRemote = Callable[[Callable[[RemoteEngine], Awaitable[Any]]], Any]
 
 PROMPT = "Once upon a time there was"
-LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+HELD = SamplingParams(max_tokens=200, ignore_eos=True, extra={"held": "new"})
 
 
 def nested(depth: int) -> Any:
@@ -59,8 +59,9 @@ def test_an_update_that_cannot_be_read_ends_what_is_under_way_and_no_more(
         raise ValueError("a bug")
 
     async def main(engine: RemoteEngine) -> None:
-        stream = await engine.submit(PROMPT, LONG)
+        stream = await engine.submit(PROMPT, HELD, "mine")
         monkeypatch.setattr(OutputProcessor, "process", fails_once)
+        await engine.call("resume", request_ids="mine")
         with pytest.raises(RequestError, match="client of the engine failed: ValueError"):
             async for _ in stream:
                 pass

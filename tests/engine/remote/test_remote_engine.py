@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ CASES = {
     "bias": {"temperature": 0.0, "logit_bias": {17: 30.0}, "allowed_token_ids": [17, 18, 19], "max_tokens": 5},
     "bad words": {"temperature": 0.0, "bad_words": ["the", "a"], "repetition_penalty": 1.2, "max_tokens": 20},
 }
+
+
+NEW = SamplingParams(max_tokens=200, ignore_eos=True, extra={"held": "new"})
+BEGUN = replace(NEW, extra={"held": "begun"})
+"""Requests that run for long, and are held where conftest.HOLDING says: however late a test goes on, there they are."""
+
+
+def stop(process: EngineProcess) -> None:
+    """Returns once the process stands still."""
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
 async def collect(engine: EngineClient, params: SamplingParams, prompt: Any = PROMPT) -> list[RequestOutput]:
@@ -146,11 +158,10 @@ def test_a_request_is_explained_by_any_client_while_it_runs_and_afterwards(
     engine_process: EngineProcess, with_remote: WithRemote
 ) -> None:
     async def main(engine: RemoteEngine) -> None:
-        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0, speculation="lookup")
+        params = replace(BEGUN, temperature=0, speculation="lookup")
         stream = await engine.submit(PROMPT, params, "told-0", priority=2, cache_salt="salt")
         outputs = aiter(stream)
         await anext(outputs)
-        await engine.call("hold", request_ids="told-0")
         async with await RemoteEngine.connect(engine_process.address, 60) as other:
             (running,) = (await other.explain_request("told")).requests
             await engine.call("resume", request_ids="told-0")
@@ -159,7 +170,7 @@ def test_a_request_is_explained_by_any_client_while_it_runs_and_afterwards(
             unknown = await other.explain_request("tol")
         assert (running.state, running.stats.finish_reason) == ("held", "")
         assert (ended.state, ended.stats.finish_reason) == ("finished", "length")
-        assert 0 < running.stats.num_generated_tokens < ended.stats.num_generated_tokens == 200
+        assert (running.stats.num_generated_tokens, ended.stats.num_generated_tokens) == (1, 200)
         assert (ended.stats.priority, ended.stats.is_salted, ended.stats.drafter) == (2, True, "lookup")
         assert ended.stats.num_accepted == last.metrics.num_accepted
         assert ended.stats.accepted_per_position == tuple(last.metrics.accepted_per_position)
@@ -182,13 +193,13 @@ def test_an_id_in_use_is_refused_also_where_another_client_has_it(
     engine_process: EngineProcess, with_remote: WithRemote
 ) -> None:
     async def main(engine: RemoteEngine) -> None:
-        long = SamplingParams(max_tokens=200, ignore_eos=True)
-        first = await engine.submit(PROMPT, long, "same")
+        first = await engine.submit(PROMPT, BEGUN, "same")
         with pytest.raises(RequestError, match="'same' is in use"):
-            await engine.submit(PROMPT, long, "same")
+            await engine.submit(PROMPT, BEGUN, "same")
         async with await RemoteEngine.connect(engine_process.address, 60) as other:
             with pytest.raises(RequestError, match="'same' is in use"):
-                await other.submit(PROMPT, long, "same")
+                await other.submit(PROMPT, BEGUN, "same")
+        await engine.call("resume", request_ids="same")
         assert [output async for output in first][-1].finished
 
     with_remote(main)
@@ -196,8 +207,9 @@ def test_an_id_in_use_is_refused_also_where_another_client_has_it(
 
 def test_a_stream_that_is_closed_frees_its_blocks(with_remote: WithRemote) -> None:
     async def main(engine: RemoteEngine) -> None:
-        stream = await engine.submit(PROMPT, SamplingParams(max_tokens=220, ignore_eos=True))
+        stream = await engine.submit(PROMPT, BEGUN)
         await anext(aiter(stream))
+        assert (await engine.call("cache_statistics"))["num_used_blocks"]
         stream.close()
         with pytest.raises(StopAsyncIteration):
             await anext(aiter(stream))
@@ -207,7 +219,7 @@ def test_a_stream_that_is_closed_frees_its_blocks(with_remote: WithRemote) -> No
 
 def test_an_abort_ends_the_stream_with_its_reason(with_remote: WithRemote) -> None:
     async def main(engine: RemoteEngine) -> str | None:
-        stream = await engine.submit(PROMPT, SamplingParams(max_tokens=220, ignore_eos=True), "mine")
+        stream = await engine.submit(PROMPT, BEGUN, "mine")
         await anext(aiter(stream))
         await engine.abort("mine")
         return [output async for output in stream][-1].outputs[0].finish_reason
@@ -236,7 +248,8 @@ from dovetail.engine.remote.client import RemoteEngine
 
 async def main():
     engine = await RemoteEngine.connect(sys.argv[1], 60)
-    streams = [await engine.submit([5, 6, i], SamplingParams(max_tokens=240, ignore_eos=True)) for i in range(4)]
+    params = SamplingParams(max_tokens=240, ignore_eos=True, extra={"held": "begun"})
+    streams = [await engine.submit([5, 6, i], params) for i in range(4)]
     await anext(aiter(streams[0]))
     print("torch" in sys.modules, flush=True)
     await asyncio.Event().wait()
@@ -298,15 +311,13 @@ asyncio.run(main())
 
 
 def test_an_engine_that_dies_fails_what_is_under_way_and_the_next_one_serves(
-    sections: dict[str, Any], tmp_path: Path
+    start_engine: Callable[..., EngineProcess], tmp_path: Path
 ) -> None:
-    config = load_config(None, keywords=sections, overrides=())
-
     async def main() -> None:
-        with EngineProcess(config, tmp_path) as first:
+        with start_engine(tmp_path) as first:
             first.wait()
             engine = await RemoteEngine.connect(first.address, 60)
-            stream = await engine.submit(PROMPT, SamplingParams(max_tokens=220, ignore_eos=True))
+            stream = await engine.submit(PROMPT, BEGUN)
             await anext(aiter(stream))
             os.kill(first.pid, signal.SIGKILL)
             with pytest.raises(WorkerError, match="ended while the request was under way"):
@@ -315,7 +326,7 @@ def test_an_engine_that_dies_fails_what_is_under_way_and_the_next_one_serves(
             assert not engine.is_running
             with pytest.raises(WorkerError, match="no engine is running: this client waits"):
                 await engine.submit(PROMPT)
-        with EngineProcess(config, tmp_path) as second:
+        with start_engine(tmp_path) as second:
             second.wait()
             await asyncio.wait_for(engine.wait_until_running(), 60)
             assert (await collect(engine, SamplingParams(max_tokens=3)))[-1].finished
@@ -330,7 +341,7 @@ def test_an_engine_that_stands_still_is_noticed_and_goes_on(
     monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
 
     async def main(engine: RemoteEngine) -> None:
-        os.kill(engine_process.pid, signal.SIGSTOP)
+        stop(engine_process)
         try:
             with pytest.raises(WorkerError, match="has not answered"):
                 await engine.check_health()
@@ -346,13 +357,13 @@ def test_an_engine_that_stands_still_is_noticed_and_goes_on(
 def test_requests_that_a_stuck_engine_does_not_answer_are_given_up(
     engine_process: EngineProcess, with_remote: WithRemote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
     monkeypatch.setattr(client_module, "PATIENCE_S", 0.01)
 
     async def main(engine: RemoteEngine) -> None:
-        stream = await engine.submit(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+        stream = await engine.submit(PROMPT, BEGUN, "begun")
         await anext(aiter(stream))
-        os.kill(engine_process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
+        stop(engine_process)
         try:
             with pytest.raises(WorkerError, match="has not answered"):
                 await engine.submit(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True), "given-up")
@@ -360,6 +371,8 @@ def test_requests_that_a_stuck_engine_does_not_answer_are_given_up(
                 await engine.submit(PROMPT)
         finally:
             os.kill(engine_process.pid, signal.SIGCONT)
+        monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
+        await engine.call("resume", request_ids="begun")
         assert [output async for output in stream][-1].finished
         await until_answered(engine)
         assert (await collect(engine, SamplingParams(max_tokens=3)))[-1].finished
@@ -378,11 +391,13 @@ async def until_answered(engine: RemoteEngine) -> None:
             return
 
 
-def test_requests_that_wait_for_an_answer_are_bounded(sections: dict[str, Any], tmp_path: Path) -> None:
+def test_requests_that_wait_for_an_answer_are_bounded(
+    start_engine: Callable[..., EngineProcess], tmp_path: Path
+) -> None:
     async def main(process: EngineProcess) -> None:
         async with await RemoteEngine.connect(process.address, 60) as engine:
             params = SamplingParams(max_tokens=2)
-            os.kill(process.pid, signal.SIGSTOP)
+            stop(process)
             tasks = [asyncio.create_task(engine.submit(PROMPT, params)) for _ in range(5)]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -393,8 +408,7 @@ def test_requests_that_wait_for_an_answer_are_bounded(sections: dict[str, Any], 
             answers = await asyncio.gather(*tasks, return_exceptions=True)
             assert sum(isinstance(answer, QueueFull) for answer in answers) >= 2
 
-    config = load_config(None, keywords={**sections, "server": {"max_num_waiting": 3}}, overrides=())
-    with EngineProcess(config, tmp_path) as process:
+    with start_engine(tmp_path, server={"max_num_waiting": 3}) as process:
         process.wait()
         asyncio.run(main(process))
 
@@ -428,7 +442,7 @@ def test_an_engine_ends_with_the_process_that_started_it(sections: dict[str, Any
         [sys.executable, "-c", script, json.dumps(sections), str(tmp_path)], capture_output=True, text=True, check=False
     )
     pid = int(done.stdout)
-    if psutil.pid_exists(pid):
+    with suppress(psutil.NoSuchProcess):
         psutil.wait_procs([psutil.Process(pid)], timeout=60)
     assert not psutil.pid_exists(pid)
 
@@ -438,21 +452,22 @@ def test_no_engine_at_the_address_is_an_error(tmp_path: Path) -> None:
         asyncio.run(RemoteEngine.connect(f"ipc://{tmp_path}/none", 0.1))
 
 
-def test_a_queue_that_is_full_refuses_with_when_to_try_again(sections: dict[str, Any], tmp_path: Path) -> None:
-    one_at_a_time = {**sections, "scheduler": {"name": "priority", "max_num_seqs": 1}, "server": {"max_num_waiting": 2}}
-
+def test_a_queue_that_is_full_refuses_with_when_to_try_again(
+    start_engine: Callable[..., EngineProcess], tmp_path: Path
+) -> None:
     async def main(address: str) -> None:
         async with await RemoteEngine.connect(address, 60) as engine:
-            long = SamplingParams(max_tokens=200, ignore_eos=True)
-            running = await engine.submit(PROMPT, long)
+            running = await engine.submit(PROMPT, BEGUN)
             await anext(aiter(running))
-            waiting = [await engine.submit(PROMPT, long) for _ in range(2)]
+            # Whichever of the three has the place, two wait.
+            waiting = [await engine.submit(PROMPT, BEGUN) for _ in range(2)]
             with pytest.raises(QueueFull, match="2 requests wait already") as caught:
-                await engine.submit(PROMPT, long)
+                await engine.submit(PROMPT, BEGUN)
             assert caught.value.retry_after_s > 0
             running.close()
             assert all([(await anext(aiter(stream))).outputs for stream in waiting])
 
-    with EngineProcess(load_config(None, keywords=one_at_a_time, overrides=()), tmp_path) as process:
+    one_at_a_time = {"scheduler": {"name": "priority", "max_num_seqs": 1}, "server": {"max_num_waiting": 2}}
+    with start_engine(tmp_path, **one_at_a_time) as process:
         process.wait()
         asyncio.run(main(process.address))
