@@ -117,6 +117,8 @@ class TokenEngine:
         check_request_id(request_id)
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use")
+        # What was asked so far is not for this request, though one that ended may have had its id.
+        self._holds.apply(self._requests.sequences)
         self._check_priority(priority)
         check_order(priority, arrival_time)
         check_salt(cache_salt)

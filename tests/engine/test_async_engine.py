@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,22 @@ from dovetail.contracts.outputs import RequestOutput
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+BEGUN = replace(LONG, extra={"held": "begun"})
+"""Held after its first token by HOLDING of conftest.py: the step thread waits for no event loop, so that any other may
+be done before a test goes on."""
 
 MakeAsync = Callable[..., AsyncLLMEngine]
 
 
 @pytest.fixture
-def make_async(make_llm: Callable[..., LLM]) -> Iterator[MakeAsync]:
+def make_async(
+    make_llm: Callable[..., LLM], holding_site: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeAsync]:
     created: list[AsyncLLMEngine] = []
+    monkeypatch.syspath_prepend(str(holding_site))
 
     def make(**sections: Any) -> AsyncLLMEngine:
-        created.append(AsyncLLMEngine(make_llm(**sections).engine))
+        created.append(AsyncLLMEngine(make_llm(telemetry=["holding"], **sections).engine))
         return created[-1]
 
     yield make
@@ -89,7 +96,7 @@ def test_a_cancelled_task_frees_its_blocks(make_async: MakeAsync) -> None:
         started = asyncio.Event()
 
         async def consume() -> None:
-            async for _ in engine.generate([5, 6], LONG):
+            async for _ in engine.generate([5, 6], BEGUN):
                 started.set()
 
         task = asyncio.create_task(consume())
@@ -108,7 +115,7 @@ def test_cancelling_before_the_first_token(make_async: MakeAsync) -> None:
     engine = make_async()
 
     async def main() -> None:
-        tasks = [asyncio.create_task(last_output(engine.generate([5, index], LONG))) for index in range(20)]
+        tasks = [asyncio.create_task(last_output(engine.generate([5, index], BEGUN))) for index in range(20)]
         for number, task in enumerate(tasks):
             for _ in range(number % 4):
                 await asyncio.sleep(0)
@@ -126,11 +133,12 @@ def test_leaving_the_loop_aborts(make_async: MakeAsync) -> None:
     engine = make_async()
 
     async def main() -> None:
-        async with aclosing(engine.generate([5, 6], LONG)) as stream:
+        async with aclosing(engine.generate([5, 6], BEGUN)) as stream:
             async for _ in stream:
                 break
+            assert await used_blocks(engine) > 0
         assert await used_blocks(engine) == 0
-        async for _ in engine.generate([5, 6], LONG):
+        async for _ in engine.generate([5, 6], BEGUN):
             break
         # The event loop closes a generator that nobody holds any more: one turn to make the task, one to run it.
         for _ in range(2):
@@ -145,8 +153,8 @@ def test_abort_ends_the_stream_with_a_last_output(make_async: MakeAsync) -> None
 
     async def main() -> RequestOutput:
         output = None
-        async for output in engine.generate([5, 6], LONG, "mine"):
-            if len(output.outputs[0].token_ids) >= 3:
+        async for output in engine.generate([5, 6], BEGUN, "mine"):
+            if not output.finished:
                 await engine.abort("mine")
         await engine.abort("nobody")
         assert await used_blocks(engine) == 0
@@ -155,7 +163,7 @@ def test_abort_ends_the_stream_with_a_last_output(make_async: MakeAsync) -> None
 
     output = asyncio.run(main())
     assert output.outputs[0].finish_reason == "abort"
-    assert 3 <= len(output.outputs[0].token_ids) < 200
+    assert len(output.outputs[0].token_ids) == 1
 
 
 def test_refusals_reach_the_caller_and_nobody_else(make_async: MakeAsync) -> None:
@@ -177,11 +185,11 @@ def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(make_async: MakeAs
 
     async def main() -> None:
         outputs = []
-        # The step thread does not wait for this loop: only a long request still runs when its first output is read.
-        async for output in engine.generate([5], LONG, "same"):
+        async for output in engine.generate([5], BEGUN, "same"):
             if not outputs:
                 with pytest.raises(RequestError, match="'same' is in use"):
                     await last_output(engine.generate([6], SHORT, "same"))
+                await engine.resume("same")
             outputs.append(output)
         assert len(outputs[-1].outputs[0].token_ids) == 200
         assert (await last_output(engine.generate([6], SHORT, "same"))).prompt_token_ids == [6]
@@ -194,7 +202,7 @@ def test_an_id_taken_over_gets_only_its_own_outputs(make_async: MakeAsync) -> No
 
     async def main() -> None:
         for number in range(10):
-            async with aclosing(engine.generate([5], LONG, "same")) as stream:
+            async with aclosing(engine.generate([5], BEGUN, "same")) as stream:
                 await anext(stream)
             outputs = [output async for output in engine.generate([6, number], SHORT, "same")]
             assert {tuple(output.prompt_token_ids) for output in outputs} == {(6, number)}
@@ -206,8 +214,9 @@ def test_a_cancelled_question_does_not_hurt_the_engine(make_async: MakeAsync) ->
     engine = make_async()
 
     async def main() -> None:
-        async with aclosing(engine.generate([5], LONG)) as stream:
+        async with aclosing(engine.generate([5], BEGUN, "mine")) as stream:
             await anext(stream)
+            await engine.resume("mine")
             for _ in range(10):
                 question = asyncio.create_task(engine.cache_statistics())
                 await asyncio.sleep(0)
@@ -226,7 +235,7 @@ def test_shutdown_ends_open_streams_with_an_error(make_async: MakeAsync) -> None
         started = [asyncio.Event() for _ in range(3)]
 
         async def consume(index: int) -> None:
-            async for _ in engine.generate([5, index], LONG):
+            async for _ in engine.generate([5, index], BEGUN):
                 started[index].set()
 
         tasks = [asyncio.create_task(consume(index)) for index in range(3)]
@@ -317,16 +326,28 @@ def test_a_loop_that_ends_leaves_nothing_behind(make_async: MakeAsync) -> None:
     engine = make_async()
 
     async def forget() -> None:
-        await anext(engine.generate([5, 6], LONG))
+        await anext(engine.generate([5, 6], BEGUN))
+        assert await used_blocks(engine) > 0
 
     asyncio.run(forget())
     assert asyncio.run(used_blocks(engine)) == 0
 
 
-def test_the_event_loop_is_not_held(make_async: MakeAsync, request: pytest.FixtureRequest) -> None:
-    """Records the largest gap between ticks of a heartbeat; how large it may be depends on the machine."""
+def test_the_event_loop_is_not_held(
+    make_async: MakeAsync, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It beats during each step. Records the largest gap between two beats; how large it may be depends on the
+    machine."""
     engine = make_async(scheduler={"max_num_seqs": 64})
     gaps: list[float] = []
+    step, beats = engine._engine.step, threading.Event()
+
+    def step_after_a_beat() -> list[RequestOutput]:
+        beats.clear()
+        assert beats.wait(60)
+        return step()
+
+    monkeypatch.setattr(engine._engine, "step", step_after_a_beat)
 
     async def heartbeat(done: asyncio.Event) -> None:
         last = time.perf_counter()
@@ -335,6 +356,7 @@ def test_the_event_loop_is_not_held(make_async: MakeAsync, request: pytest.Fixtu
             now = time.perf_counter()
             gaps.append(now - last)
             last = now
+            beats.set()
 
     async def main() -> None:
         done = asyncio.Event()
@@ -346,7 +368,7 @@ def test_the_event_loop_is_not_held(make_async: MakeAsync, request: pytest.Fixtu
 
     asyncio.run(main())
     request.node.user_properties.append(("largest_gap_ms", 1e3 * max(gaps)))
-    assert len(gaps) > 60  # it beat more often than there were steps
+    assert len(gaps) >= 60  # at least as often as there were steps
 
 
 def test_a_loop_closed_without_a_word_aborts_its_requests(
@@ -441,12 +463,13 @@ def test_an_abort_at_which_the_scheduler_raises_ends_the_stream_with_that_error(
     engine = make_async(scheduler=f"{tmp_path}/stumbling.py:Grumbling")
 
     async def main() -> None:
-        other, stream = engine.generate([5], LONG), engine.generate([5], LONG, "rude")
+        other, stream = engine.generate([5], BEGUN, "other"), engine.generate([5], BEGUN, "rude")
         await asyncio.gather(anext(other), anext(stream))
         with pytest.raises(PluginError, match="I grumble"):
             await engine.abort("rude")
         with pytest.raises(PluginError, match="I grumble"):
             await last_output(stream)
+        await engine.resume("other")
         assert len((await last_output(other)).outputs[0].token_ids) == 200
 
     asyncio.run(main())
@@ -460,9 +483,10 @@ def test_a_stream_that_is_left_and_at_whose_abort_the_scheduler_raises_hurts_nob
     engine = make_async(scheduler=f"{tmp_path}/stumbling.py:Grumbling")
 
     async def main() -> None:
-        other, stream = engine.generate([5], LONG), engine.generate([5], LONG, "rude")
+        other, stream = engine.generate([5], BEGUN, "other"), engine.generate([5], BEGUN, "rude")
         await asyncio.gather(anext(other), anext(stream))
         await stream.aclose()
+        await engine.resume("other")
         assert len((await last_output(other)).outputs[0].token_ids) == 200
         assert await used_blocks(engine) == 0
 
@@ -474,12 +498,13 @@ def test_what_is_no_request_id_is_refused_at_once(make_async: MakeAsync, request
     engine = make_async()
 
     async def main() -> None:
-        async with aclosing(engine.generate([5], LONG)) as other:
+        async with aclosing(engine.generate([5], BEGUN, "other")) as other:
             await anext(other)
             with pytest.raises(RequestError, match="a request id is a string that is not empty"):
                 await last_output(engine.generate([5], SHORT, request_id))
             with pytest.raises(RequestError, match="a request id is a string that is not empty"):
                 await engine.abort(request_id)
+            await engine.resume("other")
             await anext(other)
         assert engine.is_running
 

@@ -101,6 +101,17 @@ def test_nothing_is_computed_while_all_are_held(make_llm: MakeLLM, monkeypatch: 
     engine.abort_request("a")
 
 
+def test_a_hold_is_of_the_request_that_had_the_id_then(make_llm: MakeLLM, hf_greedy: Greedy) -> None:
+    engine = make_llm().engine
+    engine.hold("a")
+    engine.add_request("a", PROMPTS[0], GREEDY)
+    engine.step()
+    engine.hold("a")
+    engine.abort_request("a")
+    engine.add_request("a", PROMPTS[1], GREEDY)
+    assert tokens_of(run(engine)["a"]) == [hf_greedy(PROMPTS[1], NUM_TOKENS)]
+
+
 def test_what_is_no_id_is_refused(make_llm: MakeLLM) -> None:
     engine = make_llm().engine
     for call in (engine.hold, engine.resume):
@@ -392,13 +403,22 @@ def test_the_thread_of_an_async_engine_sleeps_while_all_are_held(
 ) -> None:
     inner = make_llm().engine
     steps = []
-    step = inner.step
-    monkeypatch.setattr(inner, "step", lambda: (steps.append(1), step())[1])
+    step, is_held = inner.step, threading.Event()
+
+    def few_steps() -> list[RequestOutput]:
+        """The request cannot end before it is held, however late this test's loop goes on."""
+        if len(steps) == 3 and not is_held.is_set():
+            return []
+        steps.append(1)
+        return step()
+
+    monkeypatch.setattr(inner, "step", few_steps)
 
     async def check(engine: AsyncLLMEngine) -> None:
         stream = engine.generate(PROMPTS[0], GREEDY, "a")
         first = await anext(stream)
         await engine.hold("a")
+        is_held.set()
         while inner.is_runnable:
             await engine.cache_statistics()
         num_steps = len(steps)
@@ -406,7 +426,7 @@ def test_the_thread_of_an_async_engine_sleeps_while_all_are_held(
             await engine.cache_statistics()
         assert len(steps) == num_steps
         held = inner.token_progress(["a"]).num_output_tokens
-        assert len(first.outputs[0].token_ids) <= held < NUM_TOKENS
+        assert len(first.outputs[0].token_ids) <= held <= 3
         await engine.resume("a")
         assert tokens_of(await last_output(stream)) == [hf_greedy(PROMPTS[0], NUM_TOKENS)]
 

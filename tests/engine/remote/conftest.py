@@ -13,37 +13,6 @@ from dovetail import AsyncLLMEngine
 from dovetail.config.load import load_config
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
-from dovetail.testing.local_plugins import write_distribution
-
-HOLDING = '''
-"""Requests whose extra has "held" are held: "new" before any step, "begun" after the step of their first token."""
-
-from dovetail.contracts.hooks import hookimpl
-from dovetail.contracts.telemetry import TelemetrySink
-
-beginning = []
-
-
-@hookimpl
-def dovetail_request_added(request_id, params, control):
-    when = params.extra.get("held")
-    if when == "new":
-        control.hold(request_id)
-    elif when == "begun":
-        beginning.append((request_id, control))
-
-
-class HoldsBegun(TelemetrySink):
-    contract = (1, 0)
-
-    def on_step(self, stats):
-        if stats.first_tokens:
-            while beginning:
-                request_id, control = beginning.pop()
-                control.hold(request_id)
-'''
-"""A plugin of somebody else. What a test does to a request that runs would come too late where the test's process is
-not scheduled for a moment: the engine may be done with hundreds of tokens by then."""
 
 Value = TypeVar("Value")
 
@@ -67,18 +36,12 @@ def sections(story_model: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def start_engine(sections: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EngineProcess]:
-    """Starts an engine in which HOLDING is installed, with `more` sections."""
-    site = tmp_path_factory.mktemp("holding")
-    points = {
-        "dovetail.hooks.v1": {"holding": "holding"},
-        "dovetail.telemetry_sink.v1": {"holding": "holding:HoldsBegun"},
-    }
-    write_distribution(site, "holding", entry_points=points, modules={"holding.py": HOLDING})
+def start_engine(sections: dict[str, Any], holding_site: Path) -> Callable[..., EngineProcess]:
+    """Starts an engine in which HOLDING of the folder above is installed, with `more` sections."""
 
     def start(directory: Path | None = None, **more: Any) -> EngineProcess:
         with pytest.MonkeyPatch.context() as patched:
-            patched.syspath_prepend(str(site))  # which the process gets too
+            patched.syspath_prepend(str(holding_site))  # which the process gets too
             keywords = {**sections, "telemetry": ["holding"], **more}
             return EngineProcess(load_config(None, keywords=keywords, overrides=()), directory)
 

@@ -51,7 +51,8 @@ CASES = {
 
 NEW = SamplingParams(max_tokens=200, ignore_eos=True, extra={"held": "new"})
 BEGUN = replace(NEW, extra={"held": "begun"})
-"""Requests that run for long, and are held where conftest.HOLDING says: however late a test goes on, there they are."""
+"""Requests that run for long, and are held where HOLDING of ../conftest.py says: however late a test goes on, they are
+under way."""
 
 
 def stop(process: EngineProcess) -> None:
@@ -459,12 +460,12 @@ def test_a_queue_that_is_full_refuses_with_when_to_try_again(
         async with await RemoteEngine.connect(address, 60) as engine:
             running = await engine.submit(PROMPT, BEGUN)
             await anext(aiter(running))
-            # Whichever of the three has the place, two wait.
-            waiting = [await engine.submit(PROMPT, BEGUN) for _ in range(2)]
+            waiting = [await engine.submit(PROMPT, NEW, name) for name in ("second", "third")]
             with pytest.raises(QueueFull, match="2 requests wait already") as caught:
-                await engine.submit(PROMPT, BEGUN)
+                await engine.submit(PROMPT, NEW)
             assert caught.value.retry_after_s > 0
             running.close()
+            await engine.call("resume", request_ids=["second", "third"])
             assert all([(await anext(aiter(stream))).outputs for stream in waiting])
 
     one_at_a_time = {"scheduler": {"name": "priority", "max_num_seqs": 1}, "server": {"max_num_waiting": 2}}
