@@ -8,7 +8,7 @@
 # --wheels  folder with wheels of pure-Python dependencies that the machine lacks
 # --model   a small real model (directory or GGUF file) whose tokens are compared with the CPU's
 # --cache   where Triton keeps compiled kernels; one that was filled elsewhere by the same Triton saves precompiling
-# PART      machine precompile operators attention decode quantization prefill tokens serving tail; all if none is named
+# PART      machine precompile operators attention decode breakdown quantization prefill tokens serving tail; all if none is named
 #
 # Each part has a time limit of its own, together under nine minutes, and a part that fails does not stop the others.
 # What decides most comes first. Results: a table here, OUT/PART.jsonl with a line for each row as soon as it is known
@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ ${#parts[@]} -eq 0 ] && parts=(machine precompile operators attention decode quantization prefill tokens serving tail)
+[ ${#parts[@]} -eq 0 ] && parts=(machine precompile operators attention decode breakdown quantization prefill tokens serving tail)
 
 tree=$("$python" scripts/gpu_check/plain_tree.py "${wheels[@]}") || exit 1
 export PYTHONPATH="$tree:scripts/gpu_check${PYTHONPATH:+:$PYTHONPATH}"
@@ -43,8 +43,8 @@ mkdir -p "$out"
 
 limit() { # seconds that a part may take
   case "$1" in
-    machine) echo 25 ;; precompile) echo 45 ;; operators) echo 40 ;; attention) echo 60 ;; decode) echo 80 ;;
-    quantization) echo 40 ;; prefill) echo 40 ;; tokens) echo 90 ;; serving) echo 80 ;; tail) echo 35 ;; *) echo 60 ;;
+    machine) echo 20 ;; precompile) echo 45 ;; operators) echo 40 ;; attention) echo 50 ;; breakdown) echo 30 ;; decode) echo 60 ;;
+    quantization) echo 40 ;; prefill) echo 30 ;; tokens) echo 90 ;; serving) echo 100 ;; tail) echo 30 ;; *) echo 60 ;;
   esac
 }
 

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from triton.runtime.errors import OutOfResources
+
+sys.path.insert(0, str(Path(__file__).parent / "gpu_check"))
+from measured import captured, time_us
 
 from dovetail.attention_backends.paged_triton.backend import PagedTritonBackend
 from dovetail.attention_backends.paged_triton.configs import KINDS, KernelConfig, stored_configs, write_configs
@@ -76,9 +81,10 @@ def time_step(setup: AttentionSetup, requests: list[tuple[int, int]], config: Ke
         (ids[end - count : end].tolist(), cached, cached + new)
         for (cached, new), count, end in zip(requests, counts, ends, strict=True)
     ]
-    cache = torch.zeros(
+    cache = torch.empty(
         backend.kv_cache_shape(len(ids) + 1), dtype=getattr(torch, setup.spec.dtype), device=setup.device
     )
+    cache.view(torch.uint8).random_(0, 64)  # small finite numbers of every dtype: zeros are faster
     [layer] = setup.layers
     num_tokens = sum(new for _, new in requests)
     dtype: torch.dtype = getattr(torch, setup.dtype)
@@ -87,15 +93,8 @@ def time_step(setup: AttentionSetup, requests: list[tuple[int, int]], config: Ke
         for heads in (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     )
     backend.plan(make_batch(rows, setup))
-    times = []
-    for _ in range(repeats + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        backend.forward(layer, query, key, value, cache)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000)
-    return float(np.median(times[2:]))
+    # As a graph: the host's time for three launches would hide the device's.
+    return time_us(captured(lambda: backend.forward(layer, query, key, value, cache)), repeats)
 
 
 def tune(setup: AttentionSetup, kind: str, arch: int) -> KernelConfig:

@@ -22,7 +22,7 @@ def run(out: Path, *parts: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.nightly
 def test_parts_run_and_write_what_they_found(tmp_path: Path) -> None:
-    parts = ["machine", "operators", "quantization", "tokens", "decode", "prefill", "serving"]
+    parts = ["machine", "operators", "quantization", "tokens", "decode", "breakdown", "prefill", "serving"]
     done = run(tmp_path, *parts)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for part in parts:

@@ -290,6 +290,8 @@ def speed() -> Iterator[Speed]:
     bandwidth, flops = copy_bandwidth(), matrix_rate()
     print(f"copy {bandwidth / 1e9:.0f} GB/s, bfloat16 product {flops / 1e12:.0f} TFLOP/s", flush=True)
     for kind in (PagedTritonBackend, FlashBackend, FlashPrefillBackend):
+        for reason in against(kind, llama_8b("bfloat16", 4, 2048), kind.Options()):
+            print(f"{kind.__name__} is not measured: {reason}", flush=True)
         for kv_dtype in ("bfloat16", "float8_e4m3fn"):
             for batch, keys in ((1, 8192), (64, 1024), (64, 8192)):
                 yield from decode(kind, kv_dtype, batch, keys, bandwidth)

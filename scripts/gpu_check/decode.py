@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import Arguments, Report, copy_bandwidth, model_config, random_model, run
+from common import Arguments, Report, copy_bandwidth, engine_sections, model_config, random_model, run
 from steps import Stepper
 
 
@@ -43,6 +45,21 @@ def body(report: Report, arguments: Arguments) -> None:
                     step_bytes(config, arguments.dtype.itemsize, batch, context) / bandwidth,
                 )
         stepper.close()
+        del stepper
+        gc.collect()
+        for method in () if arguments.null else ("fp8", "w8a8", "int8"):
+            measure_quantized(report, arguments, directory, method)
+
+
+def measure_quantized(report: Report, arguments: Arguments, directory: Path, method: str) -> None:
+    """Steps with rounded weights, but for the output layer."""
+    sections = engine_sections(arguments, directory)
+    sections["model"]["quantization"] = method
+    stepper = Stepper(arguments, directory, sections)
+    for batch in (1, 64):
+        seconds, _, _ = stepper.decode_seconds(batch, 1024, 48)
+        report.add(f"{method}, batch {batch}, context 1024: speed", batch / seconds, "tokens/s")
+    stepper.close()
 
 
 def measure(report: Report, arguments: Arguments, stepper: Stepper, batch: int, context: int, roofline: float) -> None:

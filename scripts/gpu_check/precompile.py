@@ -33,7 +33,7 @@ from dovetail.attention_backends.paged_triton.passes import MAX_SHORT
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.plugins.quantization import int8_kernel
 from dovetail.plugins.quantization.int4.method import _Packed
-from dovetail.plugins.quantization.w8a8.fused import quantize_rows, scale_products
+from dovetail.plugins.quantization.w8a8.fused import few_rows_products, quantize_rows, scale_products, suits_few
 from dovetail.testing.attention_cases import make_batch
 from dovetail.testing.kernel_compiles import compiled_launches
 
@@ -142,12 +142,19 @@ def four_bits(out_features: int, in_features: int) -> _Packed:
 
 
 def launch_eight_bits(dtype: torch.dtype, out_features: int, in_features: int) -> None:
-    x = torch.zeros(2, in_features, dtype=dtype)
-    quantize_rows(x, torch.float8_e4m3fn, 448.0, 1e-30)
-    _, row_scales = quantize_rows(x, torch.int8, 127.0, 1e-30)
-    products, column_scales = torch.zeros(2, out_features, dtype=torch.int32), torch.ones(out_features)
-    for bias in (None, torch.zeros(out_features, dtype=dtype)):
-        scale_products(products, row_scales, column_scales, bias, dtype)
+    column_scales, bias = torch.ones(out_features), torch.zeros(out_features, dtype=dtype)
+    for rows in quantization.ROWS:
+        x = torch.zeros(rows, in_features, dtype=dtype)
+        for rounded_to, most in ((torch.float8_e4m3fn, 448.0), (torch.int8, 127.0)):
+            values, row_scales = quantize_rows(x, rounded_to, most, 1e-30)
+            if suits_few(x):
+                products = few_rows_products(values, torch.zeros(out_features, in_features, dtype=rounded_to))
+            elif rounded_to == torch.int8:
+                products = torch.zeros(1, rows, out_features, dtype=torch.int32)
+            else:
+                continue
+            for added in (None, bias):
+                scale_products(products, row_scales, column_scales, added, dtype)
 
 
 def operator_jobs() -> Iterator[tuple[str, Job]]:

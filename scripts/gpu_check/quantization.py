@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
-from common import Arguments, Report, copy_bandwidth, run, seconds_of
+from common import Arguments, Report, copy_bandwidth, device_seconds, run
 from operators import compare, random
 
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.quantization import LinearKernel, LinearShape, QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.kernels import TorchLinear
 from dovetail.plugins.quantization.int4.method import Int4Method
 from dovetail.plugins.quantization.int8 import Int8Method
 from dovetail.plugins.quantization.w8a8.method import FP8Method, Int8ActivationMethod
@@ -25,6 +27,8 @@ METHODS: dict[str, type[QuantizationMethod]] = {
 }
 ROWS = (1, 17, 64, 300)
 GROUP = 128
+COPIES = 6
+"""Layers that take turns, more bytes than a GPU's cache holds."""
 
 
 def body(report: Report, arguments: Arguments) -> None:
@@ -32,6 +36,8 @@ def body(report: Report, arguments: Arguments) -> None:
     environment = detect_environment(arguments.device)
     bandwidth = copy_bandwidth(arguments)
     report.add("copy within the device", bandwidth / 1e9, "GB/s")
+    plain = [TorchLinear(random(arguments, *sizes(arguments), dtype=arguments.dtype)) for _ in range(COPIES)]
+    measure(report, arguments, "unquantized", plain, bandwidth)
     for name, method in METHODS.items():
         reasons = reasons_against(method, need(arguments.device, arguments.dtype), method.Options(), environment)
         if reasons:
@@ -45,9 +51,14 @@ def need(device: str, dtype: torch.dtype) -> QuantizationNeed:
     return QuantizationNeed(device, str(dtype).removeprefix("torch."), frozenset({f"int4g{GROUP}"}))
 
 
+def sizes(arguments: Arguments) -> tuple[int, int]:
+    """Of the layer: out_features and in_features."""
+    return (64, 256) if arguments.null else (4096, 14336)
+
+
 def check(report: Report, arguments: Arguments, name: str, method: type[QuantizationMethod], bandwidth: float) -> None:
     """Decode rows, prompts, and what lies between, with a bias; then bytes of weights per second."""
-    out_features, in_features = (64, 256) if arguments.null else (4096, 14336)
+    out_features, in_features = sizes(arguments)
     shape = LinearShape("model.layers.0.mlp.down_proj", in_features, out_features, has_bias=True)
     weight = packed(out_features, in_features) if name == "int4" else 0.02 * weights(out_features, in_features)
     here = loaded(method, arguments.device, arguments.dtype, shape, weight)
@@ -59,11 +70,19 @@ def check(report: Report, arguments: Arguments, name: str, method: type[Quantiza
         compare(report, f"{name}, {rows} rows", here.apply(x, bias), expected, 8, expected.std())
     if name in ("fp8", "w8a8") and not arguments.null:
         check_rounding(report, name, random(arguments, 300, in_features, dtype=arguments.dtype))
-    held = sum(tensor.numel() * tensor.element_size() for tensor in here.tensors())
+    layers = [here, *(loaded(method, arguments.device, arguments.dtype, shape, weight) for _ in range(COPIES - 1))]
+    measure(report, arguments, name, layers, bandwidth)
+
+
+def measure(report: Report, arguments: Arguments, name: str, layers: Sequence[LinearKernel], bandwidth: float) -> None:
+    """Weights that are read, as a share of the copy's bytes per second."""
+    _, in_features = sizes(arguments)
+    held = sum(tensor.numel() * tensor.element_size() for tensor in layers[0].tensors())
     for rows in ROWS[:3]:
         x = random(arguments, rows, in_features, dtype=arguments.dtype)
-        share = held / seconds_of(lambda x=x: here.apply(x, None), arguments.device) / bandwidth  # type: ignore[misc]
-        report.add(f"{name}, {rows} rows: weights read, share of copy bandwidth", share)
+        seconds = device_seconds([partial(layer.apply, x, None) for layer in layers], arguments.device)
+        report.add(f"{name}, {rows} rows", 1e6 * seconds, "us")
+        report.add(f"{name}, {rows} rows: weights read, share of copy bandwidth", held / seconds / bandwidth)
 
 
 def check_rounding(report: Report, name: str, x: torch.Tensor) -> None:
@@ -73,7 +92,8 @@ def check_rounding(report: Report, name: str, x: torch.Tensor) -> None:
     dtype, most = {"fp8": (torch.float8_e4m3fn, 448.0), "w8a8": (torch.int8, 127.0)}[name]
     values, scales = quantize_rows(x, dtype, most, most * torch.finfo(torch.float32).tiny)
     wide = x.float()
-    expected_scales = wide.abs().amax(-1) / most
+    # A tensor: torch divides by a number by multiplying with its reciprocal, on GPUs.
+    expected_scales = wide.abs().amax(-1) / torch.tensor(most, device=x.device)
     expected = wide / expected_scales[:, None]
     expected = (expected.round() if name == "w8a8" else expected).to(dtype)
     same = torch.equal(scales, expected_scales) and torch.equal(values.view(torch.uint8), expected.view(torch.uint8))

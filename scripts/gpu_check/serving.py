@@ -1,5 +1,5 @@
-"""Serving: requests per second through the whole engine, the host's gaps, and transformers' continuous batching as the
-peer, on the same machine with the same sizes."""
+"""Serving: requests per second through the whole engine, the host's gaps, and transformers' `generate` as the peer, on
+the same machine with the same sizes: prompts of one length as one batch, which is the best case of a static batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail import LLMEngine, SamplingParams
 
 def body(report: Report, arguments: Arguments) -> None:
     """Ours, then theirs, in one process."""
-    number, prompt_len, output_len = (6, 24, 8) if arguments.null else (512, 512, 256)
+    number, prompt_len, output_len = (6, 24, 8) if arguments.null else (256, 512, 128)
     prompts = [[(31 * i + 17 * j) % 500 + 2 for j in range(prompt_len)] for i in range(number)]
     report.add("requests", f"{number}: {prompt_len} in, {output_len} out")
     ours = serve(report, arguments, prompts, output_len)
@@ -66,21 +66,27 @@ def run_all(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams,
 
 
 def peer(report: Report, arguments: Arguments, prompts: list[list[int]], output_len: int) -> float:
-    """Requests per second of transformers' `generate_batch`."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    """Requests per second of transformers' `generate`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {key: value for key, value in model_config(arguments).items() if key not in ("model_type", "torch_dtype")}
     config = AutoConfig.for_model("llama", **values)
     with torch.device(arguments.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=arguments.dtype, attn_implementation="paged|sdpa").eval()
-    generation = GenerationConfig(max_new_tokens=output_len, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    if not arguments.null:
-        model.generate_batch(inputs=prompts[:4], generation_config=generation)
+        model = AutoModelForCausalLM.from_config(config, dtype=arguments.dtype, attn_implementation="sdpa").eval()
+        inputs = torch.tensor(prompts)
+        mask = torch.ones_like(inputs)
+
+    def generate(count: int, length: int) -> torch.Tensor:
+        found = model.generate(
+            inputs[:count], attention_mask=mask[:count], max_new_tokens=length, do_sample=False, pad_token_id=0
+        )
+        return found[:, inputs.shape[1] :].cpu()
+
+    generate(4, 4)
     started = time.perf_counter()
-    outputs = model.generate_batch(inputs=prompts, generation_config=generation)
+    outputs = generate(len(prompts), output_len)
     seconds = time.perf_counter() - started
-    lengths = {len(output.generated_tokens) for output in outputs.values()}
-    report.add("transformers: tokens per request", str(sorted(lengths)), good=lengths == {output_len})
+    report.add("transformers: tokens per request", outputs.shape[1], good=outputs.shape == (len(prompts), output_len))
     report.add("transformers", len(prompts) / seconds, "requests/s")
     return len(prompts) / seconds
 

@@ -86,11 +86,13 @@ class Stepper:
         self._step_id += 1
         return StepPlan(self._step_id, self._seq_ids, [1] * len(self._seq_ids))
 
-    def decode_seconds(self, count: int, context: int, num_steps: int) -> tuple[float, list[float], list[float]]:
+    def decode_seconds(
+        self, count: int, context: int, num_steps: int, more: int = 0
+    ) -> tuple[float, list[float], list[float]]:
         """Seconds per step of `count` requests at `context` tokens, with two steps in flight as the engine has them;
-        and the device's busy times and gaps."""
+        and the device's busy times and gaps. The requests have blocks for `more` steps after these."""
         warm = 3
-        requests = self.requests(count, context - 1, context, context + num_steps + warm + 2)
+        requests = self.requests(count, context - 1, context, context + num_steps + warm + more + 2)
         self.executor.execute(self.plan(requests, 1)).result()
         for _ in range(warm):
             self.executor.execute(self.again()).result()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dovetail.nn.triton_launch import Launch
-from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel, sum_parts_kernel
-from dovetail.plugins.quantization.int4.method import SUM_SIZES, tile_sizes
+from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel
+from dovetail.plugins.quantization.int4.method import tile_sizes
+from dovetail.plugins.quantization.parts import SUM_SIZES
+from dovetail.plugins.quantization.parts_kernel import sum_parts_kernel
 
 NUM_ROWS = (16, 32, 64, 128)
 _OPTIONS = ("num_warps", "num_stages")

@@ -52,30 +52,23 @@ def int4_linear_kernel(
     x_places = x + row[:, None].to(tl.int64) * in_features + neighbour[None, :]
     weight_places = weights + column[:, None].to(tl.int64) * (in_features // 2) + byte[None, :]
     first = tl.program_id(2) * part_size
+    side = first // GROUP * out_features + column
+    scale = tl.load(scales + side, mask=column_mask, other=0.0)
+    zero = tl.load(zeros + side, mask=column_mask, other=0.0)
     total = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
     for start in range(first, tl.minimum(first + part_size, in_features), DEPTH):
         packed = tl.load(weight_places + start // 2, mask=column_mask[:, None], other=0)
         low_x = tl.load(x_places + start, mask=row_mask[:, None], other=0.0)
         high_x = tl.load(x_places + start + 16, mask=row_mask[:, None], other=0.0)
-        side = start // GROUP * out_features + column
-        scale = tl.load(scales + side, mask=column_mask, other=0.0).to(tl.float32)
-        zero = tl.load(zeros + side, mask=column_mask, other=0.0)[:, None]
-        sums = tl.dot(_whole_numbers(packed & 15, zero, x.dtype.element_ty), low_x.T, input_precision="ieee")
-        sums = tl.dot(_whole_numbers(packed >> 4, zero, x.dtype.element_ty), high_x.T, sums, input_precision="ieee")
-        total += sums * scale[:, None]
+        # One step ahead: Triton has only what is multiplied under way before it is needed, which scales are not.
+        side = tl.minimum(start + DEPTH, in_features - 1) // GROUP * out_features + column
+        next_scale = tl.load(scales + side, mask=column_mask, other=0.0)
+        next_zero = tl.load(zeros + side, mask=column_mask, other=0.0)
+        offset = zero[:, None]
+        sums = tl.dot(_whole_numbers(packed & 15, offset, x.dtype.element_ty), low_x.T, input_precision="ieee")
+        sums = tl.dot(_whole_numbers(packed >> 4, offset, x.dtype.element_ty), high_x.T, sums, input_precision="ieee")
+        total += sums * scale.to(tl.float32)[:, None]
+        scale, zero = next_scale, next_zero
     out += tl.program_id(2).to(tl.int64) * num_rows * out_features
     places = row[:, None].to(tl.int64) * out_features + column[None, :]
     tl.store(out + places, total.T.to(out.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
-
-
-@triton.jit(do_not_specialize=["num_parts"])
-def sum_parts_kernel(out, parts, num_parts, size, BLOCK: tl.constexpr):
-    """float32 [num_parts, size] -> [size], added in order."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    parts += place
-    for _ in range(num_parts):
-        total += tl.load(parts, mask=inside, other=0.0)
-        parts += size
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)

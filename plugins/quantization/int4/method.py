@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -22,21 +21,12 @@ from dovetail.contracts.quantization import (
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.triton_check import reasons_against_triton
 from dovetail.nn.triton_launch import FP_FUSION
+from dovetail.plugins.quantization.parts import add_up, cut
 
 GROUP_SIZES = (32, 64, 128, 256)
 _HEADER = 4
 _ROWS_AT_ONCE = 1024
 """Output features that are rearranged at a time, or written out where that is done for each call."""
-_PROGRAMS = 384
-"""About three for each multiprocessor of a large GPU: for fewer, the sum over input features is cut into parts, of
-which each program computes one."""
-_MOST_PARTS = 8
-_MOST_SUMS = 256
-"""Parts times tokens: what is written and read once more has to stay small compared with the weights."""
-_LEAST_STEPS = 4
-"""Of a part: fewer, and the first loads are waited for most of the time."""
-_SUM_BLOCK = 1024
-SUM_SIZES: Mapping[str, int] = {"BLOCK": _SUM_BLOCK, "num_warps": 4}
 _NEIGHBOURS = 32
 """Weights of 16 bytes: the first half of them in low nibbles, the second in high ones."""
 
@@ -235,7 +225,7 @@ class _Packed(_Part):
 
     def multiplied(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies with the Triton kernel: one launch, or two where the sum is cut into parts."""
-        from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel, sum_parts_kernel
+        from dovetail.plugins.quantization.int4.kernels import int4_linear_kernel
 
         x = x.contiguous()
         (num_rows, in_features), out_features = x.shape, len(self._nibbles)
@@ -244,14 +234,13 @@ class _Packed(_Part):
             return out
         sizes = tile_sizes(num_rows, self.group_size, x.element_size())
         num_tiles = -(-out_features // sizes["COLUMNS"]), -(-num_rows // sizes["ROWS"])
-        num_parts, part_size = _parts(num_tiles[0] * num_tiles[1], num_rows, in_features, sizes)
+        num_parts, part_size = cut(num_tiles[0] * num_tiles[1], num_rows, in_features, sizes["DEPTH"], self.group_size)
         sums = out if num_parts == 1 else x.new_empty(num_parts, *out.shape, dtype=torch.float32)
         weights = self._nibbles, self._scales, self._zeros
         features = num_rows, in_features, out_features, part_size
         int4_linear_kernel[(*num_tiles, num_parts)](sums, x, *weights, *features, **sizes, **FP_FUSION)
         if num_parts > 1:
-            grid = (-(-out.numel() // _SUM_BLOCK),)
-            sum_parts_kernel[grid](out, sums, num_parts, out.numel(), **SUM_SIZES, **FP_FUSION)
+            add_up(out, sums)
         return out
 
     def written_out(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
@@ -287,15 +276,6 @@ def tile_sizes(num_rows: int, group_size: int, element_size: int) -> dict[str, i
 def _first(number: int, sizes: tuple[int, ...]) -> int:
     """The first of `sizes` that holds `number`, or the last."""
     return next((size for size in sizes if number <= size), sizes[-1])
-
-
-def _parts(num_tiles: int, num_rows: int, in_features: int, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """How many parts the sum over input features is cut into, and how many of them a part has: whole groups."""
-    steps = in_features // (sizes["DEPTH"] * _LEAST_STEPS)
-    num_parts = max(1, min(_MOST_PARTS, _PROGRAMS // num_tiles, _MOST_SUMS // num_rows, steps))
-    group = sizes["GROUP"]
-    size = -(-in_features // (num_parts * group)) * group
-    return -(-in_features // size), size
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Triton kernels around the products of eight-bit numbers: activations are rounded before, and results scaled behind,
-in one launch each. Their results have the bits of the same steps in torch."""
+"""Triton kernels of eight-bit products: activations are rounded before, and results scaled behind, in one launch each,
+with the bits of the same steps in torch; and the product itself, for few tokens."""
 
 from __future__ import annotations
 
@@ -37,17 +37,69 @@ def quantize_rows_kernel(values, scales, x, row_stride, size, most, least, BLOCK
         tl.store(values + columns, ratio.to(values.dtype.element_ty), mask=columns < size)
 
 
-@triton.jit
-def scale_products_kernel(
-    out, products, row_scales, column_scales, bias, size, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
+@triton.jit(do_not_specialize=["num_rows"])
+def few_rows_kernel(
+    products,
+    values,
+    weights,
+    num_rows,
+    in_features,
+    out_features,
+    part_size,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):
-    """A part of one row per program: int32 sums times both scales, rounded to the dtype of `out`, then the bias. All
-    contiguous."""
+    """Part program_id(2) of the sum over input features, for one tile of `products` ([parts, rows, out_features], int32
+    or float32); everything contiguous. Tiles are turned: the many weights, not the few rows, fill the matrix units.
+
+    Hopper's units add float8 products in 14 bits behind the point; every 128 are added up in float32 (DeepSeek-V3,
+    section 3.3.2).
+    """
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inner = tl.arange(0, DEPTH)
+    row_mask, column_mask = row < num_rows, column < out_features
+    value_places = values + row[:, None].to(tl.int64) * in_features + inner[None, :]
+    weight_places = weights + column[:, None].to(tl.int64) * in_features + inner[None, :]
+    first = tl.program_id(2) * part_size
+    dtype: tl.constexpr = products.dtype.element_ty
+    total = tl.zeros([COLUMNS, ROWS], dtype=dtype)
+    for start in range(first, tl.minimum(first + part_size, in_features), DEPTH):
+        inside = (start + inner < in_features)[None, :]
+        weight = tl.load(weight_places + start, mask=column_mask[:, None] & inside, other=0.0)
+        value = tl.load(value_places + start, mask=row_mask[:, None] & inside, other=0.0)
+        total = tl.dot(weight, value.T, total, max_num_imprecise_acc=128, out_dtype=dtype)
+    products += tl.program_id(2).to(tl.int64) * num_rows * out_features
+    places = row[:, None].to(tl.int64) * out_features + column[None, :]
+    tl.store(products + places, total.T, mask=row_mask[:, None] & column_mask[None, :])
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def scale_products_kernel(
+    out,
+    products,
+    row_scales,
+    column_scales,
+    bias,
+    num_parts,
+    part_stride,
+    size,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A part of one row per program: sums, int32 or float32, in `num_parts` parts, times both scales, rounded to the
+    dtype of `out`, then the bias. All contiguous."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     dtype = out.dtype.element_ty
-    wide = tl.load(products + row * size + columns, mask=inside, other=0).to(tl.float32)
+    products += row * size + columns
+    total = tl.load(products, mask=inside, other=0)
+    for _ in range(1, num_parts):
+        products += part_stride
+        total += tl.load(products, mask=inside, other=0)
+    wide = total.to(tl.float32)
     scaled = wide * tl.load(row_scales + row) * tl.load(column_scales + columns, mask=inside, other=0.0)
     y = scaled.to(dtype)
     if HAS_BIAS:

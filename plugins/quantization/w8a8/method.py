@@ -143,10 +143,12 @@ class FP8Linear(LinearKernel):
         return _with_bias(y.to(x.dtype), bias)
 
     def _on_gpu(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Two launches."""
-        from dovetail.plugins.quantization.w8a8.fused import quantize_rows
+        """Two launches, or three for few tokens."""
+        from dovetail.plugins.quantization.w8a8.fused import few_rows_products, quantize_rows, scale_products, suits_few
 
         rounded, scale = quantize_rows(x, _FP8, _FP8_MOST, _TINY * _FP8_MOST)
+        if suits_few(x):
+            return scale_products(few_rows_products(rounded, self._weight), scale, self._scale, bias, x.dtype)
         scales = scale[:, None], self._scale[None, :]
         return torch._scaled_mm(rounded, self._weight.t(), *scales, bias=bias, out_dtype=x.dtype)
 
@@ -175,11 +177,12 @@ class Int8ActivationLinear(LinearKernel):
 
     def _on_gpu(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Three launches."""
-        from dovetail.plugins.quantization.w8a8.fused import quantize_rows, scale_products
+        from dovetail.plugins.quantization.w8a8.fused import few_rows_products, quantize_rows, scale_products, suits_few
 
-        rounded, scale = quantize_rows(x, torch.int8, _INT8_MOST, _TINY * _INT8_MOST, _LEAST_INT8_ROWS)
-        product = torch._int_mm(rounded, self._weight.t())
-        return scale_products(product, scale, self._scale, bias, x.dtype)
+        few = suits_few(x)
+        rounded, scale = quantize_rows(x, torch.int8, _INT8_MOST, _TINY * _INT8_MOST, 0 if few else _LEAST_INT8_ROWS)
+        products = few_rows_products(rounded, self._weight) if few else torch._int_mm(rounded, self._weight.t())[None]
+        return scale_products(products, scale, self._scale, bias, x.dtype)
 
 
 def _rounded(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,8 @@ from dovetail.testing.quantization_suite import QuantizationSuite
 pytest.importorskip("triton", reason="Triton is not installed (pip install dovetail[triton])")
 
 from dovetail.plugins.quantization.int4 import aot
-from dovetail.plugins.quantization.int4.method import Int4Method, _Packed, _parts, tile_sizes
+from dovetail.plugins.quantization.int4.method import Int4Method, _Packed, tile_sizes
+from dovetail.plugins.quantization.parts import cut
 from dovetail.plugins.weight_formats.int4_checkpoint import pack_groups
 from dovetail.testing.kernel_checks import checked_kernels
 from dovetail.testing.triton_aot import compile_launch
@@ -66,7 +67,7 @@ def test_sums_in_parts_are_added(dtype: torch.dtype) -> None:
     """Few tokens times a long input: several programs share a sum."""
     q, z, s = groups(40, 4096, 128, seed=1)
     part = _Packed.of(pack_groups("layer", q, z, s, 128), torch.device("cpu"))
-    num_parts, size = _parts(1, 3, 4096, tile_sizes(3, 128, dtype.itemsize))
+    num_parts, size = cut(1, 3, 4096, tile_sizes(3, 128, dtype.itemsize)["DEPTH"], 128)
     assert (num_parts, size % 128) == (8, 0)
     x = torch.randn(3, 4096, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = x.double() @ part.written_out(0, 40, torch.float32).double().T
@@ -77,7 +78,7 @@ def test_sums_in_parts_are_added(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("in_features", "group_size"), [(32, 32), (4096, 128), (14336, 32), (14336, 256)])
 def test_parts_hold_all_input_features(num_rows: int, in_features: int, group_size: int) -> None:
     for num_tiles in (1, 32, 100, 1000):
-        count, size = _parts(num_tiles, num_rows, in_features, tile_sizes(num_rows, group_size, 2))
+        count, size = cut(num_tiles, num_rows, in_features, tile_sizes(num_rows, group_size, 2)["DEPTH"], group_size)
         assert size % group_size == 0
         assert (count - 1) * size < in_features <= count * size
 

@@ -29,7 +29,7 @@ def checks() -> Iterator[None]:
 
 @given(
     num_rows=st.sampled_from([0, 1, 17, 33, 65, 129]),
-    features=st.sampled_from([(8, 1), (130, 16), (200, 130)]),
+    features=st.sampled_from([(8, 1), (130, 16), (200, 130), (2100, 40)]),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -37,7 +37,7 @@ def checks() -> Iterator[None]:
 def test_products_are_those_of_the_weights(
     num_rows: int, features: tuple[int, int], dtype: torch.dtype, seed: int
 ) -> None:
-    """Input features that are no multiple of a step, tiles of every height: off by one rounding."""
+    """Input features that are no multiple of a step, sums in parts, tiles of every height: off by one rounding."""
     in_features, out_features = features
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randint(-127, 128, (out_features, in_features), generator=generator, dtype=torch.int8)

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="Triton is not installed (pip install dovet
 from triton.runtime.jit import JITFunction
 
 from dovetail.plugins.quantization.w8a8 import aot, method
-from dovetail.plugins.quantization.w8a8.fused import quantize_rows, scale_products
+from dovetail.plugins.quantization.w8a8.fused import MOST_FEW_ROWS, few_rows_products, quantize_rows, scale_products
 from dovetail.testing.kernel_checks import checked_kernels
 from dovetail.testing.triton_aot import compile_launch
 
@@ -45,7 +45,7 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Te
     dtype=DTYPES,
     rounded_to=st.sampled_from(list(MOST)),
     seed=st.integers(0, 2**32 - 1),
-    size=st.sampled_from([16, 48, 4096, 4112]),
+    size=st.sampled_from([16, 48, 4096, 16400]),
     odd=st.sampled_from([None, 0.0, float("nan"), float("inf"), -float("inf"), 1e-7, 65504.0]),
 )
 @settings(max_examples=15, deadline=None)
@@ -73,18 +73,33 @@ def test_rows_are_rounded_as_torch_does(
 @given(dtype=DTYPES, seed=st.integers(0, 2**32 - 1), size=st.sampled_from([16, 1040]), has_bias=st.booleans())
 @settings(max_examples=8, deadline=None)
 def test_products_are_scaled_as_torch_does(dtype: torch.dtype, seed: int, size: int, has_bias: bool) -> None:
+    """Products in two parts, with rows behind those that are wanted."""
     generator = torch.Generator().manual_seed(seed)
-    products = torch.randint(-(2**30), 2**30, (5, size), generator=generator, dtype=torch.int32)
+    parts = torch.randint(-(2**29), 2**29, (2, 5, size), generator=generator, dtype=torch.int32)
+    products = parts.sum(0, dtype=torch.int32)
     rows, columns = torch.rand(3, generator=generator) * 1e-6, torch.rand(size, generator=generator)
     bias = torch.randn(size, generator=generator).to(dtype) * 300 if has_bias else None
     y = (products[:3].float() * rows[:, None] * columns).to(dtype)
     expected = y if bias is None else y + bias
-    assert torch.equal(scale_products(products, rows, columns, bias, dtype), expected)
+    assert torch.equal(scale_products(parts, rows, columns, bias, dtype), expected)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 17, 20])
+@pytest.mark.parametrize("dtype", list(MOST))
+@pytest.mark.parametrize(("num_rows", "in_features"), [(1, 16), (17, 2064), (64, 512)])
+def test_products_of_few_rows_are_exact(dtype: torch.dtype, num_rows: int, in_features: int) -> None:
+    """Sums in one part and in several, of whole numbers that float32 adds up without rounding."""
+    generator = torch.Generator().manual_seed(num_rows)
+    values, weights = (
+        torch.randint(-12, 13, (rows, in_features), generator=generator).to(dtype) for rows in (num_rows, 48)
+    )
+    products = few_rows_products(values, weights)
+    assert (len(products) > 1) == (in_features == 2064)
+    assert torch.equal(products.sum(0).double(), values.double() @ weights.double().T)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 17, MOST_FEW_ROWS + 1])
 def test_w8a8_on_a_gpu_has_the_bits_of_w8a8_on_a_cpu(rows: int) -> None:
-    """The integer product between is exact on both. Fewer rows than cuBLAS takes are filled up with anything."""
+    """The integer product between is exact on both, whichever kernel computes it."""
     kernel = int8_layer()
     generator = torch.Generator().manual_seed(rows)
     x, bias = torch.randn(rows, 64, generator=generator).bfloat16(), torch.randn(48, generator=generator).bfloat16()
@@ -112,8 +127,10 @@ class Launches(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_layer_takes_two_or_three_launches(monkeypatch: pytest.MonkeyPatch, has_bias: bool) -> None:
-    """`fp8` rounds and multiplies; `w8a8` scales behind that. The product of fp8 is torch's, on the meta device."""
+@pytest.mark.parametrize("num_rows", [20, MOST_FEW_ROWS + 1])
+def test_a_layer_takes_two_or_three_launches(monkeypatch: pytest.MonkeyPatch, num_rows: int, has_bias: bool) -> None:
+    """Both round, multiply, and scale behind that; torch's product for more tokens, on the meta device here, scales
+    those of `fp8` by itself."""
     kernels: list[Any] = []
     monkeypatch.setattr(JITFunction, "run", lambda self, *_, **__: kernels.append(self))
     bias = torch.zeros(48, dtype=torch.bfloat16, device="meta") if has_bias else None
@@ -122,12 +139,14 @@ def test_a_layer_takes_two_or_three_launches(monkeypatch: pytest.MonkeyPatch, ha
         method.FP8Linear(shape, meta)._on_gpu,
         method.Int8ActivationLinear(shape, meta)._on_gpu,
     ]
-    for apply, expected in zip(layers, (1, 2), strict=True):
+    is_few = num_rows <= MOST_FEW_ROWS
+    for apply, of_many in zip(layers, (1, 2), strict=True):
         kernels.clear()
         with Launches() as launches:
-            y = apply(torch.empty(20, 64, dtype=torch.bfloat16, device="meta"), bias)
-        assert (y.shape, y.dtype) == ((20, 48), torch.bfloat16)
-        assert (len(kernels), len(launches.names)) == (expected, 1), launches.names
+            y = apply(torch.empty(num_rows, 64, dtype=torch.bfloat16, device="meta"), bias)
+        assert (y.shape, y.dtype) == ((num_rows, 48), torch.bfloat16)
+        expected = (3, 0) if is_few else (of_many, 1)
+        assert (len(kernels), len(launches.names)) == expected, launches.names
 
 
 @pytest.mark.parametrize(
