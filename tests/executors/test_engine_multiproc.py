@@ -19,6 +19,10 @@ import pytest
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, SamplingParams
 from dovetail.contracts.errors import RequestError, WorkerError
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.telemetry import StepStats, TelemetrySink
+from dovetail.executors.processes import ProcessExecutor
+from dovetail.executors.processes._operations import Timeouts
+from dovetail.executors.processes._supervisor import WorkerSupervisor
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60))]
@@ -217,17 +221,47 @@ def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(
         )
 
 
-def stopped_in_mid_run(engine: AsyncLLMEngine, before: set[int]) -> AsyncIterator[RequestOutput]:
-    """A stream that has begun, whose only worker is stopped."""
+class HoldsBegun(TelemetrySink):
+    """Holds the requests of an engine after the step of the first token."""
+
+    contract = (1, 0)
+
+    def __init__(self, engine: LLMEngine):
+        self._engine = engine
+
+    def on_step(self, stats: StepStats) -> None:
+        if stats.first_tokens:
+            self._engine.hold(self._engine.request_ids)
+
+
+def stopped_in_mid_run(
+    engine: AsyncLLMEngine, before: set[int], step_timeout_s: float | None
+) -> AsyncIterator[RequestOutput]:
+    """A stream that has begun, whose only worker is stopped. Steps have the deadline from then on: those before may
+    take longer on a busy machine."""
+    engine._engine.add_telemetry_sink(HoldsBegun(engine._engine))
 
     async def outputs() -> AsyncIterator[RequestOutput]:
-        stream = engine.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True))
+        params = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+        stream = engine.generate([1, 2, 3], params, "begun")
         yield await anext(stream)
-        os.kill(worker_pids(before)[0], signal.SIGSTOP)
+        worker = psutil.Process(worker_pids(before)[0])
+        worker.suspend()
+        while worker.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0)
+        supervisor_of(engine)._timeouts = Timeouts(60.0, step_timeout_s)
+        await engine.resume("begun")
         async for output in stream:
             yield output
 
     return outputs()
+
+
+def supervisor_of(engine: AsyncLLMEngine) -> WorkerSupervisor:
+    executor = engine._engine.tokens._parts.executor
+    assert isinstance(executor, ProcessExecutor)
+    assert executor._supervisor is not None
+    return executor._supervisor
 
 
 def one_process(llama: Path, **executor: Any) -> dict[str, Any]:
@@ -236,11 +270,11 @@ def one_process(llama: Path, **executor: Any) -> dict[str, Any]:
 
 def test_a_stopped_worker_ends_streams_and_questions_at_the_deadline(llama: Path) -> None:
     before = children()
-    engine = AsyncLLMEngine.from_config(**one_process(llama, step_timeout_s=1.0))
+    engine = AsyncLLMEngine.from_config(**one_process(llama))
 
     async def main() -> None:
         with pytest.raises(WorkerError, match=r"worker rank 0 .* is stopped .*step_timeout_s"):
-            await last(stopped_in_mid_run(engine, before))
+            await last(stopped_in_mid_run(engine, before, step_timeout_s=1.0))
         assert not engine.is_running
         with pytest.raises(WorkerError, match="rank 0"):
             await engine.cache_statistics()
@@ -257,12 +291,13 @@ def test_shutdown_ends_though_a_worker_is_stopped_and_steps_have_no_deadline(lla
     engine = AsyncLLMEngine.from_config(**one_process(llama, step_timeout_s=None))
 
     async def main() -> None:
-        stream = stopped_in_mid_run(engine, before)
+        stream = stopped_in_mid_run(engine, before, step_timeout_s=None)
         await anext(stream)
         reading = asyncio.create_task(last(stream))
-        question = asyncio.create_task(engine.cache_statistics())
-        while psutil.Process(worker_pids(before)[0]).status() != psutil.STATUS_STOPPED:
+        while supervisor_of(engine)._under_way() is None:  # a step, which the stopped worker will not do
             await asyncio.sleep(0)
+        question = asyncio.create_task(engine.cache_statistics())
+        await asyncio.sleep(0)
         await asyncio.to_thread(engine.shutdown, 0.2)
         with pytest.raises(RequestError, match="the engine is shut down"):
             await reading

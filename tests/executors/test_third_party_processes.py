@@ -62,7 +62,7 @@ def test_a_worker_on_another_machine_has_its_own_import_path_and_no_files_of_the
     hang = Fault("other", 0, "hang")
     executor = started(dialling.ElsewhereExecutor, ToySpec(faults=(hang,), all_reduce=True), step_timeout_s=0.5)
     assert all(str(tmp_path) not in path for path in executor.call("path"))
-    error = executor.execute(toy_plan(0)).exception(timeout=30)
+    error = executor.execute(toy_plan(0)).exception(timeout=60)
     assert isinstance(error, WorkerError)
     assert "on another machine" in str(error)
     assert "step 0 was not done after 0.5 s" in str(error)
@@ -80,7 +80,7 @@ def test_an_end_elsewhere_is_noticed() -> None:
 
 def run_steps(executor: Executor) -> None:
     while True:
-        executor.execute(toy_plan(2)).result(timeout=10)
+        executor.execute(toy_plan(2)).result(timeout=60)
 
 
 def test_a_process_that_cannot_be_reached_is_named_and_leaves_nothing() -> None:
@@ -118,7 +118,7 @@ def test_a_worker_that_hangs_ends_with_its_driver(executor: str, tmp_path: Path)
         fifo.read_text()
         assert len(workers) == 1
         driver.kill()
-    _, alive = psutil.wait_procs(workers, timeout=30)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
 
 
