@@ -3,6 +3,7 @@ moment that a test names."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestRe
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.telemetry import Exposition
+from dovetail.contracts.telemetry import Exposition, StepStats, TelemetrySink
 from dovetail.engine.async_engine import AsyncLLMEngine
+from dovetail.engine.engine import LLMEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,22 @@ class Script:
     """What the stream raises then; None: the request is held, and the stream waits."""
 
 
+class _Pace(TelemetrySink):
+    """Holds requests after each step that brought tokens. Whoever reads them resumes them for one more: the engine's
+    thread waits for no event loop, and could be done with all tokens before a reader has the first."""
+
+    contract = (1, 0)
+
+    def __init__(self, engine: LLMEngine):
+        self.request_ids: frozenset[str] = frozenset()
+        self._engine = engine
+
+    def on_step(self, stats: StepStats) -> None:
+        """In the engine's thread."""
+        if stats.num_generated_tokens:
+            self._engine.hold(self.request_ids)
+
+
 class WatchedEngine:
     """An `EngineClient` over an engine in this process."""
 
@@ -38,6 +56,10 @@ class WatchedEngine:
         self.num_open = 0
         """Streams that were neither closed nor read to their end."""
         self._engine = engine
+        self._ids = itertools.count()
+        self._pace = _Pace(engine._engine)
+        engine._engine.use.share()  # its thread may be in it
+        engine._engine.add_telemetry_sink(self._pace)
 
     @property
     def facts(self) -> EngineFacts:
@@ -59,11 +81,15 @@ class WatchedEngine:
         """See `EngineClient.submit`."""
         if self.script.refusal is not None:
             raise self.script.refusal
+        script = self.script
+        request_id = request_id if request_id is not None else f"watched-{next(self._ids)}"
+        if script.num_outputs is None:
+            self._pace.request_ids -= {request_id}
+        else:
+            self._pace.request_ids |= {request_id}
         stream = await self._engine.submit(prompt, sampling_params, request_id, **options)
         self.num_open += 1
-        if self.script.num_outputs == 0 and self.script.failure is None:
-            await self._engine.hold(stream.request_id)
-        return _WatchedStream(self, stream, self.script)
+        return _WatchedStream(self, stream, script)
 
     async def hold(self, request_id: str) -> None:
         """Has a request compute nothing more."""
@@ -126,21 +152,25 @@ class _WatchedStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._num_outputs == self._script.num_outputs:
-            if self._script.failure is not None:
-                self._end()
-                raise self._script.failure
+        script = self._script
+        waits = self._num_outputs == script.num_outputs
+        if waits and script.failure is not None:
+            self.close()
+            raise script.failure
+        if waits:
             self._engine.is_waiting.set()
+        elif self._num_outputs and script.num_outputs is not None:
+            await self._engine._engine.resume(self.request_id)
         try:
             output = await anext(self._outputs)
+            while waits and not output.finished:  # of a step before it was held
+                output = await anext(self._outputs)
         except Exception:  # the request failed, or there is no more
             self._end()
             raise
         self._num_outputs += 1
         if output.finished:
             self._end()
-        elif self._num_outputs == self._script.num_outputs and self._script.failure is None:
-            await self._engine.hold(self.request_id)
         return output
 
     def close(self) -> None:
