@@ -17,6 +17,38 @@ from hypothesis import HealthCheck, settings
 
 from dovetail.config.schema import ComponentSection, EngineConfig
 from dovetail.nn import native
+from dovetail.testing.local_plugins import write_distribution
+
+HOLDING = '''
+"""Requests are held whose extra says so, as in {"held": "new"}, or whose id, as in "held-new": "new" before any step,
+"begun" after the step of their first token (if they get it in the first step that they can)."""
+
+from dovetail.contracts.hooks import hookimpl
+from dovetail.contracts.telemetry import TelemetrySink
+
+beginning = []
+
+
+@hookimpl
+def dovetail_request_added(request_id, params, control):
+    when = params.extra.get("held", request_id.partition("held-")[2])
+    if when == "new":
+        control.hold(request_id)
+    elif when == "begun":
+        beginning.append((request_id, control))
+
+
+class HoldsBegun(TelemetrySink):
+    contract = (1, 0)
+
+    def on_step(self, stats):
+        if stats.first_tokens:
+            while beginning:
+                request_id, control = beginning.pop()
+                control.hold(request_id)
+'''
+"""A plugin of somebody else. What a test does to a request that runs would come too late where the test is not
+scheduled for a moment: the engine may be done with hundreds of tokens by then."""
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -57,6 +89,16 @@ def pytest_collection_finish() -> None:
     """What is imported and collected by now stays, so that collecting garbage need not look at it in each test anew."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def holding_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where HOLDING is installed, as hooks and sink `holding`."""
+    site = tmp_path_factory.mktemp("holding")
+    groups = {"hooks": "holding", "telemetry_sink": "holding:HoldsBegun"}
+    points = {f"dovetail.{group}.v1": {"holding": reference} for group, reference in groups.items()}
+    write_distribution(site, "holding", entry_points=points, modules={"holding.py": HOLDING})
+    return site
 
 
 @pytest.fixture(scope="session")

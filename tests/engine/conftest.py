@@ -10,50 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail import LLM, LLMEngine
-from dovetail.testing.local_plugins import write_distribution
 from dovetail.testing.story_model import save_story_model
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
-
-HOLDING = '''
-"""Requests whose extra has "held" are held: "new" before any step, "begun" after the step of their first token (if they
-get it in the first step that they can)."""
-
-from dovetail.contracts.hooks import hookimpl
-from dovetail.contracts.telemetry import TelemetrySink
-
-beginning = []
-
-
-@hookimpl
-def dovetail_request_added(request_id, params, control):
-    when = params.extra.get("held")
-    if when == "new":
-        control.hold(request_id)
-    elif when == "begun":
-        beginning.append((request_id, control))
-
-
-class HoldsBegun(TelemetrySink):
-    contract = (1, 0)
-
-    def on_step(self, stats):
-        if stats.first_tokens:
-            while beginning:
-                request_id, control = beginning.pop()
-                control.hold(request_id)
-'''
-"""A plugin of somebody else. What a test does to a request that runs would come too late where the test's process is
-not scheduled for a moment: the engine may be done with hundreds of tokens by then."""
-
-
-@pytest.fixture(scope="session")
-def holding_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where HOLDING is installed, as hooks and sink `holding`."""
-    site = tmp_path_factory.mktemp("holding")
-    groups = {"hooks": "holding", "telemetry_sink": "holding:HoldsBegun"}
-    points = {f"dovetail.{group}.v1": {"holding": reference} for group, reference in groups.items()}
-    write_distribution(site, "holding", entry_points=points, modules={"holding.py": HOLDING})
-    return site
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,8 @@ from dovetail.contracts.outputs import RequestOutput
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 BEGUN = replace(LONG, extra={"held": "begun"})
-"""Held after its first token by HOLDING of conftest.py: the step thread waits for no event loop, so that any other may
-be done before a test goes on."""
+"""Held after its first token by HOLDING of tests/conftest.py: the step thread waits for no event loop, so that another
+may be done before a test goes on."""
 
 MakeAsync = Callable[..., AsyncLLMEngine]
 

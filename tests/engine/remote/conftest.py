@@ -37,7 +37,7 @@ def sections(story_model: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def start_engine(sections: dict[str, Any], holding_site: Path) -> Callable[..., EngineProcess]:
-    """Starts an engine in which HOLDING of the folder above is installed, with `more` sections."""
+    """Starts an engine in which HOLDING of tests/conftest.py is installed, with `more` sections."""
 
     def start(directory: Path | None = None, **more: Any) -> EngineProcess:
         with pytest.MonkeyPatch.context() as patched:

@@ -51,8 +51,8 @@ CASES = {
 
 NEW = SamplingParams(max_tokens=200, ignore_eos=True, extra={"held": "new"})
 BEGUN = replace(NEW, extra={"held": "begun"})
-"""Requests that run for long, and are held where HOLDING of ../conftest.py says: however late a test goes on, they are
-under way."""
+"""Requests that run for long, and are held where HOLDING of tests/conftest.py says: however late a test goes on, they
+are under way."""
 
 
 def stop(process: EngineProcess) -> None:

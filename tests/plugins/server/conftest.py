@@ -60,7 +60,7 @@ def client(server: LiveServer) -> Iterator[httpx.Client]:
         yield created
 
 
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"in vain: {what}"

@@ -65,14 +65,16 @@ def write_config(model: Path, directory: Path) -> tuple[Path, int]:
 
 
 @contextmanager
-def serving(model: Path, directory: Path, *arguments: str) -> Iterator[Served]:
+def serving(model: Path, directory: Path, *arguments: str, **environment: str) -> Iterator[Served]:
     """The server leads a process group, as it does when a shell starts it."""
     file, port = write_config(model, directory)
     log = directory / "serve.log"
     command = [sys.executable, "-m", "dovetail", "serve", str(file), *arguments]
     with (
         log.open("w") as output,
-        subprocess.Popen(command, stderr=output, text=True, start_new_session=True) as process,
+        subprocess.Popen(
+            command, stderr=output, text=True, start_new_session=True, env={**os.environ, **environment}
+        ) as process,
     ):
         served = Served(process, f"http://127.0.0.1:{port}", log)
         try:
@@ -84,8 +86,10 @@ def serving(model: Path, directory: Path, *arguments: str) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def served(story_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(story_model, tmp_path_factory.mktemp("serve"), "-o", "server.api_server_count=2") as started:
+def served(story_model: Path, holding_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory, path = tmp_path_factory.mktemp("serve"), os.pathsep.join([str(holding_site), *sys.path])
+    options = ("-o", "server.api_server_count=2", "-o", "telemetry=[prometheus, holding]")
+    with serving(story_model, directory, *options, PYTHONPATH=path) as started:
         yield started
 
 
@@ -143,7 +147,7 @@ def stopped(process: psutil.Process) -> Iterator[None]:
 
 
 def metric(served: Served, name: str) -> float:
-    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{served.url}/metrics", timeout=60).text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
@@ -163,7 +167,7 @@ def test_an_api_process_that_is_killed_loses_its_own_streams_only(served: Served
 def test_an_engine_that_is_killed_comes_back(served: Served) -> None:
     text = served.post(COMPLETE).json()["choices"][0]["text"]
     with ThreadPoolExecutor(1) as pool:
-        (stream,) = begin_streams(pool, served, LONG)
+        (stream,) = begin_streams(pool, served, {**LONG, "request_id": "held-begun"})
         (engine,) = served.children("engine_process")
         engine.kill()
         assert stream.exception() is not None
@@ -363,7 +367,7 @@ def test_an_engine_whose_restart_fails_is_started_again(story_model: Path, tmp_p
         (engine,) = served.children("engine_process")
         engine.kill()
         wait_until(lambda: "did not start again" in served.log.read_text(), "a restart fails", 300)
-        answers = [httpx.get(f"{served.url}/{path}") for path in ("health", "ready", "metrics") * 3]
+        answers = [httpx.get(f"{served.url}/{path}", timeout=60) for path in ("health", "ready", "metrics") * 3]
         answers += [served.post(COMPLETE), served.post({**COMPLETE, "stream": True})]
         assert {answer.status_code for answer in answers} == {503}
         assert all("being started again" in answer.json()["error"]["message"] for answer in answers)
