@@ -52,6 +52,9 @@ def int4_linear_kernel(
     x_places = x + row[:, None].to(tl.int64) * in_features + neighbour[None, :]
     weight_places = weights + column[:, None].to(tl.int64) * (in_features // 2) + byte[None, :]
     first = tl.program_id(2) * part_size
+    # Triton has under way what will be multiplied, but not what is applied to sums. So few rows, whose steps are
+    # short, load scales a step ahead. With many rows that costs more exchanges than it saves (H200).
+    AHEAD: tl.constexpr = ROWS <= 32
     side = first // GROUP * out_features + column
     scale = tl.load(scales + side, mask=column_mask, other=0.0)
     zero = tl.load(zeros + side, mask=column_mask, other=0.0)
@@ -60,10 +63,15 @@ def int4_linear_kernel(
         packed = tl.load(weight_places + start // 2, mask=column_mask[:, None], other=0)
         low_x = tl.load(x_places + start, mask=row_mask[:, None], other=0.0)
         high_x = tl.load(x_places + start + 16, mask=row_mask[:, None], other=0.0)
-        # One step ahead: Triton has only what is multiplied under way before it is needed, which scales are not.
-        side = tl.minimum(start + DEPTH, in_features - 1) // GROUP * out_features + column
-        next_scale = tl.load(scales + side, mask=column_mask, other=0.0)
-        next_zero = tl.load(zeros + side, mask=column_mask, other=0.0)
+        next_scale, next_zero = scale, zero
+        if AHEAD:
+            side = tl.minimum(start + DEPTH, in_features - 1) // GROUP * out_features + column
+            next_scale = tl.load(scales + side, mask=column_mask, other=0.0)
+            next_zero = tl.load(zeros + side, mask=column_mask, other=0.0)
+        else:
+            side = start // GROUP * out_features + column
+            scale = tl.load(scales + side, mask=column_mask, other=0.0)
+            zero = tl.load(zeros + side, mask=column_mask, other=0.0)
         offset = zero[:, None]
         sums = tl.dot(_whole_numbers(packed & 15, offset, x.dtype.element_ty), low_x.T, input_precision="ieee")
         sums = tl.dot(_whole_numbers(packed >> 4, offset, x.dtype.element_ty), high_x.T, sums, input_precision="ieee")
