@@ -69,10 +69,10 @@ def test_an_aborted_request_leaves_an_idle_engine(make_llm: Callable[..., LLM]) 
 def test_an_engine_that_works_again_keeps_its_memory() -> None:
     memory = IdleMemory(quiet_s=1.0)
     memory.rest()
+    (timer,) = timers()
     memory.work()
     pieces = freed_in_between()
     before = resident()
-    (timer,) = timers()
     timer.join(timeout=60)
     assert resident() > before - 10 * MIB
     assert len(pieces) == 1_000
