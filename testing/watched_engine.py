@@ -31,19 +31,31 @@ class Script:
 
 
 class _Pace(TelemetrySink):
-    """Holds requests after each step that brought tokens. Whoever reads them resumes them for one more: the engine's
-    thread waits for no event loop, and could be done with all tokens before a reader has the first."""
+    """Holds requests after each of their steps that brought tokens. Whoever reads them resumes them for one more: the
+    engine's thread waits for no event loop, and could be done with all tokens before a reader has the first."""
 
     contract = (1, 0)
 
     def __init__(self, engine: LLMEngine):
-        self.request_ids: frozenset[str] = frozenset()
+        self._num_tokens: dict[str, int] = {}
+        """Of each request when it was last held."""
         self._engine = engine
+
+    def begin(self, request_id: str) -> None:
+        """Before the request is submitted."""
+        self._num_tokens[request_id] = 0
+
+    def end(self, request_id: str) -> None:
+        """Once nobody reads it any more."""
+        self._num_tokens.pop(request_id, None)
 
     def on_step(self, stats: StepStats) -> None:
         """In the engine's thread."""
-        if stats.num_generated_tokens:
-            self._engine.hold(self.request_ids)
+        for request_id, before in list(self._num_tokens.items()):
+            now = self._engine.token_progress([request_id]).num_output_tokens
+            if now > before and request_id in self._num_tokens:
+                self._num_tokens[request_id] = now
+                self._engine.hold(request_id)
 
 
 class WatchedEngine:
@@ -83,11 +95,13 @@ class WatchedEngine:
             raise self.script.refusal
         script = self.script
         request_id = request_id if request_id is not None else f"watched-{next(self._ids)}"
-        if script.num_outputs is None:
-            self._pace.request_ids -= {request_id}
-        else:
-            self._pace.request_ids |= {request_id}
-        stream = await self._engine.submit(prompt, sampling_params, request_id, **options)
+        if script.num_outputs is not None:
+            self._pace.begin(request_id)
+        try:
+            stream = await self._engine.submit(prompt, sampling_params, request_id, **options)
+        except BaseException:
+            self._pace.end(request_id)
+            raise
         self.num_open += 1
         return _WatchedStream(self, stream, script)
 
@@ -182,6 +196,7 @@ class _WatchedStream:
         if self._is_open:
             self._is_open = False
             self._engine.num_open -= 1
+            self._engine._pace.end(self.request_id)
 
 
 __all__ = ["Script", "WatchedEngine"]

@@ -14,6 +14,7 @@ import pytest
 from dovetail import AsyncLLMEngine, RequestOutput
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.plugins.server.live import LiveServer, live_server
+from dovetail.testing.watched_engine import Script, WatchedEngine
 
 from .conftest import ROUTES
 
@@ -101,11 +102,20 @@ def test_a_conversation_goes_on(open_page: Callable[..., Any], complete: Complet
     assert second == complete(f"Once upon a time {first} and then ", max_tokens=9).outputs[0].text
 
 
+@pytest.fixture
+def stopping_server(engine: AsyncLLMEngine) -> Iterator[LiveServer]:
+    """Requests are held after their first token, so that they run for as long as nobody stops them."""
+    watched = WatchedEngine(engine)
+    watched.script = Script(num_outputs=1)
+    with live_server(watched, ROUTES, model_names=("story", "fable")) as live:
+        yield live
+
+
 @pytest.mark.parametrize("how", ["Escape", "button"])
 def test_stopping_aborts_in_the_engine(
-    how: str, open_page: Callable[..., Any], server: LiveServer, until_idle: Callable[[], None]
+    how: str, open_page: Callable[..., Any], stopping_server: LiveServer, until_idle: Callable[[], None]
 ) -> None:
-    page = connected(open_page())
+    page = connected(open_page(url=stopping_server.url))
     for name in "AB":
         arm(page, name).locator('input[name="max_tokens"]').fill("480")
     page.fill("#prompt", PROMPT)
