@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import string
 import subprocess
 import sys
@@ -103,8 +104,10 @@ def _take_terminal() -> None:
     import fcntl
     import termios
 
-    # So that Ctrl-C in the terminal reaches the process.
+    # So that Ctrl-C in the terminal reaches the process. What a shell starts in the background ignores the signal, and
+    # so would its children.
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

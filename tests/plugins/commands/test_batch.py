@@ -234,7 +234,11 @@ def test_ctrl_c_leaves_whole_lines_and_resume_goes_on(tmp_path: Path, server: An
     code = "import sys; from dovetail.commands.main import main; sys.argv[0] = 'dovetail'; main()"
     options = ["--base-url", server.url, "--max-concurrency", "2"]
     with subprocess.Popen(
-        [sys.executable, "-c", code, "batch", "run", *files, *options], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, "batch", "run", *files, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        # As at a terminal: what a shell starts in the background ignores the signal, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert has_begun.wait(120)
         os.kill(process.pid, signal.SIGINT)
